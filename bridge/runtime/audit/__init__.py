@@ -15,6 +15,7 @@
     log_warning_inputs.py   `WarningInputs` of a `RunLog`
     setting.py              `Setting`: one key of a run's config, who set it, and its trace
 
-Rows hold only text and numbers, so that they can be compared, saved and sent between ranks. `runtime/pytorch/record/`
-and `runtime/megatron/record/` make them. This room imports no torch.
+Rows hold only text and numbers, so that they can be compared, saved and sent between ranks. The
+rooms `runtime/pytorch/record/` and `runtime/megatron/record/` make them. This room imports no
+torch.
 """

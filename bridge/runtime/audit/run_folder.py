@@ -143,8 +143,8 @@ class RunFolder:
         """Return all records of steps and validations so far, in the order of the file.
 
         Args:
-            on_torn_line: Called with the number of each line, from 1, that is no record. The run may
-                be writing the last line now. Other lines are from a run that was killed.
+            on_torn_line: Called with the number of each line, from 1, that is no record. The run
+                may be writing the last line now. Other lines are from a run that was killed.
         """
         path = self.path / METRICS_FILE
         if not path.is_file():

@@ -1,7 +1,7 @@
 """`RunLog`: the metrics of a run that another trainer logged, whatever the log's format.
 
-`read.logs` makes it. Its records have the names of ``metrics.jsonl``, so that early warnings, reports
-and comparisons read a log as they read a run of this project.
+`read.logs` makes it. Its records have the names of ``metrics.jsonl``, so that early warnings,
+reports and comparisons read a log as they read a run of this project.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class RunLog:
     def records(self) -> list[dict[str, Any]]:
         """Return the records that have a loss, in the form of ``metrics.jsonl``.
 
-        A loss or a gradient norm that is not finite is None. `skipped_steps` counts up from the first
-        record, and stays 0 if the log does not count skipped steps. The loss scale is None in all
-        records if one record lacks it: a gap would look like a change of the scale.
+        A loss or a gradient norm that is not finite is None. `skipped_steps` counts up from the
+        first record, and stays 0 if the log does not count skipped steps. The loss scale is None in
+        all records if one record lacks it: a gap would look like a change of the scale.
         """
         with_loss = [record for record in self.train if record.loss is not None]
         has_scale = all(record.loss_scale is not None for record in with_loss)

@@ -1,7 +1,7 @@
 """One key of a run's config, for `explain`: its value, who set it, and its trace in the records.
 
-The trace of a field of the precision is the dtypes and GEMMs of the last record that it decides. The
-report of the sync has the fields that the precision wrote, with the values that it replaced.
+The trace of a field of the precision is the dtypes and GEMMs of the last record that it decides.
+The report of the sync has the fields that the precision wrote, with the values that it replaced.
 """
 
 from __future__ import annotations

@@ -10,6 +10,6 @@
 
 torch is imported only to read the values of tensors and the objects between them.
 `runtime/megatron/checkpoint/` writes and loads the tensors, and first calls this room to find out
-whether it may. `cli/checkpoint.py` shows contents, differences and damage. `training/run.py` shows the
-changes of precision.
+whether it may. `cli/checkpoint.py` shows contents, differences and damage. `training/run.py` shows
+the changes of precision.
 """

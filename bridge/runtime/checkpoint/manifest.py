@@ -1,11 +1,12 @@
 """The manifest of a checkpoint: its run, and name, size and checksum of each file.
 
-The manifest is written after all files. A checkpoint without a manifest was not finished, or another
-program wrote it. A checkpoint whose files do not match the manifest is damaged, and is not read.
+The manifest is written after all files. A checkpoint without a manifest was not finished, or
+another program wrote it. A checkpoint whose files do not match the manifest is damaged, and is not
+read.
 
-A manifest shows damage. It does not prove who wrote the checkpoint, since anybody can write a manifest
-for other files. The digest of the manifest, stored in another place, proves that neither the manifest
-nor a file was exchanged (`compute_manifest_digest`).
+A manifest shows damage. It does not prove who wrote the checkpoint, since anybody can write a
+manifest for other files. The digest of the manifest, stored in another place, proves that neither
+the manifest nor a file was exchanged (`compute_manifest_digest`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Manifest:
         """Return the manifest of a checkpoint.
 
         Raises:
-            DamagedCheckpointError: The manifest is missing, damaged, too large, or of another format.
+            DamagedCheckpointError: The manifest is missing, damaged, too large, or of another
+                format.
         """
         data = _read_manifest_bytes(checkpoint)
         try:
@@ -89,8 +91,8 @@ class Manifest:
     def is_sound(self) -> bool:
         """Return whether the manifest can be that of a checkpoint.
 
-        It names at least one file. All files are in the checkpoint's folder. Either all files have a
-        checksum, or none has.
+        It names at least one file. All files are in the checkpoint's folder. Either all files have
+        a checksum, or none has.
         """
         for name in self.sizes:
             path = PurePosixPath(name)

@@ -1,15 +1,15 @@
 """The pickles of a checkpoint, read without running code.
 
-A pickle names the classes and functions that make its objects, and reading it calls them. Megatron's
-checkpoints have pickles in three places:
+A pickle names the classes and functions that make its objects, and reading it calls them.
+Megatron's checkpoints have pickles in three places:
 
 - ``common.pt``, the state that all ranks share;
 - ``.metadata``, which is small and lists the tensors;
 - the objects between the tensors: random states, and the state of Transformer Engine's modules.
 
-The readers of the last two accept any class. `find_pickle_fault` reads all three before Megatron does.
-It makes placeholders, which do nothing, for the classes of an allow list, and refuses a checkpoint that
-names any other class, whatever its manifest is.
+The readers of the last two accept any class. `find_pickle_fault` reads all three before Megatron
+does. It makes placeholders, which do nothing, for the classes of an allow list, and refuses a
+checkpoint that names any other class, whatever its manifest is.
 """
 
 import io
@@ -178,8 +178,8 @@ class _AllowListUnpickler(pickle.Unpickler):
             allowed: Module -> names.
 
         Raises:
-            UnpicklingError: An object has a memo number above the size of the pickle. Python makes a
-                memo of that length, which can take gigabytes.
+            UnpicklingError: An object has a memo number above the size of the pickle. Python makes
+                a memo of that length, which can take gigabytes.
         """
         for opcode, argument, _position in pickletools.genops(data):
             if opcode.name.endswith("PUT") and (argument or 0) > len(data):

@@ -1,8 +1,8 @@
 """Resuming in another precision: the differences from the checkpoint, and their meaning.
 
 A checkpoint has the weights in the dtype of the mode, FP32 master weights if the mode is half
-precision, the moments of the optimizer, and the scales of delayed scaling. A change of precision that
-affects none of them takes effect in the next step.
+precision, the moments of the optimizer, and the scales of delayed scaling. A change of precision
+that affects none of them takes effect in the next step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,8 +71,8 @@ def find_precision_changes(
     """Return the differences in precision between two runs, the most severe outcome first.
 
     Args:
-        before: Path -> value of the settings of the run that wrote the checkpoint. Without settings,
-            as in a checkpoint without a manifest, no difference is known.
+        before: Path -> value of the settings of the run that wrote the checkpoint. Without
+            settings, as in a checkpoint without a manifest, no difference is known.
         now: The settings of the run that resumes.
     """
     if not before:

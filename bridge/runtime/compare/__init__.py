@@ -9,5 +9,5 @@
     band.py             `Band`: the error of each GEMM between two precisions, and its bound
     proposal.py         `Proposal`: a module that another precision suits better
 
-`front/compare.py` compares the runs of a sweep, and `cli/compare.py` finished runs and logs.
+`front/compare.py` compares the runs of a sweep, and `cli/compare/` finished runs and logs.
 """

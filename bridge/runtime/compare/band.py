@@ -1,10 +1,11 @@
 """One batch in two precisions: the error of each GEMM's result, and the band that bounds it.
 
-With the same weights and the same batch, the results of two precisions differ only by roundings. The
-relative error of a gradient grows with each layer that the backward pass has been through: for layer
-l of L it stays below k C^(L + 1 - l) u, with C close to 1. The error of an activation grows with the
-layers of the forward pass, and its bound is k C^l u. u is the largest relative error of one rounding,
-half of a format's epsilon, summed over the two precisions. The coarsest format of the pass counts.
+With the same weights and the same batch, the results of two precisions differ only by roundings.
+The relative error of a gradient grows with each layer that the backward pass has been through: for
+layer l of L it stays below k C^(L + 1 - l) u, with C close to 1. The error of an activation grows
+with the layers of the forward pass, and its bound is k C^l u. u is the largest relative error of
+one rounding, half of a format's epsilon, summed over the two precisions. The coarsest format of the
+pass counts.
 
 Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py
 (d98e8a64), which takes the whole epsilon of BF16 and compares two layouts in one precision.

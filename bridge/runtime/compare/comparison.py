@@ -1,7 +1,7 @@
 """The comparison of finished runs: twins are grouped by recipe, and compared with the baseline.
 
-Twins are runs that are equal in every field but those of precision and the seeds. The baseline is the
-recipe of the first run.
+Twins are runs that are equal in every field but those of precision and the seeds. The baseline is
+the recipe of the first run.
 """
 
 import json
@@ -178,7 +178,8 @@ def compare_arms(
     Args:
         arms: The runs.
         gate: Share of the baseline's loss that a gap may reach.
-        interval_setting: Setting of the runs that decides how often a loss is recorded, for messages.
+        interval_setting: Setting of the runs that decides how often a loss is recorded, for
+            messages.
     """
     if not arms:
         return []

@@ -11,9 +11,9 @@ The interval leaves 5 % on each side (90 % in all), since both verdicts are one-
 level; *within* needs two of them (TOST, two one-sided tests).
 
 The window is the last half of the steps after the warm-up, so that a gap that opens late counts in
-full. The verdict is *outside* if the whole interval is beyond the gate, *within* if the whole interval
-is inside the gate, and *cannot tell* otherwise. It is never *within* if the baseline itself learned
-little: a recipe that learns nothing would pass.
+full. The verdict is *outside* if the whole interval is beyond the gate, *within* if the whole
+interval is inside the gate, and *cannot tell* otherwise. It is never *within* if the baseline
+itself learned little: a recipe that learns nothing would pass.
 """
 
 import math
@@ -68,9 +68,9 @@ class LossCurve:
     def over(self, boundaries: Sequence[int]) -> Losses:
         """Return the loss of each interval that ends at a boundary.
 
-        The loss is the mean over the interval. A skipped step has a separate record, so that two runs
-        can have records at different steps, and only their means over common intervals compare. The
-        loss of a curve of single steps is that of the boundary.
+        The loss is the mean over the interval. A skipped step has a separate record, so that two
+        runs can have records at different steps, and only their means over common intervals
+        compare. The loss of a curve of single steps is that of the boundary.
 
         Args:
             boundaries: Steps at which the curve has a record, increasing.
@@ -168,7 +168,8 @@ def judge_gap(
         pairs: The losses of baseline and recipe, a pair per seed that both ran.
         warm_up: Steps of the learning rate's warm-up, which are not judged.
         gate: Share of the baseline's loss that a gap may reach.
-        interval_setting: Setting of the runs that decides how often a loss is recorded, for messages.
+        interval_setting: Setting of the runs that decides how often a loss is recorded, for
+            messages.
     """
     curves: list[LossCurve] = []
     for pair in pairs:
@@ -259,8 +260,8 @@ def describe_too_short(
 def _get_record_interval(steps: Sequence[int]) -> int:
     """Return the number of steps between two records.
 
-    With three and more records the distances decide, and not the step of the first record: a log can
-    begin in the middle of a run, or have a separate record of the first step.
+    With three and more records the distances decide, and not the step of the first record: a log
+    can begin in the middle of a run, or have a separate record of the first step.
     """
     if len(steps) < 3:
         return steps[0]

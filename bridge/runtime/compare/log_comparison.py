@@ -1,8 +1,8 @@
 """`compare_logs`: the comparison of runs of which there are only logs.
 
-The folder of a run of this project has every field, and so proves that the run is the twin of another.
-A log has losses, and perhaps arguments. So a comparison of logs has notes on the arguments that are
-equal, on the steps at which the losses were compared, and on the facts that no log has.
+The folder of a run of this project has every field, and so proves that the run is the twin of
+another. A log has losses, and perhaps arguments. So a comparison of logs has notes on the arguments
+that are equal, on the steps at which the losses were compared, and on the facts that no log has.
 """
 
 from collections.abc import Sequence

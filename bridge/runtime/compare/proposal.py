@@ -1,9 +1,9 @@
 """Rows of `modules` that follow from the quantisation error of a run's operands.
 
-Under a scale that fits, an operand has nearly the signal-to-noise ratio of its format. An operand that
-is more than a bit (6 dB) below it has outliers that are too large for its tile. Its module gets the
-first finer scheme under which every operand is near the ratio of its format and the worst operand gains
-at least a bit. If there is no such scheme, the module gets the dtype of the run.
+Under a scale that fits, an operand has nearly the signal-to-noise ratio of its format. An operand
+that is more than a bit (6 dB) below it has outliers that are too large for its tile. Its module
+gets the first finer scheme under which every operand is near the ratio of its format and the worst
+operand gains at least a bit. If there is no such scheme, the module gets the dtype of the run.
 """
 
 import math
@@ -65,8 +65,8 @@ def propose_precisions(
         rows: Errors of the quantisers. Of several measured steps only the last counts.
         scheme: Scaling scheme of the run, or None.
         fp8_format: The run's `fp8`, or None.
-        num_layers: Layers of the model. Prediction layers have larger numbers, and no row of `modules`
-            can select them.
+        num_layers: Layers of the model. Prediction layers have larger numbers, and no row of
+            `modules` can select them.
         schemes: The schemes of `SCHEMES_BY_FINENESS` that the target can run.
     """
     operands_of: dict[tuple[int, str], list[QuantisationRow]] = {}

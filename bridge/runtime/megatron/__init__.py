@@ -1,10 +1,11 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
 Importing it imports `megatron.core` once, without its warnings about optional packages (Apex,
-Transformer Engine, a CUDA tool chain). It changes no attribute of Megatron, torch or logging. The module
-that needs a missing package reports it. `training_process` replaces the attributes that a run needs, for
-the length of the run. In a process that was declared for it (`bridge.preflight.declared_gpu`),
-Transformer Engine's Python is imported first, over a stand-in for its compiled part.
+Transformer Engine, a CUDA tool chain). It changes no attribute of Megatron, torch or logging. The
+module that needs a missing package reports it. `training_process` replaces the attributes that a
+run needs, for the length of the run. In a process that was declared for it
+(`bridge.preflight.declared_gpu`), Transformer Engine's Python is imported first, over a stand-in
+for its compiled part.
 
 In the order in which a run needs them:
 

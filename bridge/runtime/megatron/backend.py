@@ -94,8 +94,8 @@ def choose_backend(
     """Return the backend for a model config on this machine.
 
     Args:
-        requested: One of `BACKENDS`. auto is Transformer Engine if it works on this machine, and the
-            emulation otherwise. te_cpu needs a process that was declared for it
+        requested: One of `BACKENDS`. auto is Transformer Engine if it works on this machine, and
+            the emulation otherwise. te_cpu needs a process that was declared for it
             (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
         environ: Environment variables, from which those of Transformer Engine are read.

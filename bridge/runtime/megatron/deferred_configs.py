@@ -1,7 +1,7 @@
 """Megatron's optimizer and DDP configs, with checks that wait for `finalize`, as in Megatron Bridge.
 
-A script makes these configs before the sync writes a recipe into them. Between the two they may have
-values that Megatron refuses.
+A script makes these configs before the sync writes a recipe into them. Between the two they may
+have values that Megatron refuses.
 """
 
 from dataclasses import dataclass

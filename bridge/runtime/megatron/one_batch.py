@@ -3,12 +3,12 @@
 `capture_linear_results` keeps the results of a forward and a backward pass, and
 `compute_relative_errors` compares two of them. The results are read by hooks of torch, so that the
 layers may be Megatron's, Transformer Engine's or emulated. A sample of each result is kept, at even
-distances, in FP32 on the CPU. The results are those of the first micro-batch. Weight gradients are the
-sum over micro-batches.
+distances, in FP32 on the CPU. The results are those of the first micro-batch. Weight gradients are
+the sum over micro-batches.
 
-An expert has another number of tokens in another precision, since FP8 adds rows of zeros. So the first
-elements of an expert's results are kept. `RouterReplays` gives the experts of two passes the same
-tokens.
+An expert has another number of tokens in another precision, since FP8 adds rows of zeros. So the
+first elements of an expert's results are kept. `RouterReplays` gives the experts of two passes the
+same tokens.
 """
 
 import math
@@ -141,7 +141,8 @@ def compute_relative_errors(
 def compute_relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return |a - b| / |a| in Frobenius norms.
 
-    It is 0 if both are zero, infinite if only a is zero, and not finite if an element is not finite.
+    It is 0 if both are zero, infinite if only a is zero, and not finite if an element is not
+    finite.
     """
     difference = float(torch.linalg.vector_norm(a.double() - b.double()))
     norm = float(torch.linalg.vector_norm(a.double()))

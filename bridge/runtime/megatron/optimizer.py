@@ -20,9 +20,9 @@ from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatib
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's distributed optimizer over torch's Adam.
 
-    The state of this Adam has a "step" per parameter, and a checkpoint has one step for all. Without
-    this class, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the
-    state from the checkpoint).
+    The state of this Adam has a "step" per parameter, and a checkpoint has one step for all.
+    Without this class, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every
+    key of the state from the checkpoint).
     """
 
     def _set_main_param_and_optimizer_states(
@@ -39,9 +39,9 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
 def build_optimizer(config: Any, model: list[Any]) -> Any:
     """Build Megatron's optimizer for the model chunks of this rank.
 
-    Without Transformer Engine and Apex, Megatron uses torch's AdamW. It is switched to its fused kernel.
-    Its state is created now, and not in the first step: FP16 begins with overflows, and a run must be
-    able to resume from a checkpoint that was written before the first successful step.
+    Without Transformer Engine and Apex, Megatron uses torch's AdamW. It is switched to its fused
+    kernel. Its state is created now, and not in the first step: FP16 begins with overflows, and a
+    run must be able to resume from a checkpoint that was written before the first successful step.
 
     Args:
         config: Optimizer config.
@@ -74,8 +74,8 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
 def _drop_dequantised_shards(part: Any) -> None:
     """Replace the shards of stored weights in a distributed optimizer by None.
 
-    Under delayed scaling Megatron makes shards of the dequantised weight, and uses them as views of the
-    weight, which they are not. Under other schemes it has None in their place.
+    Under delayed scaling Megatron makes shards of the dequantised weight, and uses them as views of
+    the weight, which they are not. Under other schemes it has None in their place.
     """
     for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
         for index, (_, weight) in enumerate(zip(shards, weights, strict=True)):
@@ -98,9 +98,9 @@ def list_torch_optimizers(optimizer: Any) -> list[Any]:
 def unshare_steps(optimizer: Any) -> None:
     """Give every parameter a separate step tensor after a checkpoint was loaded.
 
-    `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, and Adam increments it
-    once per parameter. Resumed at step 5 with 53 parameters, it is 217 instead of 9 after four steps,
-    without an error.
+    `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, and Adam increments
+    it once per parameter. Resumed at step 5 with 53 parameters, it is 217 instead of 9 after four
+    steps, without an error.
     """
     for inner in list_torch_optimizers(optimizer):
         for state in inner.state.values():

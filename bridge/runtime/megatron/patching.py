@@ -1,12 +1,12 @@
 """Attributes of torch, Transformer Engine and Megatron replaced, for a block of code or for good.
 
-`cpu/cuda_shim.py` and `te_cpu/patches.py` have tables of replacements. The YAML file of the same name
-has the caller that needs each row, and the failure without it. This file imports neither Megatron nor
-Transformer Engine.
+`cpu/cuda_shim.py` and `te_cpu/patches.py` have tables of replacements. The YAML file of the same
+name has the caller that needs each row, and the failure without it. This file imports neither
+Megatron nor Transformer Engine.
 
-Most of the callables are private, and a later release may change them. So a replacement passes on the
-arguments that it does not know. If the callable is gone, or no longer has the parameters that the
-replacement names, it is not replaced, and the log has a line on it.
+Most of the callables are private, and a later release may change them. So a replacement passes on
+the arguments that it does not know. If the callable is gone, or no longer has the parameters that
+the replacement names, it is not replaced, and the log has a line on it.
 """
 
 import functools
@@ -32,8 +32,8 @@ _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 def resolve_patches(rows: PatchTable) -> Iterator[Patch]:
     """Yield the patch of each callable of a table.
 
-    The original is read when its row is reached: an earlier row may have replaced it. A callable that
-    does not exist, or that does not fit its replacement, is left out.
+    The original is read when its row is reached: an earlier row may have replaced it. A callable
+    that does not exist, or that does not fit its replacement, is left out.
     """
     for path, replace in rows.items():
         owner_path, _, name = path.rpartition(".")

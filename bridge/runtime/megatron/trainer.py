@@ -59,9 +59,9 @@ def _compute_loss(
     """Return the loss to be differentiated and the loss to be reported, both of the unmasked tokens.
 
     Without context parallelism both are the mean over the tokens. With it, the first is this rank's
-    part of the mean, and the second is that part times the number of context-parallel ranks, so that
-    its mean over these ranks is the mean loss. The schedule multiplies the first by the number of these
-    ranks and divides it by the number of micro-batches, in place.
+    part of the mean, and the second is that part times the number of context-parallel ranks, so
+    that its mean over these ranks is the mean loss. The schedule multiplies the first by the number
+    of these ranks and divides it by the number of micro-batches, in place.
 
     Args:
         loss_mask_BS: 1 for a token that counts, 0 for any other.
@@ -211,10 +211,11 @@ class Trainer:
     def _fill_shared_buffers(self) -> None:
         """Write the masters into the gradients' buffers, from which the next forward pass gathers MXFP8.
 
-        Under `overlap_param_gather` Megatron leaves this to the training loop, and would gather zeros
-        without it. If the weights were gathered since the last step, nothing would remove the masters
-        from the gradients' buffers again, and nothing is written. The exception is a schedule that
-        gathers the weights once more (`align_param_gather` of an interleaved pipeline).
+        Under `overlap_param_gather` Megatron leaves this to the training loop, and would gather
+        zeros without it. If the weights were gathered since the last step, nothing would remove the
+        masters from the gradients' buffers again, and nothing is written. The exception is a
+        schedule that gathers the weights once more (`align_param_gather` of an interleaved
+        pipeline).
 
         Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM
             training.py, train_step.
@@ -243,8 +244,9 @@ class Trainer:
     def gather_parameters(self) -> Iterator[None]:
         """Gather the weights before a ``with`` block, and not during its forward passes.
 
-        Without `overlap_param_gather` they are gathered already. Megatron's own forced gather is not
-        used: it would leave MXFP8 weights in the buffer, and the weights of the last step in use.
+        Without `overlap_param_gather` they are gathered already. Megatron's own forced gather is
+        not used: it would leave MXFP8 weights in the buffer, and the weights of the last step in
+        use.
         """
         if not self.model[0].ddp_config.overlap_param_gather:
             yield

@@ -1,8 +1,8 @@
 """Delayed scaling: the scale of a step comes from the amaxes of earlier steps.
 
-A quantiser that knows its scale beforehand reads the tensor only once. So each operand has a scale and
-a history of amaxes. A step quantises with the stored scale, and entry 0 of the history becomes the
-maximum of itself and the step's amax. Between steps `update_scaling_factors` computes:
+A quantiser that knows its scale beforehand reads the tensor only once. So each operand has a scale
+and a history of amaxes. A step quantises with the stored scale, and entry 0 of the history becomes
+the maximum of itself and the step's amax. Between steps `update_scaling_factors` computes:
 
     last    = amax of this step, the maximum over the ranks
     history = roll left by one, `last` at the end, 0 at entry 0
@@ -12,8 +12,8 @@ maximum of itself and the step's amax. Between steps `update_scaling_factors` co
 Three rules make it stable:
 
 - An amax of 0 (the operand did not run, or was all zeros) changes neither scale nor history.
-- An infinite amax enters the history and does not change the scale. Under `max` the scale stays until
-  the infinite amax has left the history.
+- An infinite amax enters the history and does not change the scale. Under `max` the scale stays
+  until the infinite amax has left the history.
 - NaN never enters the history: the amax ignores it.
 
 The first step quantises with scale 1, without calibration.
@@ -53,8 +53,8 @@ def update_scaling_factors(
         scale: (n,) FP32.
         maximum: (n,) FP32, format_max * 2^-margin of each column.
         algo: max or most_recent.
-        reduced_amax: (n,) FP32, the amaxes since the last update, each the maximum over the ranks. A
-            value of 0, and None, take entry 0 of the history instead.
+        reduced_amax: (n,) FP32, the amaxes since the last update, each the maximum over the ranks.
+            A value of 0, and None, take entry 0 of the history instead.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
@@ -220,8 +220,8 @@ class DelayedScaling(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the buffers to another device with the module, and keep them in FP32.
 
-        torch calls it for `module.to(...)`, `module.bfloat16()` and the like. A scale that is rounded
-        to BF16 is another scale.
+        torch calls it for `module.to(...)`, `module.bfloat16()` and the like. A scale that is
+        rounded to BF16 is another scale.
         """
 
         def apply_without_cast(tensor: torch.Tensor) -> torch.Tensor:

@@ -50,8 +50,8 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
 def decode_stored(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
     """Return code * scale_inv * shift of a stored copy, (M, K) in BF16, not transposed.
 
-    Under a scheme with a single scale the result is the values of the codes: the scale is applied to
-    the result of the GEMM.
+    Under a scheme with a single scale the result is the values of the codes: the scale is applied
+    to the result of the GEMM.
 
     Args:
         stored: The codes and scales.

@@ -3,15 +3,15 @@
     result = bf16( factor * sum over k of left * right + bias )
 
 The factor is the `alpha` and the bias is the summand of `addmm`, which applies both to the FP32 sum
-and rounds once. Applied to the BF16 result, they would round it a second time, and read and write it
-once more.
+and rounds once. Applied to the BF16 result, they would round it a second time, and read and write
+it once more.
 
-For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. An infinite amax makes the
-factor infinite, and with it the result. It is the only case in which infinity in a tensor is visible
-after quantisation.
+For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. An infinite amax makes
+the factor infinite, and with it the result. It is the only case in which infinity in a tensor is
+visible after quantisation.
 
-*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here they are in
-the operands. The sums are those of this machine's BF16 GEMM, and Hopper and Ada truncate theirs
+*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here they are
+in the operands. The sums are those of this machine's BF16 GEMM, and Hopper and Ada truncate theirs
 (docs/explain/low-precision.md). Results for FP32 and FP16 tensors pass through BF16.
 
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446,
@@ -56,8 +56,8 @@ def multiply_operands(
 
     Returns:
         The product. An element is NaN if a NaN is among its summands, and infinite beyond BF16's
-        maximum. Without summands, or with the factor zero, the product is zero: cuBLAS does not read
-        the operands of a zero factor.
+        maximum. Without summands, or with the factor zero, the product is zero: cuBLAS does not
+        read the operands of a zero factor.
     """
     sides = GEMMS[gemm]
     a = left.values

@@ -75,8 +75,8 @@ def draw_random_units(
 ) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
-    A number depends only on the seed, its row and its column, so that chunks, threads and the C kernel
-    draw the same numbers. A row has two keys of 32 bits, which are hashed with the column.
+    A number depends only on the seed, its row and its column, so that chunks, threads and the C
+    kernel draw the same numbers. A row has two keys of 32 bits, which are hashed with the column.
 
     Args:
         first_row: Number of the first of these rows in the matrix.

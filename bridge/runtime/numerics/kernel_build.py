@@ -1,21 +1,22 @@
 """Compilation of the C kernel, once per machine, in the background, into the user's cache.
 
 A run does not wait for the compiler. The first call starts it (about a second of a core) and
-returns. Until the library is ready, plain torch computes the same values. The name of the file in the
-cache has two hashes. The hash of source, compiler, flags and processor gives machines with the same
-home directory separate files. The other hash is that of the file's content. Several processes may
-compile at the same time: each writes a separate file and renames it into place.
+returns. Until the library is ready, plain torch computes the same values. The name of the file in
+the cache has two hashes. The hash of source, compiler, flags and processor gives machines with the
+same home directory separate files. The other hash is that of the file's content. Several processes
+may compile at the same time: each writes a separate file and renames it into place.
 
-A library is code. It is loaded only if no other user can have written it: the folder belongs to this
-user and is closed to all others, and the content has the hash in the name. Any other file is removed
-and compiled again. Without such a folder each process compiles into a private temporary folder.
+A library is code. It is loaded only if no other user can have written it: the folder belongs to
+this user and is closed to all others, and the content has the hash in the name. Any other file is
+removed and compiled again. Without such a folder each process compiles into a private temporary
+folder.
 
 The kernel uses torch's threads: its OpenMP symbols resolve against the runtime that torch has
 loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
 cores.
 
-`torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers too,
-lets the first call wait for the compiler, and loads a library without a check of who wrote it.
+`torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers
+too, lets the first call wait for the compiler, and loads a library without a check of who wrote it.
 """
 
 import ctypes

@@ -9,12 +9,12 @@
 `bridge.precision.schemes` has format and tile of each copy.
 
 The forward pass keeps the column-wise operand of x for the backward pass, a BF16 matrix as large as
-x, where a BF16 layer keeps x. The weight is not kept a second time: the backward pass rounds it again,
-under a scheme with a single scale with the scale of the forward pass. A `WeightCache` keeps the
-weight's operands from micro-batch to micro-batch.
+x, where a BF16 layer keeps x. The weight is not kept a second time: the backward pass rounds it
+again, under a scheme with a single scale with the scale of the forward pass. A `WeightCache` keeps
+the weight's operands from micro-batch to micro-batch.
 
-Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the original
-tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
+Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the
+original tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
 
 Shapes: M tokens (the product of all leading axes), K inputs, N outputs.
 Source: Transformer Engine 2.20 pytorch/module/linear.py.
@@ -170,7 +170,8 @@ class LinearCall:
 
         Args:
             w_NK: The weight. With a stored weight it is not read.
-            columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the column-wise.
+            columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the
+                column-wise.
             scale: Scale of the forward pass, for the backward pass; None in the forward pass.
         """
         if self.cache is not None:
@@ -325,8 +326,8 @@ def _compute_low_precision_grads(
         weight: (N, K), for dx; None with a stored weight.
 
     Returns:
-        dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that nothing
-        needs is None.
+        dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that
+        nothing needs is None.
     """
     call: LinearCall = ctx.call
     dx = dw_NK = None
@@ -354,8 +355,8 @@ def _compute_high_precision_grads(
     """Return the gradients of x and weight under a `backward_override`.
 
     The GEMMs multiply in the dtype of x. Arguments and results are those of
-    `_compute_low_precision_grads`, but for `x_values`: the input itself under high_precision, and the
-    values of its row-wise operand under dequantized.
+    `_compute_low_precision_grads`, but for `x_values`: the input itself under high_precision, and
+    the values of its row-wise operand under dequantized.
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and
         `inputmat_total`.
@@ -390,14 +391,14 @@ def scaled_linear(
 
     Args:
         x: (..., K) FP32, BF16 or FP16. If autocast is on, it is cast to autocast's dtype first.
-        weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are not
-            read.
+        weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are
+            not read.
         bias: (N,), added to the FP32 product; or None.
         call: Precision, state and cache of this call.
 
     Returns:
-        (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity saturates
-        as in Transformer Engine; `quantise.py` has the table.
+        (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity
+        saturates as in Transformer Engine; `quantise.py` has the table.
 
     Raises:
         PrecisionTypeError: The state or the stored weight does not fit the precision.

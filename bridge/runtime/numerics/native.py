@@ -1,9 +1,9 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """The C kernel: its calls, and the choice between it and plain torch.
 
-`BRIDGE_NUMERICS` is `auto` (the default: the C kernel as soon as it is compiled), `native` (wait for
-the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all three,
-and only the speed differs.
+`BRIDGE_NUMERICS` is `auto` (the default: the C kernel as soon as it is compiled), `native` (wait
+for the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all
+three, and only the speed differs.
 """
 
 import ctypes
@@ -39,8 +39,8 @@ _KERNEL_CHOICES = ("auto", "native", "torch")
 def _make_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Return the fields of a C structure that have the same type, in the order of their names.
 
-    Python and C identify a field only by its position, so that every edit of a structure here needs the
-    same edit in kernel.c.
+    Python and C identify a field only by its position, so that every edit of a structure here needs
+    the same edit in kernel.c.
     """
     return [(name, kind) for name in names.split()]
 
@@ -362,8 +362,8 @@ def load_kernel(*, wait: bool) -> Kernel | None:
     """Return the kernel; the first call starts its compilation.
 
     Args:
-        wait: Whether the call waits for the compiler. Otherwise the result is None while the kernel is
-            compiled.
+        wait: Whether the call waits for the compiler. Otherwise the result is None while the kernel
+            is compiled.
 
     Returns:
         The kernel, or None if it cannot be compiled.

@@ -11,10 +11,10 @@ operands to the FP32 sums:
 | blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below)  |
 | nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax, and 1 / (6 * 448)^2 of both |
 
-BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127, and their
-products with codes would leave BF16 at both ends. A tensor with such scales is multiplied by a power of
-two (`choose_shift`), and the result of the GEMM is divided by it. A tensor with values at *both* ends,
-more than 2^200 apart, keeps its large values and loses the tiny ones.
+BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127, and
+their products with codes would leave BF16 at both ends. A tensor with such scales is multiplied by
+a power of two (`choose_shift`), and the result of the GEMM is divided by it. A tensor with values
+at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
 """
 
 import math

@@ -6,12 +6,12 @@
     underflow share of the elements that are not zero and became zero
     saturated share of the elements beyond the format's largest value at their scale
 
-Under blockwise, MXFP8 and NVFP4 scaling only infinity saturates, since the scale of a tile follows its
-maximum.
+Under blockwise, MXFP8 and NVFP4 scaling only infinity saturates, since the scale of a tile follows
+its maximum.
 
-A rounding to m mantissa bits, of numbers whose logarithms are spread evenly over a binade, has an SQNR
-of about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A tensor under a scale that
-fits has nearly this SQNR.
+A rounding to m mantissa bits, of numbers whose logarithms are spread evenly over a binade, has an
+SQNR of about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A tensor under a
+scale that fits has nearly this SQNR.
 """
 
 import math

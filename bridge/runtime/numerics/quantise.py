@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Quantisation: `quantise(x, spec)` gives codes and scales with the bits of Transformer Engine.
 
-The results for special values, per scheme (Transformer Engine 2.20, by its kernels and not its Python
-references):
+The results for special values, per scheme (Transformer Engine 2.20, by its kernels and not its
+Python references):
 
 |            | NaN element | infinity in a tile     | tile of zeros    | -0.0 | tiny tile          |
 |------------|-------------|------------------------|------------------|------|--------------------|
@@ -12,11 +12,11 @@ references):
 | mxfp8      | NaN         | scale 2^127, +-max     | scale 2^-127     | kept | scale 2^-127       |
 | nvfp4      | +6, no NaN  | +-max, infinite factor | S_dec 0          | kept | S_dec 0, subnormal |
 
-NaN has no effect on scales. +-max is the saturated value. The infinite factor is that of NVFP4's GEMM.
-The scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
+NaN has no effect on scales. +-max is the saturated value. The infinite factor is that of NVFP4's
+GEMM. The scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
 
-So an infinite value is finite after quantisation: a check for overflow has to read the tensor before,
-or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
+So an infinite value is finite after quantisation: a check for overflow has to read the tensor
+before, or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
@@ -101,8 +101,8 @@ def quantise(
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
 
     Returns:
-        Codes and scales of the copies. The table in this file's docstring has the special values. An
-        empty tensor has amax 0.
+        Codes and scales of the copies. The table in this file's docstring has the special values.
+        An empty tensor has amax 0.
 
     Raises:
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.

@@ -183,8 +183,8 @@ def unpack_nibbles(packed: torch.Tensor, count: int) -> torch.Tensor:
 def pad_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
     """Return the scales as Transformer Engine's GEMMs read them.
 
-    They are padded with zeros, and transposed for tiles of 1x128. Transformer Engine also swizzles them
-    for cuBLAS when it calls the GEMM. That is not done here.
+    They are padded with zeros, and transposed for tiles of 1x128. Transformer Engine also swizzles
+    them for cuBLAS when it calls the GEMM. That is not done here.
 
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881
         (MXFP8); pytorch/tensor/float8_blockwise_tensor.py:162-211.

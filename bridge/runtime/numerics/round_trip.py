@@ -8,9 +8,9 @@
                                                   exported in 128x128 FP32-scaled blocks, loaded
 
 A block of MXFP8 whose largest code is at most 224 after rounding gets a smaller power of two as its
-scale the second time: the codes double, and the values stay the same. Values under blockwise scaling
-and MXFP8 have at most 4 significant bits, and are BF16 numbers. Values under a scale per tensor, or
-under NVFP4's two levels, are rounded to BF16.
+scale the second time: the codes double, and the values stay the same. Values under blockwise
+scaling and MXFP8 have at most 4 significant bits, and are BF16 numbers. Values under a scale per
+tensor, or under NVFP4's two levels, are rounded to BF16.
 
 Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3's
 inference/kernel.py for `blocks`.

@@ -15,12 +15,12 @@ Per-tensor current scaling and blockwise scaling (`compute_scale`):
 `scale` multiplies values into the format, and `scale_inv` multiplies codes back.
 
 MXFP8 (`compute_e8m0_exponent`): scale_inv is the smallest power of two >= amax / format_max. It is
-rounded *up* so that nothing saturates, and stored as its biased exponent e. An amax of zero gives the
-smallest scale_inv 2^-127, and infinity the largest, 2^127. scale is 2^(127 - e), exactly.
+rounded *up* so that nothing saturates, and stored as its biased exponent e. An amax of zero gives
+the smallest scale_inv 2^-127, and infinity the largest, 2^127. scale is 2^(127 - e), exactly.
 
-NVFP4 (`compute_nvfp4_tensor_scale`, `compute_nvfp4_block_scales`): the range of an E4M3 scale is too
-small for the range of a tensor. So an FP32 scale first brings the tensor's amax to the largest product
-of both formats, 448 * 6:
+NVFP4 (`compute_nvfp4_tensor_scale`, `compute_nvfp4_block_scales`): the range of an E4M3 scale is
+too small for the range of a tensor. So an FP32 scale first brings the tensor's amax to the largest
+product of both formats, 448 * 6:
 
     S_enc = 448 * 6 / amax_tensor                FP32's maximum at most; 1 for amax 0 or infinity
     S_dec = e4m3(amax_block * (S_enc * (1/6)))   stored; the parentheses are part of the definition
@@ -31,10 +31,10 @@ common/cast/mxfp8/quantize_mxfp8.cuh:269-299, common/util/ptx.cuh:309-317,
 common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
 An amax is never NaN (`tiles.compute_amax_over`). Most functions map FP32 tensors of any shape,
-element by element. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas for
-one number: a dozen torch calls on one element would cost more than the rounding of a small tensor.
-They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the correctly rounded
-FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are enough.
+element by element. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas
+for one number: a dozen torch calls on one element would cost more than the rounding of a small
+tensor. They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the
+correctly rounded FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are enough.
 """
 
 import ctypes
@@ -136,9 +136,9 @@ def compute_nvfp4_block_scales(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return S_dec and the scale of each tile, both in FP32; S_dec is on E4M3's grid.
 
-    A tile of zeros has S_dec 0 and FP32's maximum as the scale, which leaves its zeros zeros. So has a
-    tile that is tiny relative to the tensor's largest value. Its elements saturate at 6, and come back
-    as 6 * 0.
+    A tile of zeros has S_dec 0 and FP32's maximum as the scale, which leaves its zeros zeros. So
+    has a tile that is tiny relative to the tensor's largest value. Its elements saturate at 6, and
+    come back as 6 * 0.
 
     Args:
         amax: FP32, the largest magnitude of each tile.

@@ -10,8 +10,8 @@ It defines the result of the C kernel, bit for bit. A pass has these steps:
    few enough bits for the product to be exact. If it would reach BF16's outermost binades, `shift`
    moves it away from them.
 
-The work is done a few rows at a time, so that there is never an FP32 copy of the whole matrix, and the
-temporaries stay in the processor's cache.
+The work is done a few rows at a time, so that there is never an FP32 copy of the whole matrix, and
+the temporaries stay in the processor's cache.
 
 Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns
 of a tile.

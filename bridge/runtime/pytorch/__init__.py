@@ -7,8 +7,8 @@
         loss = model(x)
     scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
-Weights stay in FP32, and autocast casts per operator, so that no separate masters are needed. torch is
-imported when a function of this room is called.
+Weights stay in FP32, and autocast casts per operator, so that no separate masters are needed. torch
+is imported when a function of this room is called.
 
     loop.py               autocast, loss scaler, FSDP policy and TF32 of a recipe
     loss_scaler.py        `LossScaler`: Megatron's rule for the loss scale, in torch's `GradScaler`

@@ -3,10 +3,10 @@
     report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
     print(report)
 
-The dtype of a parameter is that of its storage. It does not show the dtype of the computation: under
-autocast all parameters are FP32, and every matmul runs in BF16. So a step is recorded: the output of
-each module, and each matrix multiplication, with its formats in FP8 or FP4. The audit uses the same
-recorder (`bridge.runtime.pytorch.record`).
+The dtype of a parameter is that of its storage. It does not show the dtype of the computation:
+under autocast all parameters are FP32, and every matmul runs in BF16. So a step is recorded: the
+output of each module, and each matrix multiplication, with its formats in FP8 or FP4. The audit
+uses the same recorder (`bridge.runtime.pytorch.record`).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class EmulatedLinear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return x w^T + bias in the dtype of the input, or in autocast's.
 
-        Delayed scales are renewed after the forward pass and after the backward pass of this layer. A
-        pass without gradients renews no scales.
+        Delayed scales are renewed after the forward pass and after the backward pass of this layer.
+        A pass without gradients renews no scales.
 
         Args:
             input: (..., K) FP32, BF16 or FP16.

@@ -228,9 +228,9 @@ def _find_linears_to_replace(
 def make_torchao_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     """Return a recipe as torchao's settings, in plain data; empty if torchao has no such scheme.
 
-    The result is `{"float8": ...}` under tensorwise scaling and `{"mxfp8": ...}` under MXFP8. With a
-    weight gradient in high precision, the casts of both operands of wgrad are off. Neither torch nor
-    torchao is imported.
+    The result is `{"float8": ...}` under tensorwise scaling and `{"mxfp8": ...}` under MXFP8. With
+    a weight gradient in high precision, the casts of both operands of wgrad are off. Neither torch
+    nor torchao is imported.
     """
     if config.fp8 is None:
         return {}

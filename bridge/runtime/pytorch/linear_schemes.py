@@ -26,8 +26,8 @@ def linear_schemes(
 ) -> dict[str, SchemeChoice | None]:
     """Return name -> scheme and format of each `nn.Linear` of a model, None for high precision.
 
-    In high precision are the layers that Megatron never runs in FP8 or FP4, such as the output layer
-    and a router, and every layer whose name is not in `bridge.precision.foreign_names`.
+    In high precision are the layers that Megatron never runs in FP8 or FP4, such as the output
+    layer and a router, and every layer whose name is not in `bridge.precision.foreign_names`.
 
     Args:
         model: A model of transformers, torchtitan or another whose linear layers have such names.

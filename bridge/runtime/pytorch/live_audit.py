@@ -7,8 +7,8 @@
         loss_of(model(x)).backward()
 
 Both record the GEMMs that run. `assert_effective` reads no config, and so takes a model of any
-framework. `audit` compares with a plan. If it is called with a recipe, it makes the plan for the config
-of a Megatron model.
+framework. `audit` compares with a plan. If it is called with a recipe, it makes the plan for the
+config of a Megatron model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def audit(
     Args:
         model: A Megatron model, or the list of its chunks on this rank, with or without Megatron's
             wrappers.
-        plan: The plan; or a recipe, or its name, of which a plan is made for the config of the model.
+        plan: The plan; or a recipe, or its name, of which a plan is made for the config of the
+            model.
         raises: Whether a difference raises an error. It is in `StepAudit.mismatches` in any case.
 
     Yields:
@@ -122,7 +123,8 @@ def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Recor
 
     Args:
         watch: The GEMMs of this rank.
-        census: The tensors of this rank. Of several ranks with the same kind and dtype the last counts.
+        census: The tensors of this rank. Of several ranks with the same kind and dtype the last
+            counts.
     """
     import torch
 

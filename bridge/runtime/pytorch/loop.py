@@ -1,7 +1,7 @@
 """Autocast, loss scaler, FSDP policy and TF32 of a recipe, for a training loop.
 
-Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which is
-computed without torch.
+Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which
+is computed without torch.
 """
 
 from __future__ import annotations

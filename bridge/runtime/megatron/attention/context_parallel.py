@@ -1,8 +1,8 @@
 """The split of a sequence over the ranks of context parallelism.
 
 A sequence has 2 x ranks chunks. A rank has one chunk from the front and one from the back, so that
-causal attention is the same work on each rank. A chunk of queries attends to all keys up to the end of
-the chunk.
+causal attention is the same work on each rank. A chunk of queries attends to all keys up to the end
+of the chunk.
 
 Source: megatron-core 0.16.1 utils.py, get_batch_on_this_cp_rank; Transformer Engine 2.20.2
 pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVAllGather.

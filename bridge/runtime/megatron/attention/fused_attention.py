@@ -1,19 +1,21 @@
 """Attention without Transformer Engine, in a fused operator.
 
-`FusedDotProductAttention` is torch's `scaled_dot_product_attention` inside Megatron's core-attention
-module. Megatron's implementation writes the scores to memory and passes over them for the scale, the
-mask, the cast to FP32, the softmax and the cast back; on a CPU that is a third of a small model's
-step. The fused operator keeps the scores in cache. It computes causal self-attention with the
-softmax in FP32 and products of 16-bit operands accumulated in FP32, as Megatron does.
+`FusedDotProductAttention` is torch's `scaled_dot_product_attention` inside Megatron's
+core-attention module. Megatron's implementation writes the scores to memory and passes over them
+for the scale, the mask, the cast to FP32, the softmax and the cast back; on a CPU that is a third
+of a small model's step. The fused operator keeps the scores in cache. It computes causal
+self-attention with the softmax in FP32 and products of 16-bit operands accumulated in FP32, as
+Megatron does.
 
-*Differs*: on a CPU without a 16-bit GEMM (`wide_gemm.py`) the probabilities enter the second product
-in FP32, and are not rounded to 16 bits.
+*Differs*: on a CPU without a 16-bit GEMM (`wide_gemm.py`) the probabilities enter the second
+product in FP32, and are not rounded to 16 bits.
 
 All other attention (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to
-Megatron's implementation, which has no context parallelism. With the fused operator there is context
-parallelism: keys and values are gathered over the ranks.
+Megatron's implementation, which has no context parallelism. With the fused operator there is
+context parallelism: keys and values are gathered over the ranks.
 
-Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
+Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a
+head.
 """
 
 # ruff: noqa: N806 tensors carry their shape in capitals
@@ -39,8 +41,8 @@ from bridge.runtime.megatron.attention.context_parallel import (
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's `DotProductAttention` with a fused path for plain causal self-attention.
 
-    The constructor also takes `k_channels` and `v_channels`, the widths of latent attention, as that of
-    Transformer Engine's class does. Megatron's constructor does not.
+    The constructor also takes `k_channels` and `v_channels`, the widths of latent attention, as
+    that of Transformer Engine's class does. Megatron's constructor does not.
     """
 
     def __init__(

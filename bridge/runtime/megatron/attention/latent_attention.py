@@ -13,15 +13,15 @@ from torch import Tensor
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
     """`MLASelfAttention` whose rotary key has its whole gradient under tensor parallelism.
 
-    Megatron gives the gathered rotary key to the heads of each rank, and then takes only the gradient
-    of that rank's heads (multi_latent_attention.py:605-614 in 0.16.1). So a run under tensor
-    parallelism trains differently from a single process. Here the down projection returns its part of
-    the sequence with the whole latent, as Transformer Engine's does. Megatron then gathers the rotary
-    key itself, with the gradients of all ranks.
+    Megatron gives the gathered rotary key to the heads of each rank, and then takes only the
+    gradient of that rank's heads (multi_latent_attention.py:605-614 in 0.16.1). So a run under
+    tensor parallelism trains differently from a single process. Here the down projection returns
+    its part of the sequence with the whole latent, as Transformer Engine's does. Megatron then
+    gathers the rotary key itself, with the gradients of all ranks.
 
-    *Differs*: Megatron's local down projections are column-parallel, and Transformer Engine's are whole
-    on each rank. So under tensor parallelism a scale of a whole tensor is here the scale of a rank's
-    part of the down projection's weight.
+    *Differs*: Megatron's local down projections are column-parallel, and Transformer Engine's are
+    whole on each rank. So under tensor parallelism a scale of a whole tensor is here the scale of a
+    rank's part of the down projection's weight.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:

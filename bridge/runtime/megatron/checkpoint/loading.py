@@ -76,7 +76,8 @@ def find_newest_sound(folder: Path, *, checksum: bool = True, trust: bool = Fals
 
     Args:
         folder: Folder of checkpoints.
-        checksum: Whether the content of the files is compared with the manifest, or only their sizes.
+        checksum: Whether the content of the files is compared with the manifest, or only their
+            sizes.
         trust: Whether a checkpoint without a manifest is accepted.
 
     Raises:
@@ -394,9 +395,9 @@ def _format_reason(error: BaseException) -> str:
 def _copy_schedule_to_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
     """Set the schedule of the checkpoint in parameter groups that follow this run's schedule.
 
-    megatron-core 0.19 pairs the groups of optimizer and checkpoint also by their rates (optimizer.py,
-    ``param_group_identifier_keys``), and refuses a group without a partner. 0.16.1 takes the groups of
-    the checkpoint.
+    megatron-core 0.19 pairs the groups of optimizer and checkpoint also by their rates
+    (optimizer.py, ``param_group_identifier_keys``), and refuses a group without a partner. 0.16.1
+    takes the groups of the checkpoint.
     """
     for inner in list_torch_optimizers(trainer.optimizer):
         for group in inner.param_groups:

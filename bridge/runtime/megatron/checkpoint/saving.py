@@ -133,8 +133,8 @@ def _write_with_threads() -> Iterator[None]:
     """Write checkpoints with threads, and not with processes, in a ``with`` block.
 
     megatron-core 0.16.1 forks a process per file, which outlives a killed run and keeps its output
-    open. It collects the results in a queue of a spawned process, which imports the main script again
-    (strategies/filesystem_async.py:54 and :266). Later releases write with threads.
+    open. It collects the results in a queue of a spawned process, which imports the main script
+    again (strategies/filesystem_async.py:54 and :266). Later releases write with threads.
     """
     with (
         apply_patches([(filesystem_async, "_results_queue", queue.Queue())]),

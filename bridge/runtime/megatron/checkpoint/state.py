@@ -1,9 +1,9 @@
 """The state of a run as a checkpoint has it.
 
-Each tensor is marked with its position in the tensor of the whole model. Other values are plain. The
-state has weights, master weights, Adam's moments and step, loss scale, learning-rate schedule, random
-states and the position in the data. On the same parallel layout a resumed run continues bit for bit. On
-another layout everything but the random states is resharded.
+Each tensor is marked with its position in the tensor of the whole model. Other values are plain.
+The state has weights, master weights, Adam's moments and step, loss scale, learning-rate schedule,
+random states and the position in the data. On the same parallel layout a resumed run continues bit
+for bit. On another layout everything but the random states is resharded.
 """
 
 import inspect
@@ -154,10 +154,10 @@ def _gather_with_padding(
 ) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
-    megatron-core 0.16.1 removes the padding (distrib_optimizer.py:1110), and then reads each parameter
-    at the position that it has with the padding (:1475). Parameters after a padded bucket are saved
-    some elements off, without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it reads
-    them at the right position.
+    megatron-core 0.16.1 removes the padding (distrib_optimizer.py:1110), and then reads each
+    parameter at the position that it has with the padding (:1475). Parameters after a padded bucket
+    are saved some elements off, without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0)
+    it reads them at the right position.
     """
     state = gather(*arguments, **named)
     if state is None:

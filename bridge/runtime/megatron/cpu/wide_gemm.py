@@ -10,10 +10,10 @@ FP32 accumulation:
 3. Round the result once to the 16-bit type. A result beyond its range becomes infinite, so that the
    FP16 loss scale sees overflows.
 
-In a `widen_gemms` block the rows of `WIDENED_OPERATORS` replace the CPU kernels of these operators, and
-widen only operands of the slow types. A CPU with a kernel for BF16 and not for FP16 multiplies BF16 with
-its kernel. FP32, and the code above the kernels (autograd, autocast, Megatron's autograd functions), are
-not changed.
+In a `widen_gemms` block the rows of `WIDENED_OPERATORS` replace the CPU kernels of these operators,
+and widen only operands of the slow types. A CPU with a kernel for BF16 and not for FP16 multiplies
+BF16 with its kernel. FP32, and the code above the kernels (autograd, autocast, Megatron's autograd
+functions), are not changed.
 """
 
 import warnings

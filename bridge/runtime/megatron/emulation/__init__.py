@@ -9,5 +9,5 @@
     stored_weight.py     `StoredWeight`: a weight that is kept as codes and scales
     requantisation.py    stored weights made of the optimizer's masters again
 
-`model/gpt.py` calls emulated_model.py for each chunk that it builds.
+`runtime/megatron/model/gpt.py` calls emulated_model.py for each chunk that it builds.
 """

@@ -25,13 +25,14 @@ from bridge.runtime.numerics import GemmPrecision
 def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
     """Turn the linear layers of a model's low-precision layers into emulated layers.
 
-    Under a per-module recipe every linear layer is emulated, since the recipe may choose any of them.
+    Under a per-module recipe every linear layer is emulated, since the recipe may choose any of
+    them.
 
     Args:
         model: A chunk, before Megatron's wrappers.
         config: The model config of the chunk.
-        phases: Model configs of the phases of a precision schedule. A layer that is in high precision
-            in all phases is not emulated. No phases are those of `config`.
+        phases: Model configs of the phases of a precision schedule. A layer that is in high
+            precision in all phases is not emulated. No phases are those of `config`.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(parse_quant_recipes(recipe))

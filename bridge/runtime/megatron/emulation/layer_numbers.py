@@ -15,8 +15,8 @@ def number_layers(model: torch.nn.Module) -> dict[Any, int]:
     """Return the layers of a model chunk, each with its number in the whole model from 1.
 
     Prediction layers are numbered after all other layers. The transformer layer inside a prediction
-    layer has the number of the prediction layer. Megatron's number of it is not used: from 0.19 on it
-    counts from 1.
+    layer has the number of the prediction layer. Megatron's number of it is not used: from 0.19 on
+    it counts from 1.
     """
     number_of: dict[Any, int] = {}
     for module in model.modules():

@@ -2,8 +2,8 @@
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
 Communication, initialisation, sharding and checkpoints stay Megatron's. A layer that Megatron has
-built is given one of two classes (`emulated_model.py`). They replace only `_forward_impl`, the single
-method in which these layers multiply. It calls `bridge.runtime.numerics.scaled_linear`.
+built is given one of two classes (`emulated_model.py`). They replace only `_forward_impl`, the
+single method in which these layers multiply. It calls `bridge.runtime.numerics.scaled_linear`.
 
 An emulated layer also has:
 
@@ -12,10 +12,10 @@ An emulated layer also has:
 - `fp8_state`: scales and amax histories, under delayed scaling.
 - `weight`: a `StoredWeight` if the weight is kept as codes and scales.
 
-Tensor parallelism: under sequence parallelism Transformer Engine quantises its shard of the input of a
-column-parallel layer, and of the gradient of a row-parallel layer, with an amax that is reduced over
-the tensor-parallel group, and gathers codes. The layers here gather first, and quantise the whole
-tensor: with the same amax, and so to the same values.
+Tensor parallelism: under sequence parallelism Transformer Engine quantises its shard of the input
+of a column-parallel layer, and of the gradient of a row-parallel layer, with an amax that is
+reduced over the tensor-parallel group, and gathers codes. The layers here gather first, and
+quantise the whole tensor: with the same amax, and so to the same values.
 
 Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1
 tensor_parallel/layers.py.
@@ -51,8 +51,8 @@ from bridge.runtime.numerics import (
 _BACKWARD_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
 """The `backward_override` of this run.
 
-An environment variable states it, and Megatron's model config has no field for it. Megatron makes the
-layers from the config, so that no argument can carry it to them.
+An environment variable states it, and Megatron's model config has no field for it. Megatron makes
+the layers from the config, so that no argument can carry it to them.
 """
 
 
@@ -73,7 +73,8 @@ def use_backward_override(override: str | None) -> Iterator[None]:
 def get_layer_scheme(config: Any) -> str | None:
     """Return the scaling scheme in which the layers of a model config run, None for high precision.
 
-    Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in 0.16.1).
+    Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in
+    0.16.1).
     """
     families = ["fp8"]
     is_hybrid = getattr(config, "is_hybrid_model", False)
@@ -109,8 +110,8 @@ def make_gemm_precision(config: Any) -> GemmPrecision | None:
 def is_low_layer(config: Any, number: int) -> bool:
     """Return whether a layer computes in FP8 or FP4.
 
-    Megatron runs all prediction layers in FP8, whatever `first_last_layers_bf16` is, and none of them
-    in FP4 (multi_token_prediction.py:774-781 in 0.16.1).
+    Megatron runs all prediction layers in FP8, whatever `first_last_layers_bf16` is, and none of
+    them in FP4 (multi_token_prediction.py:774-781 in 0.16.1).
 
     Args:
         config: The model config.
@@ -163,8 +164,8 @@ class EmulatedParallelLinear:
 
         Args:
             payload: The statements of a per-module recipe on the layer, or None.
-            is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only the
-                payload can choose a low precision.
+            is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only
+                the payload can choose a low precision.
         """
         self.payload = payload
         self.is_low = is_low
@@ -235,9 +236,9 @@ class EmulatedParallelLinear:
     def _consume_first_microbatch(self, precision: GemmPrecision) -> bool:
         """Remove Megatron's mark of a step's first micro-batch from the layer.
 
-        Megatron 0.16.1 sets the mark `is_first_microbatch` only in runs with FP8 or FP4. Without marks
-        the weight is quantised in each micro-batch: in a run whose low precision is chosen per module,
-        and in an evaluation in another precision than that of training.
+        Megatron 0.16.1 sets the mark `is_first_microbatch` only in runs with FP8 or FP4. Without
+        marks the weight is quantised in each micro-batch: in a run whose low precision is chosen
+        per module, and in an evaluation in another precision than that of training.
 
         Returns:
             Whether the weight is quantised for this micro-batch, and not read from the cache.

@@ -7,8 +7,9 @@ A region is a part of the model that Megatron runs in one FP8 context (`fp8_regi
 - The scale of the output's gradient is renewed after the backward pass of the layer that ran first
   in the region: the backward pass of the region ends with this layer.
 
-The end of a region renews the scales of all layers of this process, as in Transformer Engine. A layer
-that did not run in the region has an amax of 0, which changes neither its scale nor its history.
+The end of a region renews the scales of all layers of this process, as in Transformer Engine. A
+layer that did not run in the region has an amax of 0, which changes neither its scale nor its
+history.
 
 The amaxes of all layers are reduced in one collective: the maximum over Megatron's amax reduction
 group. The group has the tensor-, data- and context-parallel ranks, and no data-parallel ranks under
@@ -18,9 +19,9 @@ Under activation recomputation the second forward pass has to quantise with the 
 pass, which may have been renewed in between. So the first pass of a recomputed region stashes the
 scales of each layer in the order in which the layers run, and the second pass takes them in this
 order. The amaxes of the second pass are those of the first, and are not recorded again. The other
-schemes compute their scales from the tensor, and stash nothing. Megatron recomputes regions with FP8
-or FP4 through Transformer Engine's `te_checkpoint`. Without Transformer Engine `checkpoint_region`
-takes its place.
+schemes compute their scales from the tensor, and stash nothing. Megatron recomputes regions with
+FP8 or FP4 through Transformer Engine's `te_checkpoint`. Without Transformer Engine
+`checkpoint_region` takes its place.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
@@ -172,8 +173,9 @@ def checkpoint_region(
 ) -> Any:
     """Run a region now, and once more in the backward pass, with the scales of the first pass.
 
-    The signature is that of Megatron's `te_checkpoint`. Megatron's `tensor_parallel.checkpoint`, which
-    recomputes the region, restores the random states, so that tracker and group are not needed.
+    The signature is that of Megatron's `te_checkpoint`. Megatron's `tensor_parallel.checkpoint`,
+    which recomputes the region, restores the random states, so that tracker and group are not
+    needed.
 
     Args:
         forward: The region.

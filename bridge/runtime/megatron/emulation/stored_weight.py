@@ -1,10 +1,11 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """A weight that is stored as codes and scales: `fp8_param` without Transformer Engine.
 
-`StoredWeight` is a tensor with the dtype and shape of the weight, and without memory for its values.
-GEMMs read the codes (`stored`), `copy_` quantises its argument, and every other operation gets the
-dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's `QuantizedTensor` in
-the same way. After `register_stored_weights` they work on a `StoredWeight` too.
+`StoredWeight` is a tensor with the dtype and shape of the weight, and without memory for its
+values. GEMMs read the codes (`stored`), `copy_` quantises its argument, and every other operation
+gets the dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's
+`QuantizedTensor` in the same way. After `register_stored_weights` they work on a `StoredWeight`
+too.
 
 As with Transformer Engine, the optimizer's masters begin with the weight before quantisation, and
 the weight is quantised from the master rounded to the weight's dtype.
@@ -147,10 +148,10 @@ class StoredWeight(torch.Tensor):
 class GatheredIn16Bits(StoredWeight):
     """A stored weight that ranks gather in 16 bits and quantise afterwards.
 
-    Under `reuse_grad_buf_for_mxfp8_param_ag` weights are gathered through the gradient buffer. MXFP8
-    has two independently rounded copies of 8 bits, so that 16 bits cost no more. An FP32 gradient
-    buffer is used as BF16, whatever the weights' dtype is, so that FP16 weights lose three bits
-    (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
+    Under `reuse_grad_buf_for_mxfp8_param_ag` weights are gathered through the gradient buffer.
+    MXFP8 has two independently rounded copies of 8 bits, so that 16 bits cost no more. An FP32
+    gradient buffer is used as BF16, whatever the weights' dtype is, so that FP16 weights lose three
+    bits (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
     """
 
 
@@ -278,8 +279,8 @@ def quantize_shards(
     """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
 
     The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each
-    shard with an amax that is reduced over the group. Here the gathered weight is quantised. That gives
-    the same codes, and also works if the border of a shard is inside a tile.
+    shard with an amax that is reduced over the group. Here the gathered weight is quantised. That
+    gives the same codes, and also works if the border of a shard is inside a tile.
 
     Args:
         model_params: The weights.

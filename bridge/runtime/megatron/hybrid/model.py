@@ -1,8 +1,8 @@
 """Hybrid models: Megatron's `MambaModel`, a stack of layers in the order of a pattern.
 
-Each layer of the stack is a Mamba, attention, MLP or expert layer, and counts as a layer of the model.
-Megatron has only a spec with Transformer Engine's layers. `build_local_stack` replaces these by
-Megatron's local layers.
+Each layer of the stack is a Mamba, attention, MLP or expert layer, and counts as a layer of the
+model. Megatron has only a spec with Transformer Engine's layers. `build_local_stack` replaces these
+by Megatron's local layers.
 """
 
 import importlib

@@ -45,8 +45,9 @@ ACTIVATIONS = {
 class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is untyped
     """`TransformerConfig` with the further arguments of `GPTModel` and of latent attention.
 
-    The arguments have Megatron's names. The defaults are those of `TransformerConfig`. The fields that
-    `MLATransformerConfig` adds have its defaults, and are read only with `multi_latent_attention`.
+    The arguments have Megatron's names. The defaults are those of `TransformerConfig`. The fields
+    that `MLATransformerConfig` adds have its defaults, and are read only with
+    `multi_latent_attention`.
     """
 
     multi_latent_attention: bool = False
@@ -224,10 +225,10 @@ def build_gpt(
 def _index_bucket_parameters(chunk: Any) -> None:
     """Give each bucket the positions of its parameters in the buffer.
 
-    megatron-core 0.16.1 counts the positions without the gaps by which the distributed optimizer aligns
-    parameters to 64 elements (distributed/param_and_grad_buffer.py:106-110). With weights in MXFP8,
-    every parameter after a gap is then copied from a wrong position after each step. Megatron-LM's pull
-    request 3007 corrects it.
+    megatron-core 0.16.1 counts the positions without the gaps by which the distributed optimizer
+    aligns parameters to 64 elements (distributed/param_and_grad_buffer.py:106-110). With weights in
+    MXFP8, every parameter after a gap is then copied from a wrong position after each step.
+    Megatron-LM's pull request 3007 corrects it.
     """
     for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
         for bucket in buffer.buckets:
@@ -241,8 +242,8 @@ def _refuse_nvfp4_buffers(config: Any, ddp: Any) -> None:
 
     The buffers have a byte per element, and Transformer Engine packs two codes into a byte.
 
-    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828. 0.17.1 has `fp4_param_gather`
-        for such weights.
+    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828. 0.17.1 has
+        `fp4_param_gather` for such weights.
     """
     is_fp4 = getattr(config, "fp4", None) and get_layer_scheme(config)
     is_packed = is_fp4 and getattr(config, "fp4_param", False)
@@ -318,9 +319,9 @@ def _build_chunk(
 def count_parameters(model: list[Any]) -> int:
     """Return the number of values of the whole model, over tensor-parallel shards and stages.
 
-    A collective call. A parameter of which several ranks have a copy (norms under tensor parallelism,
-    tied embeddings under pipeline parallelism) counts once. Each expert-parallel rank has different
-    experts, and all of them count.
+    A collective call. A parameter of which several ranks have a copy (norms under tensor
+    parallelism, tied embeddings under pipeline parallelism) counts once. Each expert-parallel rank
+    has different experts, and all of them count.
 
     Args:
         model: Chunks of this rank.

@@ -3,17 +3,17 @@
 Megatron draws the weights of a rank in sequence from the rank's random state. So the weights of a
 pipeline stage, tensor-parallel shard or expert-parallel rank differ from those of a single process.
 Here each weight of the whole model is drawn separately. Its seed is made of the run's seed and the
-weight's identity in Megatron's distributed checkpoints: its name, and the numbers of layer and expert.
-A rank draws the whole weight, and takes its part.
+weight's identity in Megatron's distributed checkpoints: its name, and the numbers of layer and
+expert. A rank draws the whole weight, and takes its part.
 
 1. `mark_weights`: while Megatron builds a chunk, its initialisation functions write a mark, a small
    constant, in place of random values.
-2. `draw_weights`: a parameter that has a mark is drawn with the function of the mark. Norms and biases
-   keep their values. Megatron draws the convolution, decays and steps of a Mamba layer or a gated delta
-   net without such a function, and here they are drawn from the same distributions.
+2. `draw_weights`: a parameter that has a mark is drawn with the function of the mark. Norms and
+   biases keep their values. Megatron draws the convolution, decays and steps of a Mamba layer or a
+   gated delta net without such a function, and here they are drawn from the same distributions.
 
-The weights are equal in every layout on the same kind of device. A CPU and a GPU draw different values
-from the same seed.
+The weights are equal in every layout on the same kind of device. A CPU and a GPU draw different
+values from the same seed.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ _INIT_METHOD_MARKS = {
 }
 """Field of a model config -> its mark.
 
-A stored weight is quantised while it has the mark, and delayed scaling records the mark as an amax. The
-mark is smaller than the amax of any drawn weight, and the history keeps the larger one.
+A stored weight is quantised while it has the mark, and delayed scaling records the mark as an amax.
+The mark is smaller than the amax of any drawn weight, and the history keeps the larger one.
 """
 _SHARDED_ENTRIES = (ShardedTensor, ShardedTensorFactory)
 """Megatron's classes of the entries of parameters in a sharded state dict."""
@@ -164,8 +164,8 @@ def _draw_parameter(
     """Return the values of a parameter, or of this rank's part of it, in FP32.
 
     Args:
-        entry: The parameter's entry in a sharded state dict, or its name. A parameter without an entry
-            is the same on all ranks.
+        entry: The parameter's entry in a sharded state dict, or its name. A parameter without an
+            entry is the same on all ranks.
         parameter: Read for its shape and device.
         method: Initialisation function.
         seed: Seed of the run.
@@ -201,8 +201,8 @@ def _fill_seeded(
 ) -> torch.Tensor:
     """Fill a tensor with random values, and restore the random states.
 
-    `torch.manual_seed` is not called: it would also queue a seed for devices that do not exist, each
-    with a stack trace that is never freed.
+    `torch.manual_seed` is not called: it would also queue a seed for devices that do not exist,
+    each with a stack trace that is never freed.
 
     Args:
         tensor: The tensor.

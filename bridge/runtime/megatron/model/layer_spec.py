@@ -3,7 +3,8 @@
 The layers are Transformer Engine's, or Megatron's local layers under the other backends. The spec
 functions read the whole model config: experts, latent attention, norms of queries and keys,
 prediction layers. In a local spec some classes are replaced, at every depth (`LOCAL_CLASSES`). The
-emulated linear layers are not in a spec: `emulation/emulated_model.py` puts them into the built model.
+emulated linear layers are not in a spec: `emulation/emulated_model.py` puts them into the built
+model.
 """
 
 import copy
@@ -39,8 +40,9 @@ class SequenceParallelNorm:
     """Torch's norm with parameters whose gradients are summed over tensor-parallel ranks.
 
     Megatron's `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token
-    separately. Its parameters only lack the mark `sequence_parallel`, by which `finalize_model_grads`
-    recognises such gradients (distributed/finalize_model_grads.py:354 in 0.16.1).
+    separately. Its parameters only lack the mark `sequence_parallel`, by which
+    `finalize_model_grads` recognises such gradients (distributed/finalize_model_grads.py:354 in
+    0.16.1).
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
@@ -67,8 +69,8 @@ def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
 
     Args:
         part: A spec, its submodules, a class, or from megatron-core 0.19 on a `partial`.
-        classes: Class -> the class that takes its place. Without Transformer Engine, Megatron's names
-            of its classes are mocks, which are no types.
+        classes: Class -> the class that takes its place. Without Transformer Engine, Megatron's
+            names of its classes are mocks, which are no types.
     """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
@@ -120,8 +122,8 @@ def _drop_attention_variant(config: Any) -> Any:
 def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of a chunk's multi-token-prediction layers, None for a chunk without them.
 
-    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer has
-    the spec of the model's last layer.
+    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer
+    has the spec of the model's last layer.
     """
     if not config.mtp_num_layers:
         return None

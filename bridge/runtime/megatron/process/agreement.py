@@ -1,8 +1,8 @@
 """Agreement of ranks: equal settings on all ranks, and results that ranks share.
 
-`require_agreement` compares the settings of all ranks. Each rank sends a digest of 32 bytes. If digests
-differ, rank 0 and the first rank that differs from it send their settings, and every rank raises the
-same error, before any group of Megatron exists.
+`require_agreement` compares the settings of all ranks. Each rank sends a digest of 32 bytes. If
+digests differ, rank 0 and the first rank that differs from it send their settings, and every rank
+raises the same error, before any group of Megatron exists.
 
 `compute_on_first_rank` and `compute_on_all_ranks` share results, and errors of some classes.
 """

@@ -20,9 +20,9 @@ Source: Linux, man 5 proc.
 def trim_heap() -> None:
     """Give freed memory of the C library's heap back to the system; only glibc can.
 
-    Tensors on a CPU are aligned allocations. glibc often cannot place one into the hole that a freed one
-    of the same size left. Without this call the heap of a run grew by as much as a layer's operands in
-    each step. With CUDA the tensors are not in this heap.
+    Tensors on a CPU are aligned allocations. glibc often cannot place one into the hole that a
+    freed one of the same size left. Without this call the heap of a run grew by as much as a
+    layer's operands in each step. With CUDA the tensors are not in this heap.
     """
     if has_cuda():
         return

@@ -135,8 +135,8 @@ class Peers:
         """Write an alarm, wait for the answers of the ranks, and return the error that all end with.
 
         Args:
-            waited_seconds: Seconds since the last finished step. A stalled rank is looked for only if
-                they exceed the timeout of a collective.
+            waited_seconds: Seconds since the last finished step. A stalled rank is looked for only
+                if they exceed the timeout of a collective.
         """
         for key in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
             self._store.set(key, "")

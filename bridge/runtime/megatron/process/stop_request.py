@@ -1,8 +1,8 @@
 """`StopRequest`: the first Ctrl-C or SIGTERM ends a run between two steps, and not at once.
 
-A scheduler, and a terminal, send a signal to the launcher and its workers. torchrun also forwards it to
-the workers, so that each worker gets it twice. A second signal within `COPY_SECONDS` is therefore the
-same request.
+A scheduler, and a terminal, send a signal to the launcher and its workers. torchrun also forwards
+it to the workers, so that each worker gets it twice. A second signal within `COPY_SECONDS` is
+therefore the same request.
 """
 
 import signal
@@ -54,8 +54,8 @@ class StopRequest:
 def catch_stop_signals() -> Iterator[StopRequest]:
     """Let a `StopRequest` note SIGINT and SIGTERM in a ``with`` block, once `is_noted_only` is set.
 
-    A signal that is not noted has the effect that it had before the block. Outside of the main thread
-    Python allows no signal handlers, and nothing is changed.
+    A signal that is not noted has the effect that it had before the block. Outside of the main
+    thread Python allows no signal handlers, and nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,8 @@
 """`training_process`: torch.distributed, Megatron's groups, seeds and threads, set up and taken down.
 
 A single process needs no launcher. torchrun, or any launcher that sets the same variables, starts
-several, and each runs the same code. Everything that `training_process` sets up is taken down again,
-also after an exception, so that one Python process can train several times.
+several, and each runs the same code. Everything that `training_process` sets up is taken down
+again, also after an exception, so that one Python process can train several times.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def _make_process(
 def _blame_failed_ranks(peers: Peers, request: StopRequest) -> Iterator[None]:
     """Name the ranks that caused an error of this rank in a ``with`` block.
 
-    An error of this rank is reported to the other ranks. An error of a collective that failed because
-    of other ranks is replaced by an error that names them.
+    An error of this rank is reported to the other ranks. An error of a collective that failed
+    because of other ranks is replaced by an error that names them.
 
     Raises:
         TrainingError: Other ranks ended or stalled.

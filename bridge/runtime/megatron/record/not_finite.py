@@ -1,7 +1,7 @@
 """The first gradient of a backward pass that is not finite: its layer, module and GEMM.
 
-A skipped step leaves its gradients in their buffers. They are examined only after such a step, so that
-a step without a fault costs nothing.
+A skipped step leaves its gradients in their buffers. They are examined only after such a step, so
+that a step without a fault costs nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,8 +37,8 @@ class _Gradient:
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether no tensor of a 16-bit or 32-bit dtype has NaN or Inf.
 
-    The smallest and the largest value of a tensor show both NaN and Inf. The maximum norm would show
-    them too, but torch computes it on a CPU without vector instructions.
+    The smallest and the largest value of a tensor show both NaN and Inf. The maximum norm would
+    show them too, but torch computes it on a CPU without vector instructions.
     """
     edges: list[torch.Tensor] = []
     for tensor in tensors:
@@ -52,8 +52,8 @@ def find_first_not_finite(model: list[Any]) -> str | None:
     """Return a clause on the first NaN or Inf of a backward pass, on any rank, or None.
 
     A collective call. After a backward pass only the gradients of weights are kept. If gradients of
-    several modules are not finite, the fault came through the dgrad of the module that ran before the
-    first of them. A single gradient that is not finite is a fault of the module's wgrad.
+    several modules are not finite, the fault came through the dgrad of the module that ran before
+    the first of them. A single gradient that is not finite is a fault of the module's wgrad.
 
     Args:
         model: Chunks of this rank.

@@ -1,10 +1,10 @@
 """`Telemetry`: quantisation errors of a run's operands, measured in some steps.
 
-In the first micro-batch of a measured step, the row-wise copies of input, weight and grad_output are
-compared with their sources, for each emulated layer and each layer of Transformer Engine on a CPU. The
-errors are those of this rank's shard. A sample of the sources gives the errors under other schemes. A
-stored weight is compared with its master if this rank has the whole master. A measured step trains
-like any other step: no random number is drawn, and no tensor is changed.
+In the first micro-batch of a measured step, the row-wise copies of input, weight and grad_output
+are compared with their sources, for each emulated layer and each layer of Transformer Engine on a
+CPU. The errors are those of this rank's shard. A sample of the sources gives the errors under other
+schemes. A stored weight is compared with its master if this rank has the whole master. A measured
+step trains like any other step: no random number is drawn, and no tensor is changed.
 """
 
 from collections.abc import Iterator, Sequence

@@ -56,8 +56,8 @@ def layer_factory(
         bf16_layers: Numbers of layers in the whole model, from 0.
 
     Returns:
-        A function from a `QuantizerRole`, or None, to a quantizer. It raises PrecisionConfigError for
-        a linear layer without a name.
+        A function from a `QuantizerRole`, or None, to a quantizer. It raises PrecisionConfigError
+        for a linear layer without a name.
     """
 
     def factory(role: Any) -> Any:
@@ -150,8 +150,8 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 
     Args:
         scheme: Megatron's name of the scheme.
-        **delayed: Keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), only for delayed
-            scaling.
+        **delayed: Keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), only for
+            delayed scaling.
 
     Raises:
         PrecisionConfigError: There is no such factory.

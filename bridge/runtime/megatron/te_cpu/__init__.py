@@ -10,8 +10,8 @@
                      norms, attention, casts of shards, and the smaller functions
 
 The C++ part is modelled, and does not run. A run shows the behaviour of Megatron's and Transformer
-Engine's Python: the formats of each GEMM, and the copy of a tensor that it reads. It does not show the
-behaviour or the speed of CUDA kernels and cuBLAS.
+Engine's Python: the formats of each GEMM, and the copy of a tensor that it reads. It does not show
+the behaviour or the speed of CUDA kernels and cuBLAS.
 
 Source: Transformer Engine 2.20.2; files and lines are those of this version.
 """

@@ -1,8 +1,8 @@
 """Fused attention of the extension as torch's `scaled_dot_product_attention`.
 
-It computes causal attention and attention without a mask, in BF16, FP16 or FP32. All other attention
-goes to Transformer Engine's unfused attention, which has no context parallelism. FP8 attention is
-not modelled.
+It computes causal attention and attention without a mask, in BF16, FP16 or FP32. All other
+attention goes to Transformer Engine's unfused attention, which has no context parallelism. FP8
+attention is not modelled.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
@@ -32,9 +32,10 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
         "layout": params.qkv_layout.name not in _SUPPORTED_LAYOUTS,
         "dtype": torch.uint8 in (params.qkv_dtype, params.o_dtype) or int(params.qkv_dtype) >= 7,
     }
-    reasons = [feature for feature, is_asked_for in differs.items() if is_asked_for]
-    if reasons:
-        return _FUSED_BACKENDS.NVTE_No_Backend, f"the CPU version has no such {', '.join(reasons)}"
+    unsupported = [feature for feature, is_unsupported in differs.items() if is_unsupported]
+    if unsupported:
+        reason = f"the CPU version has no such {', '.join(unsupported)}"
+        return _FUSED_BACKENDS.NVTE_No_Backend, reason
     return _FUSED_BACKENDS.NVTE_F16_arbitrary_seqlen, ""
 
 

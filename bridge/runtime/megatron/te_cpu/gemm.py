@@ -9,9 +9,9 @@ are the three GEMMs of a linear layer:
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. The product stays in
-FP32 if the result is FP32 or is added to another tensor. Features that no layer of Megatron uses are
-refused.
+`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. The product stays
+in FP32 if the result is FP32 or is added to another tensor. Features that no layer of Megatron uses
+are refused.
 
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the
 epilogue adds the bias in FP32).

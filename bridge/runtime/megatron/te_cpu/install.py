@@ -9,8 +9,8 @@ The order, with the reason of each step:
 1. `NVTE_PROJECT_BUILDING=1`: else transformer_engine/common/__init__.py:499 loads CUDA's libraries.
 2. `transformer_engine_torch` and stubs of the files that import Triton and ONNX Script into
    `sys.modules`.
-3. `transformer_engine.common`, under an empty parent package. In it `load_framework_extension`, which
-   would load a shared object, is replaced.
+3. `transformer_engine.common`, under an empty parent package. In it `load_framework_extension`,
+   which would load a shared object, is replaced.
 4. `transformer_engine.pytorch`, which calls that function.
 5. `megatron.core`, which imports Transformer Engine. Then the patches.
 """

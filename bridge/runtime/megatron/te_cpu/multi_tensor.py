@@ -73,12 +73,11 @@ def multi_tensor_l2norm(
     _chunk: int, _noop: Any, tensors: Tensors, per_tensor: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm of all tensors together, and with `per_tensor` the norm of each."""
-    of_each = [tensor.float().norm() for tensor in tensors[0]]
-    norms = torch.stack(of_each)
-    whole = norms.norm().reshape(1)
+    norms = torch.stack([tensor.float().norm() for tensor in tensors[0]])
+    total_norm = norms.norm().reshape(1)
     if not per_tensor:
-        return whole, torch.empty(0)
-    return whole, norms
+        return total_norm, torch.empty(0)
+    return total_norm, norms
 
 
 def _split_into_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -86,9 +85,9 @@ def _split_into_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
 
     The lists have tensors of equal sizes; an item has the same elements of a tensor of each list.
     """
-    for together in zip(*tensors, strict=True):
-        split = [tensor.detach().view(-1).split(_PART_ELEMENTS) for tensor in together]
-        yield from zip(*split, strict=True)
+    for same_size in zip(*tensors, strict=True):
+        parts = [tensor.detach().view(-1).split(_PART_ELEMENTS) for tensor in same_size]
+        yield from zip(*parts, strict=True)
 
 
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
@@ -101,10 +100,10 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
     Source: common/multi_tensor/adam.cu.
     """
     lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay = settings
-    first, second = 1.0, 1.0
+    mean_correction, variance_correction = 1.0, 1.0
     if bias_correction:
-        first = 1 - beta1**step
-        second = 1 - beta2**step
+        mean_correction = 1 - beta1**step
+        variance_correction = 1 - beta2**step
     for stored_gradient, parameter, mean, variance, *masters in _split_into_parts(tensors):
         master: torch.Tensor | None = None
         stepped = parameter.detach()
@@ -121,7 +120,8 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
             gradient = gradient + weight_decay * weight
         mean.copy_(mean.float().mul_(beta1).add_((1 - beta1) * gradient))
         variance.copy_(variance.float().mul_(beta2).add_(((1 - beta2) * gradient).mul_(gradient)))
-        update = (mean.float() / first).div_((variance.float() / second).sqrt_().add_(epsilon))
+        deviation = (variance.float() / variance_correction).sqrt_().add_(epsilon)
+        update = (mean.float() / mean_correction).div_(deviation)
         if mode == 1:
             update.add_(weight_decay * weight)
         weight = weight - update.mul_(lr)
@@ -154,16 +154,18 @@ def fused_multi_row_padding(
 ) -> None:
     """Copy each expert's rows to the start of its padded part, and zeros into the rest."""
     out.zero_()
-    for part, place in zip(torch.split(source, rows), torch.split(out, padded_rows), strict=True):
-        place[: len(part)].copy_(part)
+    targets = torch.split(out, padded_rows)
+    for part, target in zip(torch.split(source, rows), targets, strict=True):
+        target[: len(part)].copy_(part)
 
 
 def fused_multi_row_unpadding(
     source: torch.Tensor, out: torch.Tensor, padded_rows: list[int], rows: list[int]
 ) -> None:
     """Copy each expert's rows back from the start of its padded part."""
-    for part, place in zip(torch.split(source, padded_rows), torch.split(out, rows), strict=True):
-        place.copy_(part[: len(place)])
+    padded_parts = torch.split(source, padded_rows)
+    for padded_part, target in zip(padded_parts, torch.split(out, rows), strict=True):
+        target.copy_(padded_part[: len(target)])
 
 
 def swap_first_dims(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

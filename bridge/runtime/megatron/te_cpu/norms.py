@@ -1,11 +1,11 @@
 """LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
 
-Under delayed scaling the kernel quantises the FP32 result (`FUSED_QUANTIZERS`). Under every other scheme
-the result is first rounded to the layer's dtype, as in a norm with a separate quantisation.
+Under delayed scaling the kernel quantises the FP32 result (`FUSED_QUANTIZERS`). Under every other
+scheme the result is first rounded to the layer's dtype, as in a norm with a separate quantisation.
 
-The arithmetic is that of torch's norms, operator by operator, so that Megatron's torch norms give the
-same bits. The gradient of RMSNorm is written out: the extension's backward pass gets the reciprocal
-deviation of the forward pass and not its eps, which torch's backward pass needs.
+The arithmetic is that of torch's norms, operator by operator, so that Megatron's torch norms give
+the same bits. The gradient of RMSNorm is written out: the extension's backward pass gets the
+reciprocal deviation of the forward pass and not its eps, which torch's backward pass needs.
 
     n = x r      y = n g
     dn = dy g    dx = dn r - n r^2 mean(dn x)    dg = sum over rows of dy n

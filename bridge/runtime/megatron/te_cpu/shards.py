@@ -1,9 +1,9 @@
 """Casts of shards, for the distributed optimizer with stored weights.
 
-Each rank has a flat part of a weight's master. It computes the amaxes of the part, which are reduced
-over the ranks, and casts the part with the scales of the whole weight. NVFP4 keeps the scales of its
-tiles between the two steps, and stores two codes a byte. Its column-wise copy is made of the row-wise
-copy after all parts are gathered.
+Each rank has a flat part of a weight's master. It computes the amaxes of the part, which are
+reduced over the ranks, and casts the part with the scales of the whole weight. NVFP4 keeps the
+scales of its tiles between the two steps, and stores two codes a byte. Its column-wise copy is made
+of the row-wise copy after all parts are gathered.
 
 Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp;
 pytorch/tensor/utils.py of 2.20.2, which calls them.
@@ -36,10 +36,10 @@ def _compute_tile_amaxes(
         columns: Columns of the matrix.
         start: Index of the first element of the part.
     """
-    whole = torch.zeros(rows * columns, dtype=torch.float32)
-    whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
+    magnitudes = torch.zeros(rows * columns, dtype=torch.float32)
+    magnitudes[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
     height, width = tile
-    padded = F.pad(whole.view(rows, columns), (0, -columns % width, 0, -rows % height))
+    padded = F.pad(magnitudes.view(rows, columns), (0, -columns % width, 0, -rows % height))
     return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
 
 

@@ -5,8 +5,8 @@
     storage -> Quantised                read_quantised
     storage -> operand of a GEMM        make_storage_operand
 
-A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales. The
-quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
+A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales.
+The quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
 torch.compile).
 
 Shapes: M rows (the product of all leading axes), K columns.
@@ -166,12 +166,12 @@ def _make_amax_reduction(quantizer: Any) -> Callable[[float], float] | None:
         return None
     group = quantizer._canonicalized_amax_reduction_group()
 
-    def reduced(amax: float) -> float:
+    def reduce_over_group(amax: float) -> float:
         value = torch.tensor([amax], dtype=torch.float32)
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX, group=group)
         return value.item()
 
-    return reduced
+    return reduce_over_group
 
 
 def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:

@@ -3,8 +3,8 @@
 
 - Error. The first fprop GEMM of each low-precision module is computed again in FP32, from the
   tensors before quantisation, and the two results are compared. A healthy FP8 linear layer has a
-  relative error of 0.03 to 0.05. A transposed weight, or the weight of another layer, gives an error
-  of 1 and more. Values beyond the reach of a scale are saturated first. Only the first
+  relative error of 0.03 to 0.05. A transposed weight, or the weight of another layer, gives an
+  error of 1 and more. Values beyond the reach of a scale are saturated first. Only the first
   `MAX_CHECKED_TOKENS` tokens are compared.
 - Freshness. The weight's operand is compared with a new quantisation of the weight. The codes of an
   earlier step differ from it, and their error is too small for the first check.

@@ -3,11 +3,11 @@
 Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs
 no Megatron. The label of any other module has an empty layer, and the whole path as the name.
 
-In a forward pass, hooks keep a stack of the modules that run. At the end of a module's forward pass,
-the nodes of autograd that it made are marked with the module. In a backward pass autograd names the
-node that it runs, and the mark of the node is the module. No function of Megatron or Transformer Engine
-is replaced. Activation recomputation runs forward passes inside the backward pass, for which the hooks
-keep the stack too.
+In a forward pass, hooks keep a stack of the modules that run. At the end of a module's forward
+pass, the nodes of autograd that it made are marked with the module. In a backward pass autograd
+names the node that it runs, and the mark of the node is the module. No function of Megatron or
+Transformer Engine is replaced. Activation recomputation runs forward passes inside the backward
+pass, for which the hooks keep the stack too.
 """
 
 import re
