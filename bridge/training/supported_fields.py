@@ -71,7 +71,9 @@ def find_rule_errors(
     if model is None:
         model = config.model
     sections = {"model": model, "optimizer": config.optimizer, "ddp": config.ddp}
-    run = Run.from_configs(**sections, target=make_target(None), program=Program(kind=ProgramKind.TRAIN_SCRIPT))
+    run = Run.from_configs(
+        **sections, target=make_target(None), program=Program(kind=ProgramKind.TRAIN_SCRIPT)
+    )
     context = CheckContext(run, backend=backend)
     asked = [RULES_BY_ID[name] for name in rules]
     return [finding for finding in evaluate_rules(asked, context) if finding.severity == "error"]
