@@ -4,7 +4,7 @@
                    reason, the kept layers, and the launches that together have the run's layout
       Round        a launch of a few processes: kinds of parallelism of the run, each at size 2
       Split          how the layers are shared by two pipeline stages
-    ErrorCause     the settings in the condition that raised an error of Megatron Core or
+    find_cause     the settings in the condition that raised an error of Megatron Core or
                    Transformer Engine
     Rehearsal      the answer: values kept, shrunk and left out, `Launched` rounds, verdict
 

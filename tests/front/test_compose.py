@@ -66,7 +66,9 @@ def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
 def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(compose, "_format_launch_time", lambda pattern: f"{pattern}-{next(clock)}")
-    _, settings = compose.compose(Search(main=str(CONF)), ["mixed_precision=bf16_mixed,fp32"], sweeps=compose.Sweeps.ALLOWED)
+    _, settings = compose.compose(
+        Search(main=str(CONF)), ["mixed_precision=bf16_mixed,fp32"], sweeps=compose.Sweeps.ALLOWED
+    )
     assert settings.sweep.dir == "multirun/%Y-%m-%d-0/%H-%M-%S-1"
     assert settings.runtime.output_dir == str(Path(settings.sweep.dir).absolute())
 

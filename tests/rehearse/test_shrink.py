@@ -78,7 +78,7 @@ def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections(
     assert [(one.path, one.value) for one in small.left_out] == [("model.mtp_num_layers", 1)]
     run = ModelShape.from_model(load_run((), config_file=NEMOTRON).sections["model"])
     made = ModelShape.from_model(small.sections["model"])
-    for size in ("inner", "projected"):
+    for size in ("inner", "projected_width"):
         before, after = (getattr(shape.state_space, size) for shape in (run, made))
         assert gcd(before // 8, 16) == gcd(after // 2, 16)
 
