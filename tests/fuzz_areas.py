@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +317,7 @@ def logs(folder: Path, _more: Path | None) -> Area:
         comparison_to_dict(compare_logs([log.compared() for log in described]))
         for log in described:
             make_log_view(log.log)
-            json.dumps(collect_log_content(log.log, name=log.name))
+            json.dumps(asdict(collect_log_content(log.log, name=log.name)))
 
     return Area(name="logs", seeds=[*LOG_SEEDS, *samples], words=LOG_SPLICES, read=read)
 

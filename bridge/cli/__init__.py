@@ -2,18 +2,18 @@
 
     main.py             finds and runs the command; turns errors into one line and exit code 2
     commands.py         the table of commands by the moment of their use, and the names before 0.2
-    parser.py           a parser that answers a mistake in one line
+    parser.py           a parser that reports a mistake in one line
     run_arguments.py    the arguments that describe a run, and the run
-    planned_answer.py   answers that foresee a run, with the decisive findings of its check
-    several.py          answers about several files: a line a run
-    debug_log_answer.py a log of Transformer Engine's debugger: a table and early warnings
+    run_answer.py       answers about a run, with the decisive findings of its check
+    many_runs.py        answers about several files: a line for each run
+    debug_log.py        a log of Transformer Engine's debugger: a table and early warnings
     output.py           JSON, tables and files
 
-A `run` gets the parsed arguments (`chosen`), asks a room below for its value, and prints it: as
+A `run` gets the parsed arguments (`args`), calls a room below for a value, and prints the value: as
 plain data under `--json`, else through `report`. It returns None or 0, or an exit code that its
 help names. A command with several forms is a folder: compare/command.py, for example, has the
 arguments and chooses, and the other files of compare/ are the forms. Nothing heavy is imported
-before it is asked for. The rooms that make the answer of a command:
+before it is needed. The rooms that make the answer of a command:
 
     recipes explain                         precision, registry, sync.routes, rules, preflight
     check plan memory compare --twin        front (the run), sync (prediction), preflight, plan

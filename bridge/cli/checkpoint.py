@@ -119,7 +119,7 @@ def _certify(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Print whether a checkpoint is as it was written; return 1 where it is not."""
+    """Print whether a checkpoint is as it was written; return 1 if it is not."""
     checkpoint = find_checkpoint(args.path)
     manifest = Manifest.read(checkpoint)
     sha256 = compute_manifest_digest(checkpoint)
@@ -152,7 +152,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _find_fault(
     checkpoint: Path, manifest: Manifest, sha256: str, stated_sha256: str | None
 ) -> str | None:
-    """Return the first fault of a checkpoint's files; None where there is none."""
+    """Return the first fault of a checkpoint's files; None if there is none."""
     if stated_sha256 is not None and stated_sha256.lower() != sha256:
         return "manifest.json is another one than the digest is of"
     fault = manifest.find_outline_fault(checkpoint)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.read.foreign.reports import ExportReport, ImportReport, Unmapped
 
     Result = tuple[ImportedRun, ExportReport | None]
-    """A run of the file, and what it is for the other system; None where nothing is asked."""
+    """A run of the file, and what it is for the other system; None if nothing is asked."""
 
 
 SILENT_REASONS = ("implied default", "dead knob")
@@ -170,7 +170,7 @@ def _print_payload(
 def _format_lost(results: list[Result], args: argparse.Namespace) -> str:
     """Return the line under --strict that names each setting whose precision is lost.
 
-    Empty where none is.
+    Empty if none is.
     """
     from bridge.convert.conversion import collect_losses
 

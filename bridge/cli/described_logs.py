@@ -41,11 +41,11 @@ class DescribedLog:
     name: str
     """Different for each log of a command line."""
     run: Run | None
-    """None where the log has no arguments, or they describe no run that can be read."""
+    """None if the log has no arguments, or they describe no run that can be read."""
 
     @property
     def precision(self) -> str:
-        """The precision in a few words; empty where no argument states it."""
+        """The precision as a short text; empty if no argument states it."""
         if self.run is None:
             return ""
         from bridge.registry.nearest_recipe import format_owner_label

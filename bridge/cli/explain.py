@@ -187,7 +187,7 @@ def explain_in_run(
 
     A precision's field has its `explain_field`, and under `explain_in_run` the `rows` of the sync, `findings`
     of the check and the sync about it, and `ran`, one sentence on its trace in the records, empty
-    where there is none. Another field has its `Setting` under `setting`, with the rows of the sync
+    if there is none. Another field has its `Setting` under `setting`, with the rows of the sync
     and the findings too.
     """
     run = RunFolder.from_path(folder)
@@ -235,7 +235,7 @@ def explain_in_log(
     """Return the values that a field had in a run by its log, as plain data.
 
     They are those of `explain_in_file` where the log has arguments, and else the field's `explain_field`.
-    Under `explain_in_log` stands the trace of the field in the log, empty where there is none.
+    Under `explain_in_log` stands the trace of the field in the log, empty if there is none.
     """
     log = described.log
     trace = _describe_log_trace(log, word.rpartition(".")[2])

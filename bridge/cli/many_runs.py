@@ -28,7 +28,7 @@ class RunAnswer:
     """The answer of a command about one run among several."""
 
     text: str
-    """The answer in a few words."""
+    """The answer as a short text."""
     content: Mapping[str, Any] = field(default_factory=dict)
     """The answer as plain data."""
     code: int = 0
@@ -160,7 +160,7 @@ def format_precision(context: CheckContext) -> str:
 def precision_to_dict(context: CheckContext) -> dict[str, Any]:
     """Return the mode and the scaling scheme of a run as plain data.
 
-    Both are null where nothing states the mode.
+    Both are null if nothing states the mode.
     """
     mode, scheme = None, None
     if context.mode_decider is None:

@@ -14,13 +14,13 @@
     loader.py           `load_run`: the `Run` of a composed config or a file
       stated_precision.py   the precision of a run: its recipe, and the fields stated over it
       folders.py        the folder of the Hydra tree, and the file that a path names
-    decode.py           `container`: the `ConfigContainer` of a `Run`
+    decode.py           `build_container`: the `ConfigContainer` of a `Run`
     check.py            `check` in Python
-    several.py          answers about several files and folders
+    file_runs.py        the runs of several files and folders
     nemo_run.py         a plugin of nemo-run that asks the check before it submits a task
     json_schema.py      the JSON Schema of the YAML that is read
     plugins/            the plugin by which Hydra's own applications find the recipes
 
-Configs are data. Nothing in them is instantiated; every key is checked against the real field of
-the class it is for.
+Configs are data. Nothing in them is instantiated. Every key is checked against the fields of the
+class that it configures. The docstring of train.py has the stages of a run with their types.
 """

@@ -80,7 +80,7 @@ class CommandLine:
 
         Args:
             words: The words after the name of the script.
-            config_path: The folder of the Hydra tree, where no flag names another.
+            config_path: The folder of the Hydra tree, if no flag names another.
             name: Hydra's name of the job and of its log.
         """
         parser = _Parser(add_help=False)

@@ -82,7 +82,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
 
 def _build_sweep_arguments(words: Sequence[str]) -> tuple[list[str], float]:
-    """Return the words of the sweep and the gate; RunConfigError where no recipes are named."""
+    """Return the words of the sweep and the gate; RunConfigError if no recipes are named."""
     settings: dict[str, str] = {}
     rest: list[str] = []
     keys: set[str] = set()

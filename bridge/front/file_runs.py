@@ -25,7 +25,7 @@ class FileRun:
     number: int
     """The number of the run in its file, from 1."""
     labels: tuple[str, ...]
-    """Each run of the file, in a few words; empty where the file has one run."""
+    """Each run of the file, as a short text; empty where the file has one run."""
     values: Run | None
     """The run; None where it cannot be used."""
     refusal: str = ""
@@ -45,7 +45,7 @@ class UnreadFile:
 
     file: str
     kind: str
-    """Why, in a few words that are the same for many files."""
+    """Why, as a short text that are the same for many files."""
     reason: str
     """Why, as sentences about this file."""
 

@@ -23,7 +23,7 @@ from bridge.precision.strict_yaml import require_bounded
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 DEFAULT_JOB_NAME = "train"
-"""The job's name where no script is run: `${hydra:job.name}`."""
+"""The job's name if no script is run: `${hydra:job.name}`."""
 PACKAGE_PREFIX = "pkg://"
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Container(Protocol):
     """The sections of a run's container, ours or Megatron Bridge's, that a sync reads and writes.
 
-    A section is None where the run has no such config.
+    A section is None if the run has no such config.
     """
 
     mixed_precision: Any

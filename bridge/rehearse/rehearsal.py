@@ -15,7 +15,7 @@ class LaunchResult:
     round: LaunchLayout
     seconds: float
     planned: int | None = None
-    """The number of GEMMs in the plan; None where no step was recorded."""
+    """The number of GEMMs in the plan; None if no step was recorded."""
     equal: int | None = None
     """The number of GEMMs that ran as planned in every recorded step."""
     loss: float | None = None

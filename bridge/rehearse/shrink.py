@@ -52,7 +52,7 @@ FSDP_PREFIXES = (
 INITIALISER_FIELDS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, saved as text, which Megatron makes of other fields."""
 CUDA_GRAPH_FIELDS = ("cuda_graph_scope", "cuda_graph_modules")
-"""Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope
+"""Parts of a run that its CUDA graphs capture, without effect if none is captured. Of the scope
 ``full_iteration`` megatron-core 0.19.2 makes another `cuda_graph_impl`
 (transformer_config.py:2412)."""
 
@@ -77,16 +77,16 @@ def shrink(
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
-    """Return a run made small.
+    """Return a small copy of a run, with its precision, kinds of layers and layout.
 
     Args:
         sections: The sections of the run.
-        precision: Its precision; None where the configs alone decide it.
-        target: The GPUs of the run. Where their number is not stated, it is the least that the
+        precision: Its precision; None if the configs alone decide it.
+        target: The GPUs of the run. If their number is not stated, it is the least number that the
             parallel sizes need.
-        here: The release of Megatron Core that will run, None for the installed release.
+        here: The release of Megatron Core that will run; None: the installed release.
         processes: The most processes of a launch.
-        max_layers: The most layers. There are more where the first and last layers and the pipeline
+        max_layers: The most layers. There are more if the first and last layers and the pipeline
             need more.
 
     Raises:
@@ -95,97 +95,102 @@ def shrink(
     copies = {}
     for name in ("model", "optimizer", "ddp", "train"):
         copies[name] = dict(sections.get(name) or {})
-    place = target or Target()
-    whole = predict(precision, copies, target=Target(count=place.count))
-    plan = make_plan(whole)
-    layout = LaunchLayout.from_parallel(whole.parallel, is_sharded=plan.settings.distributed)
+    target = target or Target()
+    prediction = predict(precision, copies, target=Target(count=target.count))
+    plan = make_plan(prediction)
+    layout = LaunchLayout.from_parallel(prediction.parallel, is_sharded=plan.settings.distributed)
     stated = None
     if precision is not None:
         stated = precision.to_dict()
-    run = SmallRun(
-        sections=copies, precision=stated, plan=plan, parallel=whole.parallel, layout=layout
+    small_run = SmallRun(
+        sections=copies, precision=stated, plan=plan, parallel=prediction.parallel, layout=layout
     )
-    split = shrink_layers(run, max_layers)
-    shrink_widths(run)
-    _shrink_tokens(run)
-    _replace_schedule(run)
-    _replace_optimizer(run)
-    _replace_kernels(run)
+    split = shrink_layers(small_run, max_layers)
+    shrink_widths(small_run)
+    _shrink_tokens(small_run)
+    _replace_schedule(small_run)
+    _replace_optimizer(small_run)
+    _replace_kernels(small_run)
     # Each launch has its own layout and communication.
-    of_launch = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
-    for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *of_launch):
-        run.model.pop(name, None)
-    _leave_out(run, sections, place, here or get_installed_version("mcore"))
-    run.rounds = layout.rounds(processes, split)
-    return run
+    launch_fields = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
+    for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *launch_fields):
+        small_run.model.pop(name, None)
+    _leave_out(small_run, sections, target, here or get_installed_version("mcore"))
+    small_run.rounds = layout.rounds(processes, split)
+    return small_run
 
 
-def _replace_kernels(run: SmallRun) -> None:
-    """Switch off what runs on a GPU alone, and routes that are drawn."""
-    if run.layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
-        run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
-    if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
-        run.set("model.attention_backend", "auto", "its kernels need a GPU")
+def _replace_kernels(small_run: SmallRun) -> None:
+    """Switch off kernels that need a GPU, and routes of tokens that are drawn at random."""
+    if small_run.layout.size("context") > 1 and small_run.model.get("cp_comm_type") != "a2a":
+        small_run.set(
+            "model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version"
+        )
+    if str(read_field(small_run.model, "attention_backend")).lower() in ("flash", "fused"):
+        small_run.set("model.attention_backend", "auto", "its kernels need a GPU")
     for name, reason in SWITCHED_OFF.items():
-        if read_field(run.model, name):
-            run.set(f"model.{name}", False, reason)
+        if read_field(small_run.model, name):
+            small_run.set(f"model.{name}", False, reason)
 
 
 def _leave_out(
-    run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
+    small_run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
 ) -> None:
-    """Leave out the settings of formats and of trained weights that no run here can have."""
+    """Leave out settings of formats and of trained weights that no rehearsal can have."""
     for name, reason in UNSUPPORTED_SWITCHES.items():
-        run.leave_out(name, reason)
+        small_run.leave_out(name, reason)
     has_buffers = OWNER_FIELDS["ddp"]["fp4_param_gather"].has
     is_later = False
     if has_buffers is not None:
         is_later = bool(has_buffers.holds(target.mcore)) and not has_buffers.holds(here)
-    is_sharded = run.plan.settings.distributed
-    if run.sections["ddp"].get("use_distributed_optimizer"):
+    is_sharded = small_run.plan.settings.distributed
+    if small_run.sections["ddp"].get("use_distributed_optimizer"):
         is_sharded = True
     if is_later and is_sharded:
-        why = "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers"
+        reason = (
+            "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers"
+        )
         for name in ("fp4_param", "fp4_param_gather"):
-            run.leave_out(name, why)
-    dtype = run.model.get("moe_router_dtype")
+            small_run.leave_out(name, reason)
+    dtype = small_run.model.get("moe_router_dtype")
     if dtype not in (None, "fp32", "fp64"):
-        del run.model["moe_router_dtype"]
-        run.note_left_out("model.moe_router_dtype", dtype, "the router does not know it")
+        del small_run.model["moe_router_dtype"]
+        small_run.note_left_out("model.moe_router_dtype", dtype, "the router does not know it")
     if sections.get("peft"):
-        run.note_left_out("peft", sections["peft"], "a run trains all weights")
+        small_run.note_left_out("peft", sections["peft"], "a run trains all weights")
 
 
-def _shrink_tokens(run: SmallRun) -> None:
-    """Make the sequence and the micro-batch small; a rank's tokens keep their alignment."""
-    parallel = run.parallel
-    samples = parse_integer(read_field(run.sections["train"], "micro_batch_size")) or 1
+def _shrink_tokens(small_run: SmallRun) -> None:
+    """Make the sequence and the micro-batch small, with the alignment of the tokens on a rank."""
+    parallel = small_run.parallel
+    samples = parse_integer(read_field(small_run.sections["train"], "micro_batch_size")) or 1
     small_samples = min(samples, 2)
 
     def alignment(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
+        """Return what depends on the number of tokens: its divisors by ranks and by the scheme."""
         rows = tokens // context
         is_shared = context == 1 or tokens % (2 * context) == 0
         is_split = not parallel.sequence_parallel or rows % tensor == 0
-        return is_shared, is_split, gcd(rows * samples, run.unit)
+        return is_shared, is_split, gcd(rows * samples, small_run.unit)
 
     wanted = alignment(
-        run.shape.seq_length or MIN_TOKENS, samples, parallel.context, parallel.tensor
+        small_run.shape.seq_length or MIN_TOKENS, samples, parallel.context, parallel.tensor
     )
-    context = run.layout.size("context")
+    context = small_run.layout.size("context")
     seq_length = MIN_TOKENS * context
-    for tokens in range(seq_length, seq_length + 8 * run.unit * context):
-        if alignment(tokens, small_samples, context, run.tensor_ranks) == wanted:
+    for tokens in range(seq_length, seq_length + 8 * small_run.unit * context):
+        if alignment(tokens, small_samples, context, small_run.tensor_ranks) == wanted:
             seq_length = tokens
             break
-    run.set("model.seq_length", seq_length, "keeps the alignment of a rank's tokens")
-    run.model.pop("max_position_embeddings", None)
-    run.set("train.micro_batch_size", small_samples, "samples of a micro-batch are alike")
+    small_run.set("model.seq_length", seq_length, "keeps the alignment of a rank's tokens")
+    small_run.model.pop("max_position_embeddings", None)
+    small_run.set("train.micro_batch_size", small_samples, "samples of a micro-batch are alike")
 
 
-def _replace_schedule(run: SmallRun) -> None:
-    """Replace the schedule by one of a few steps; the schedule of the run is not reported."""
-    samples = run.sections["train"]["micro_batch_size"]
-    run.sections["train"] = {
+def _replace_schedule(small_run: SmallRun) -> None:
+    """Replace the schedule by one of a few steps. The answer does not list this change."""
+    samples = small_run.sections["train"]["micro_batch_size"]
+    small_run.sections["train"] = {
         "train_iters": TRAIN_STEPS,
         "lr_decay_iters": TRAIN_STEPS + 1,
         "micro_batch_size": samples,
@@ -195,30 +200,30 @@ def _replace_schedule(run: SmallRun) -> None:
         "eval_interval": 0,
     }
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
-        if run.sections["optimizer"].get(name) is None:
-            run.sections["optimizer"][name] = value
+        if small_run.sections["optimizer"].get(name) is None:
+            small_run.sections["optimizer"][name] = value
 
 
-def _replace_optimizer(run: SmallRun) -> None:
-    """Let Adam stand for Muon, and the distributed optimizer for the sharding of FSDP and Muon."""
-    has_fsdp = bool(run.sections["ddp"].get("use_megatron_fsdp"))
-    has_muon = "muon" in str(run.sections["optimizer"].get("optimizer"))
+def _replace_optimizer(small_run: SmallRun) -> None:
+    """Replace Muon by Adam, and the sharding of FSDP and Muon by the distributed optimizer."""
+    has_fsdp = bool(small_run.sections["ddp"].get("use_megatron_fsdp"))
+    has_muon = "muon" in str(small_run.sections["optimizer"].get("optimizer"))
     for section, inert in (("ddp", FSDP_PREFIXES), ("optimizer", ("muon_",))):
-        values = dict(run.sections[section])
-        for name in run.sections[section]:
+        values = dict(small_run.sections[section])
+        for name in small_run.sections[section]:
             if name.startswith(inert):
                 del values[name]
-        run.sections[section] = values
+        small_run.sections[section] = values
     if has_muon:
-        run.set("optimizer.optimizer", "adam", "no package of Muon is here")
+        small_run.set("optimizer.optimizer", "adam", "no package of Muon is here")
     if not (has_fsdp or has_muon):
         return
     why = "stands for the sharding of Muon"
     if has_fsdp:
         why = "stands for Megatron-FSDP"
     for section in ("ddp", "optimizer"):
-        run.set(f"{section}.use_distributed_optimizer", True, why)
-    settings = run.plan.settings
+        small_run.set(f"{section}.use_distributed_optimizer", True, why)
+    settings = small_run.plan.settings
     if settings.low_parameters and settings.scheme == "mxfp8":
         reused = "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
-        run.set(reused, True, f"the distributed optimizer, which {why}")
+        small_run.set(reused, True, f"the distributed optimizer, which {why}")

@@ -13,7 +13,7 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import LaunchLayout
 
 MIN_ALIGNMENT = 16
-"""Multiple of widths where no scheme needs a larger one.
+"""Multiple of widths if no scheme needs a larger one.
 
 Tensor cores and Transformer Engine's FP8 GEMMs take it.
 """
@@ -38,7 +38,7 @@ class SmallRun:
     sections: dict[str, dict[str, Any]]
     """model, optimizer, ddp and train, for one process."""
     precision: dict[str, Any] | None
-    """The stated fields of the precision; None where the configs alone decide it."""
+    """The stated fields of the precision; None if the configs alone decide it."""
     plan: PrecisionPlan
     """The plan of the run before it is made small."""
     parallel: ParallelLayout

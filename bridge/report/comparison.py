@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge.report.answer import Answer, State
 from bridge.report.curves import make_figure
 from bridge.report.table import format_cell, format_markdown, make_table, print_renderable
 from bridge.runtime.audit.quantisation import OPERANDS
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from bridge.runtime.compare.comparison import Comparison, RecipeRow
 
 FILE_STEM = "comparison"
-VERDICT_STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
+VERDICT_STATES: dict[str, State] = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
 """Verdict -> the state of a report's answer."""
 MAX_LINEAR_GATES = 8
 """Gates up to which the scale of the gaps is linear."""
@@ -59,25 +60,23 @@ def _format_proof(comparison: Comparison) -> str:
     )
 
 
-def collect_answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
-    """Return for each run that has a twin of another recipe a state and a sentence.
+def collect_answers(comparisons: Sequence[Comparison]) -> dict[Path, Answer]:
+    """Return folder of a run -> the result of its comparison with a twin of another recipe.
 
-    A state is good, bad or unknown. The runs of the baseline have what is known of all of them.
+    The runs of the baseline get the notes on the whole comparison.
     """
-    answer_of: dict[Path, dict[str, str]] = {}
+    answer_of: dict[Path, Answer] = {}
     for comparison in comparisons:
         if len(comparison.rows) < 2:
             continue
         about_all = " ".join(comparison.notes) or _format_proof(comparison)
         for row in comparison.rows:
-            state, sentence = "unknown", about_all
+            answer = Answer(state="unknown", sentence=about_all)
             if row.gap is not None:
-                state, sentence = (
-                    VERDICT_STATES[row.gap.verdict],
-                    row.sentence(comparison.baseline.label),
-                )
+                sentence = row.sentence(comparison.baseline.label)
+                answer = Answer(state=VERDICT_STATES[row.gap.verdict], sentence=sentence)
             for arm in row.arms:
-                answer_of[arm.folder] = {"state": state, "sentence": sentence}
+                answer_of[arm.folder] = answer
     return answer_of
 
 

@@ -10,15 +10,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import PrecisionPlan
+from bridge.report.answer import Answer
 from bridge.report.html.content import describe_loss_fall, make_memory_rows, make_plan_rows
+from bridge.report.html.run_content import RunContent
 from bridge.report.table import format_cell, make_facts_table
 from bridge.report.watch import draw_bars
 from bridge.runtime.audit.early_warnings import find_early_warnings
 from bridge.runtime.audit.log_warning_inputs import make_log_warning_inputs
 from bridge.runtime.audit.run_log import RunLog
-
-Answer = dict[str, str]
-"""State and sentence."""
 
 
 def make_log_view(
@@ -65,40 +64,36 @@ def collect_log_content(
     plan: PrecisionPlan | None = None,
     predicted_bytes: dict[str, int] | None = None,
     compared: Answer | None = None,
-) -> dict[str, Any]:
-    """Return everything that a report says about a run by its log, in the form of `collect_run_content`.
+) -> RunContent:
+    """Return the content of a report on the log of a run.
 
-    `compared` is what a comparison with the other logs says.
+    Args:
+        log: The log.
+        name: The name of the run in the report.
+        plan: The precision plan of the run; None: not known.
+        predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
+        compared: The result of the comparison with the other logs; None: there is none.
     """
     records = log.records()
     warnings = dict(find_early_warnings(make_log_warning_inputs(log)))
     commands = [shlex.join(["precision-bridge", "report", str(log.path)])]
     if log.described_by is not None:
         commands.insert(0, shlex.join(["precision-bridge", "check", str(log.described_by)]))
-    return {
-        "name": name,
-        "folder": str(log.path),
-        "source": log.source,
-        "figures": _collect_figures(log, records),
-        "compared": compared,
-        "base": None,
-        "plan": make_plan_rows(plan),
-        "ran": "",
-        "recorded_gemms": 0,
-        "backend": "",
-        "mismatches": [],
-        "sync": [],
-        "findings": [],
-        "silenced": [],
-        "warnings": warnings,
-        "train": records,
-        "validation": log.list_validations(),
-        "heat": [],
-        "memory": make_memory_rows((), predicted_bytes or {}),
-        "environment": {},
-        "commands": commands,
-        "verdict": _collect_verdicts(log, records, warnings),
-    }
+    return RunContent(
+        name=name,
+        folder=str(log.path),
+        source=log.source,
+        figures=_collect_figures(log, records),
+        compared=compared,
+        plan=make_plan_rows(plan),
+        warnings=warnings,
+        train=records,
+        validation=log.list_validations(),
+        memory=make_memory_rows((), predicted_bytes or {}),
+        environment={},
+        commands=commands,
+        verdict=_collect_verdicts(log, records, warnings),
+    )
 
 
 def _collect_figures(log: RunLog, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,23 +117,23 @@ def _collect_figures(log: RunLog, records: Sequence[Mapping[str, Any]]) -> dict[
 def _collect_verdicts(
     log: RunLog, records: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]
 ) -> list[Answer]:
-    ended = f"The last record is of step {log.last_step}."
-    state = "unknown"
+    """Return the summary of the report on a log."""
+    end = Answer(state="unknown", sentence=f"The last record is of step {log.last_step}.")
     if log.has_ended:
-        state, ended = "good", f"Ended after step {log.last_step}."
-    verdicts = [(state, ended)]
+        end = Answer(state="good", sentence=f"Ended after step {log.last_step}.")
+    verdicts = [end]
     losses = [record["loss"] for record in records if record["loss"] is not None]
     if not log.is_policy:
         verdicts.append(describe_loss_fall(losses))
     for sentence in _describe_gaps(log):
-        verdicts.append(("unknown", sentence))
+        verdicts.append(Answer(state="unknown", sentence=sentence))
     for name, sentence in warnings.items():
-        verdicts.append(("bad", f"{name}: {sentence}"))
-    return [{"state": state, "sentence": sentence} for state, sentence in verdicts]
+        verdicts.append(Answer(state="bad", sentence=f"{name}: {sentence}"))
+    return verdicts
 
 
 def _describe_gaps(log: RunLog) -> list[str]:
-    """Return what the log lacks and what was left out of it, as sentences."""
+    """Return a sentence for each gap of the log: figures that it lacks, lines that were left out."""
     sentences = list(log.notes)
     if log.is_policy:
         sentences.append("The loss is that of a policy gradient, which need not fall.")

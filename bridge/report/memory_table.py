@@ -94,7 +94,7 @@ def _make_memory_rows(report: MemoryReport) -> tuple[list[Row], list[str]]:
 def describe_fit(
     rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]
 ) -> str:
-    """Return the bytes of the fullest rank and whether they fit, in a few words.
+    """Return the bytes of the fullest rank and whether they fit, as a short text.
 
     The arguments are those of `make_memory_table`.
     """

@@ -140,7 +140,7 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
 def _make_grid(
     rows: Sequence[QuantisationRow], places: Sequence[tuple[int, str]], steps: Sequence[int]
 ) -> list[list[float]]:
-    """Return the distance to the healthy ratio by place and step; NaN where nothing is known."""
+    """Return the distance to the healthy ratio by place and step; NaN if nothing is known."""
     below: dict[tuple[int, str, int], float] = {}
     for row in rows:
         if row.format in FORMATS:

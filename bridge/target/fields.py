@@ -37,7 +37,7 @@ class OwnerField:
     kind: OwnerFieldKind
     """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
     default: Any = None
-    """The value it holds where no config sets it."""
+    """The value it holds if no config sets it."""
     is_megatron: bool = True
     """Whether a class of Megatron Core has it; False for the other settings of a run."""
     has: VersionRange | None = None
@@ -266,7 +266,7 @@ def get_gradient_dtypes(
 
 
 def read_field(model: Any, name: str, default: Any = None) -> Any:
-    """Return a value of a mapping or an object, or the default where it is absent or None."""
+    """Return a value of a mapping or an object, or the default if it is absent or None."""
     if isinstance(model, Mapping):
         value = model.get(name)
     else:

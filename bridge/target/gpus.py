@@ -18,7 +18,7 @@ class Gpu:
     capability: tuple[int, int] | None
     """CUDA compute capability; None for a machine without a GPU and for GPUs of another maker."""
     memory_gib: int
-    """Device memory as the driver reports it, rounded down; 0 where it is not known.
+    """Device memory as the driver reports it, rounded down; 0 if it is not known.
 
     Of a GPU that is sold with several sizes it is the common one.
     """

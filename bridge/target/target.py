@@ -25,7 +25,7 @@ class Target:
     cudnn: Version | None = None
     torch: Version | None = None
     has_te: bool | None = None
-    """Whether Transformer Engine is installed; None where that is unknown."""
+    """Whether Transformer Engine is installed; None if that is unknown."""
     is_detected: bool = False
     """Whether it was read from this machine. Otherwise a user declared it."""
 

@@ -55,7 +55,7 @@ _OPERATOR_WORDS = {">=": "from", "<": "before", "!=": "not"}
 def parse_version(text: str) -> Version:
     """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0).
 
-    RunConfigError where there are none.
+    RunConfigError if there are none.
     """
     match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if match is None:
@@ -70,7 +70,7 @@ def format_dotted(numbers: Iterable[int]) -> str:
 
 
 def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
-    """Return whether `version` is one of `versions`; None where that is not known.
+    """Return whether `version` is one of `versions`; None if that is not known.
 
     0.17 may be 0.17.0 or 0.17.1: the first and the last version that it stands for have to agree.
     """
@@ -89,7 +89,7 @@ _make_minimum = functools.cache(lambda least: SpecifierSet(f">={least}"))
 
 
 def is_at_least(version: Version | None, least: str) -> bool | None:
-    """Return whether `version` is `least` or later; None where that is not known."""
+    """Return whether `version` is `least` or later; None if that is not known."""
     return _is_in(version, _make_minimum(least))
 
 
@@ -130,7 +130,7 @@ def _parse_package_info(package_info: str) -> str:
 def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
     """Return the version of the Megatron Core in an environment's folder.
 
-    None where it is not there as a whole.
+    None if it is not there as a whole.
     """
     if prefix is None:
         prefix = Path(sys.prefix)
@@ -148,7 +148,7 @@ def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
 def find_newer_megatron(prefix: Path | None = None) -> Version | None:
     """Return the unpacked Megatron Core where it is newer than the installed one, else None.
 
-    It counts as newer where none is installed.
+    It counts as newer if none is installed.
     """
     own = get_installed_version("mcore")
     unpacked = find_unpacked_megatron(prefix)
@@ -166,7 +166,7 @@ class VersionRange:
     """As pip writes them: ``>=0.17.1,<0.20``."""
 
     def holds(self, version: Version | None) -> bool | None:
-        """Return whether `version` is in the range; None where that is not known."""
+        """Return whether `version` is in the range; None if that is not known."""
         return _is_in(version, self.versions)
 
     def __str__(self) -> str:

@@ -9,8 +9,8 @@
     Audit             the record of single steps against the plan; ends the run where they differ
     RunSummary        the figures at the end, `summary.json`
     early_faults      faults that show before data and model are built:
-      value_faults      numbers and names that no run can begin with
-      refused_fields    fields that have no effect here, or cannot run
+      value_checks.py      numbers and names that no run can begin with
+      supported_fields.py  fields that have no effect here, or cannot run
     fingerprint       every setting as text: equal on all ranks, and kept in a checkpoint's manifest
 
 `runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs:

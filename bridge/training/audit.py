@@ -119,7 +119,7 @@ class Audit:
 def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
     """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
 
-    Such a plan is equal to its record, and so shows no mismatch. The result is None where the
+    Such a plan is equal to its record, and so shows no mismatch. The result is None if the
     recipe has no low precision, or a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):

@@ -53,7 +53,7 @@ from bridge.training.value_checks import require_sane_values
 log = logging.getLogger("bridge.training")
 
 MAX_STUCK_STEPS = 10
-"""Steps in a row that may be skipped where no lower loss scale is left; then the run ends."""
+"""Steps in a row that may be skipped if no lower loss scale is left; then the run ends."""
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:

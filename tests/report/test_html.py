@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from bridge.precision.formats import FORMATS
 from bridge.report.comparison import collect_answers
 from bridge.report.html.chart import MAX_POINTS, draw_line_chart
 from bridge.report.html.page import render_markdown, render_page
+from bridge.report.html.run_content import RunContent
 from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.compare.arm import Arm
@@ -22,7 +25,7 @@ from bridge.runtime.compare.gap import LossCurve
 from bridge.runtime.numerics import GemmPrecision, quantise
 
 LISTS = ("verdict", "plan", "mismatches", "heat", "memory", "sync", "findings", "silenced", "commands", "train")
-EMPTY = {name: [] for name in (*LISTS, "validation")} | {
+EMPTY: dict[str, Any] = {name: [] for name in (*LISTS, "validation")} | {
     "figures": {"unigram_entropy": None},
     "warnings": {},
     "environment": {},
@@ -61,8 +64,8 @@ def test_a_chart_escapes_names_thins_lines_and_leaves_out_what_is_not_finite() -
 
 def test_runs_of_one_precision_have_names_of_their_own() -> None:
     folders = ("sweep/lr=1,seed=1", "sweep/lr=1,seed=2", "other")
-    runs = [{**EMPTY, "name": "bf16_mixed", "folder": folder} for folder in folders[:2]]
-    page = render_page([*runs, {**EMPTY, "name": "fp32", "folder": "other"}])
+    runs = [RunContent(**EMPTY, name="bf16_mixed", folder=folder) for folder in folders[:2]]
+    page = render_page([*runs, RunContent(**EMPTY, name="fp32", folder="other")])
     tabs = re.findall(r'tabindex="-?\d">(.*?)</button>', page)
     assert tabs == ["bf16_mixed, seed=1", "bf16_mixed, seed=2", "fp32"]
     assert page.count("Too few records for a curve.") == 3
@@ -80,14 +83,14 @@ def test_a_single_skipped_step_of_a_few_is_no_share_of_them(skipped: int, warns:
 def test_the_page_begins_with_the_verdict_of_a_comparison_each_answer_once(tmp_path: Path) -> None:
     arms = [_arm(tmp_path / f"{name}-{seed}", name, seed) for name in ("bf16_mixed", "low") for seed in (1, 2)]
     compared = collect_answers(compare_arms(arms))
-    runs = [
-        {**EMPTY, "name": f"{arm.label}-{arm.seed[0]}", "folder": str(arm.folder), "compared": compared[arm.folder]}
-        for arm in arms
-    ]
-    page, text = render_page(runs), render_markdown([{**run, "figures": {}} for run in runs])
+    runs = []
+    for arm in arms:
+        run = RunContent(**EMPTY, name=f"{arm.label}-{arm.seed[0]}", folder=str(arm.folder))
+        runs.append(replace(run, compared=compared[arm.folder]))
+    page, text = render_page(runs), render_markdown([replace(run, figures={}) for run in runs])
     verdict = "low: outside 1 %. The whole interval is above the gate."
-    assert compared[arms[2].folder]["state"] == "bad"
-    assert compared[arms[2].folder]["sentence"].startswith(verdict)
+    assert compared[arms[2].folder].state == "bad"
+    assert compared[arms[2].folder].sentence.startswith(verdict)
     assert page.count(f"<b>Problem.</b> {verdict}") == text.count(f"- **Problem.** {verdict}") == 1
     assert page.index("<h2>Comparison</h2>") < page.index('role="tablist"')
     assert collect_answers(compare_arms(arms[:2])) == {}

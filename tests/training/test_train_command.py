@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
+from bridge.report.answer import Answer
 from bridge.report.html.content import collect_run_content
 from bridge.report.table import render_plain_text
 from bridge.report.watch import make_watch_view
@@ -54,7 +55,7 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written(number: in
     assert summary["stop_signal"] == number
     run = RunFolder.from_path(tmp_path / "run")
     stopped = f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of 100000"
-    assert collect_run_content(run)["verdict"][0] == {"state": "unknown", "sentence": f"The run was {stopped}."}
+    assert collect_run_content(run).verdict[0] == Answer(state="unknown", sentence=f"The run was {stopped}.")
     assert stopped in render_plain_text(make_watch_view(run))
     assert (tmp_path / "run" / "loss.png").is_file()
     saved = (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text()
@@ -104,7 +105,7 @@ def test_an_fp8_run_without_a_matmul_in_fp8_is_no_good_run_in_any_answer(tmp_pat
     assert done.returncode != 0
     assert "ran no matmul in low precision" in done.stderr
     run = RunFolder.from_path(tmp_path / "run")
-    assert [one["state"] for one in collect_run_content(run)["verdict"]][:2] == ["unknown", "bad"]
+    assert [one.state for one in collect_run_content(run).verdict][:2] == ["unknown", "bad"]
     assert main(["audit", str(run.path)]) == 1
 
 
@@ -119,7 +120,7 @@ def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_r
     done = train(tmp_path, *words, "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
     assert done.returncode == 0, done.stderr
     assert "Matmuls from step 3, bf16_mixed: layers 1-3, output: bf16." in done.stdout
-    assert "Plan = record" in collect_run_content(RunFolder.from_path(tmp_path / "run"))["verdict"][1]["sentence"]
+    assert "Plan = record" in collect_run_content(RunFolder.from_path(tmp_path / "run")).verdict[1].sentence
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
     checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)

@@ -141,7 +141,7 @@ def _format_twin(values: Run, recipe: str) -> str:
 def _count_low_precision_linears(values: Run, twin: Run) -> dict[str, Any]:
     """Return how many linear layers compute in FP8 or FP4 in each of the two.
 
-    None where the model has no plan.
+    None if the model has no plan.
     """
     counts: dict[str, str | None] = {}
     for name, each in (("run", values), ("twin", twin)):

@@ -11,7 +11,7 @@ from bridge.cli.run_arguments import read_run
 def print_alignment(args: argparse.Namespace) -> int:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
 
-    Return 2 where the check of the run finds an error, else 0.
+    Return 2 if the check of the run finds an error, else 0.
     """
     from bridge.plan.alignment import build_alignment_report
     from bridge.report.alignment_table import make_alignment_table  # rich is heavy

@@ -56,7 +56,7 @@ def _require_stage_file(file: dict[str, Any] | None, stage: int) -> dict[str, An
 def print_modules(args: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it.
 
-    Return 2 where the run's check finds an error, else 0.
+    Return 2 if the run's check finds an error, else 0.
     """
     run = read_run(args)
     if args.file:

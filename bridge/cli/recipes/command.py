@@ -113,7 +113,7 @@ def _print_list(args: argparse.Namespace) -> None:
 
 
 def _select_tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
-    """Return the rows of the recipes with a tag; UnknownRecipeError where none has it."""
+    """Return the rows of the recipes with a tag; UnknownRecipeError if none has it."""
     tagged = [row for row in rows if tag in row["tags"]]
     if tagged:
         return tagged

@@ -22,6 +22,8 @@ from bridge.runtime.audit.run_folder import RunFolder
 if TYPE_CHECKING:
     from bridge.plan.planned_run import PlannedRun
     from bridge.precision.config import PrecisionConfig
+    from bridge.report.answer import Answer
+    from bridge.report.html.run_content import RunContent
 
 STANDARD_OUTPUT = "-"
 """The name of a file that stands for standard output."""
@@ -32,7 +34,7 @@ BASE_RECIPES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
 
 
 def write_page(args: argparse.Namespace) -> None:
-    """Write a report of some runs and print the names of its files; or print the report itself."""
+    """Write a report on some runs and print the names of its files, or print the report itself."""
     require_extra("train", "precision-bridge report")
     from bridge.report.html.page import format_json, render_markdown, render_page
 
@@ -64,7 +66,7 @@ def _choose_file_formats(args: argparse.Namespace, form: str) -> dict[Path, str]
     return forms
 
 
-def _collect_folder_content(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _collect_folder_content(paths: Sequence[Path]) -> list[RunContent]:
     """Return the content of runs of ours."""
     from bridge.report.html.content import collect_run_content
 
@@ -82,7 +84,7 @@ def _collect_folder_content(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return runs
 
 
-def _collect_log_content(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _collect_log_content(paths: Sequence[Path]) -> list[RunContent]:
     """Return the content of the runs of logs."""
     from bridge.report.comparison import collect_answers
     from bridge.report.log_content import collect_log_content
@@ -91,7 +93,7 @@ def _collect_log_content(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
     described = read_described_logs(paths)
     compared_runs = [log.compared() for log in described]
-    compared: dict[Path, dict[str, str]] = {}
+    compared: dict[Path, Answer] = {}
     if len(described) > 1:
         compared = collect_answers([compare_logs(compared_runs)])
     runs = []
@@ -117,7 +119,7 @@ def _get_default_file(run: Path, form: str) -> Path:
     return run.with_name(f"{run.stem}.report.{form}")
 
 
-def _compare_folders(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
+def _compare_folders(paths: Sequence[Path]) -> dict[Path, Answer]:
     """Return the answers of the comparison of these runs, by the run's folder.
 
     A run that has no twin among them has none.
@@ -138,10 +140,7 @@ def _compare_folders(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
 
 
 def _plan_file(file: Path) -> PlannedRun | None:
-    """Return the run that a file describes as the calculators take it.
-
-    None where it cannot be planned here.
-    """
+    """Return the planned run of a file; None if it cannot be planned."""
     from bridge.front.loader import load_run
     from bridge.plan.planned_run import PlannedRun
 

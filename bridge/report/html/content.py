@@ -1,4 +1,4 @@
-"""The content of a report as plain data, which the page shows and which is written as JSON."""
+"""`collect_run_content`: the content of a report on a run folder of ours."""
 
 import math
 import shlex
@@ -9,6 +9,8 @@ from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
+from bridge.report.answer import Answer
+from bridge.report.html.run_content import RunContent
 from bridge.report.plan_table import make_line
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
 from bridge.runtime.audit.gemm_formats import format_gemms
@@ -29,9 +31,9 @@ SUMMARY_FIGURES = (
     "skipped_steps",
     "seconds",
 )
-"""Of the summary."""
+"""Figures of the summary that a report shows."""
 RECORD_KINDS = {"weights": "parameters"}
-"""Kind of tensor in the memory plan -> its name in a record, where they differ."""
+"""Kind of tensor in the memory plan -> its name in a record, if they differ."""
 
 
 def collect_run_content(
@@ -40,11 +42,16 @@ def collect_run_content(
     plan: PrecisionPlan | None = None,
     predicted_bytes: dict[str, int] | None = None,
     base: dict[str, Any] | None = None,
-    compared: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return everything that a report says about a run.
+    compared: Answer | None = None,
+) -> RunContent:
+    """Return the content of a report on a run.
 
-    `compared` is what a comparison with its twins says.
+    Args:
+        run: The folder of the run.
+        plan: The precision plan of the run; None: not known.
+        predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
+        base: The plain recipe of the run's mode, and the fields in which the run differs from it.
+        compared: The result of the comparison with the run's twins; None: it has none.
     """
     record, summary = run.record, run.summary or {}
     figures = {name: summary.get(name) for name in SUMMARY_FIGURES}
@@ -57,45 +64,55 @@ def collect_run_content(
         ran, backend = format_gemms(record.gemms), record.backend
         gemms, mismatches, census = record.gemms, list(record.audit), record.census
     report_command = shlex.join(["precision-bridge", "report", str(run.path)])
-    content: dict[str, Any] = {
-        "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
-        "folder": str(run.path),
-        "source": None,
-        "figures": figures,
-        "compared": compared,
-        "base": _add_deciders(base, run),
-        "plan": make_plan_rows(plan),
-        "ran": ran,
-        "recorded_gemms": len(gemms),
-        "backend": backend,
-        "mismatches": mismatches,
-        "sync": _collect_changed_fields(run),
-        "findings": _collect_findings(run),
-        "silenced": _collect_silenced(run),
-        "warnings": dict(find_early_warnings(WarningInputs.from_run_folder(run))),
-        "train": run.metrics("train"),
-        "validation": run.metrics("validation"),
-        "heat": _collect_sqnr_cells(run),
-        "memory": make_memory_rows(census, predicted_bytes or {}),
-        "environment": {
+    findings = _collect_findings(run)
+    warnings = dict(find_early_warnings(WarningInputs.from_run_folder(run)))
+    train = run.metrics("train")
+    verdict = [
+        _describe_end(summary, run),
+        _describe_audit(mismatches, len(gemms), run),
+        describe_loss_fall([row["loss"] for row in train if row["loss"] is not None]),
+        _describe_findings(findings),
+    ]
+    for name, sentence in warnings.items():
+        verdict.append(Answer(state="bad", sentence=f"{name}: {sentence}"))
+    return RunContent(
+        name=run.findings.get("precision") or summary.get("precision") or run.path.name,
+        folder=str(run.path),
+        figures=figures,
+        compared=compared,
+        base=_add_deciders(base, run),
+        plan=make_plan_rows(plan),
+        ran=ran,
+        recorded_gemms=len(gemms),
+        backend=backend,
+        mismatches=mismatches,
+        sync=_collect_changed_fields(run),
+        findings=findings,
+        silenced=_collect_silenced(run),
+        warnings=warnings,
+        train=train,
+        validation=run.metrics("validation"),
+        heat=_collect_sqnr_cells(run),
+        memory=make_memory_rows(census, predicted_bytes or {}),
+        environment={
             "target": run.findings.get("target"),
             "megatron-core": run.sync.get("megatron_core"),
         },
-        "commands": [*_read_train_command(run), report_command],
-    }
-    return {**content, "verdict": _collect_verdicts(content, summary, run)}
+        commands=[*_read_train_command(run), report_command],
+        verdict=verdict,
+    )
 
 
 def _add_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any] | None:
-    """Return the differences from a base, each field with who set it in the sync."""
+    """Return the differences from a base recipe, each field with its decider in the sync."""
     if base is None:
         return None
-    by: dict[str, str] = {}
+    deciders: dict[str, str] = {}
     for row in run.sync.get("rows", ()):
-        by.setdefault(row["field"], row["by"])
+        deciders.setdefault(row["field"], row["by"])
     fields = []
     for row in base["fields"]:
-        fields.append({**row, "by": by.get(row["field"], "")})
+        fields.append({**row, "by": deciders.get(row["field"], "")})
     return {**base, "fields": fields}
 
 
@@ -116,53 +133,47 @@ def _collect_silenced(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _collect_findings(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the findings of the check, and those of the sync that it did not have."""
-    of_check, of_sync = run.findings.get("findings", ()), run.sync.get("findings", ())
-    # The last of equal findings stands last, and the first of them is shown.
+    """Return the findings of the check, and the findings of the sync that the check has not.
+
+    Of equal findings, the first is shown at the position of the last.
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for finding in reversed([*of_check, *of_sync]):
-        rows[finding["id"], finding["path"]] = finding
-    return list(rows.values())[::-1]
+    for finding in (*run.findings.get("findings", ()), *run.sync.get("findings", ())):
+        key = finding["id"], finding["path"]
+        rows[key] = rows.pop(key, finding)
+    return list(rows.values())
 
 
-def _collect_verdicts(
-    content: dict[str, Any], summary: dict[str, Any], run: RunFolder
-) -> list[dict[str, str]]:
-    losses = [record["loss"] for record in content["train"] if record["loss"] is not None]
-    count = len(content["findings"])
-    of_findings = "good", "No findings of check and sync."
-    if count:
-        of_findings = "unknown", f"{_format_count(count, 'finding')} of check and sync."
-    verdicts = [
-        _describe_end(summary, run),
-        _describe_audit(content, run),
-        describe_loss_fall(losses),
-        of_findings,
-    ]
-    for name, sentence in content["warnings"].items():
-        verdicts.append(("bad", f"{name}: {sentence}"))
-    return [{"state": state, "sentence": sentence} for state, sentence in verdicts]
+def _describe_findings(findings: Sequence[dict[str, Any]]) -> Answer:
+    """Return how many findings check and sync have."""
+    if not findings:
+        return Answer(state="good", sentence="No findings of check and sync.")
+    count = _format_count(len(findings), "finding")
+    return Answer(state="unknown", sentence=f"{count} of check and sync.")
 
 
-def _describe_end(summary: dict[str, Any], run: RunFolder) -> tuple[str, str]:
+def _describe_end(summary: dict[str, Any], run: RunFolder) -> Answer:
+    """Return how the run ended, or that it has not."""
     if not summary:
-        return "unknown", "The run has not come to its end."
+        return Answer(state="unknown", sentence="The run has not come to its end.")
     if summary.get("failure"):
-        return "bad", str(summary["failure"])
+        return Answer(state="bad", sentence=str(summary["failure"]))
     if run.stopped:
-        return "unknown", f"The run was {run.stopped}."
+        return Answer(state="unknown", sentence=f"The run was {run.stopped}.")
     skipped = summary["skipped_steps"]
-    return "good", f"Ended after step {summary['iteration']}, {skipped} of them skipped."
+    sentence = f"Ended after step {summary['iteration']}, {skipped} of them skipped."
+    return Answer(state="good", sentence=sentence)
 
 
-def _describe_audit(content: dict[str, Any], run: RunFolder) -> tuple[str, str]:
+def _describe_audit(mismatches: Sequence[str], recorded_gemms: int, run: RunFolder) -> Answer:
+    """Return whether the record of the run agrees with its plan."""
     if run.record is None:
-        return "unknown", "No record was held against the plan."
-    count = len(content["mismatches"])
-    if count:
-        return "bad", f"The run was not what the plan says, in {_format_count(count, 'point')}."
-    gemms = content["recorded_gemms"]
-    return "good", f"Plan = record: all {gemms} GEMMs ran in the planned formats."
+        return Answer(state="unknown", sentence="No record was held against the plan.")
+    if mismatches:
+        points = _format_count(len(mismatches), "point")
+        return Answer(state="bad", sentence=f"The run was not what the plan says, in {points}.")
+    sentence = f"Plan = record: all {recorded_gemms} GEMMs ran in the planned formats."
+    return Answer(state="good", sentence=sentence)
 
 
 def _format_count(count: int, noun: str) -> str:
@@ -171,14 +182,16 @@ def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}s"
 
 
-def describe_loss_fall(losses: list[float]) -> tuple[str, str]:
-    """Return the state and the sentence about the fall of a training loss."""
+def describe_loss_fall(losses: list[float]) -> Answer:
+    """Return whether a training loss fell, from the first to the last of its values."""
     if len(losses) < 2:
-        return "unknown", "Too few losses to say whether it learned."
+        return Answer(state="unknown", sentence="Too few losses to say whether it learned.")
     fall = 1 - losses[-1] / losses[0]
     if fall < MIN_LOSS_FALL:
-        return "bad", f"The training loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}."
-    return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
+        sentence = f"The training loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}."
+        return Answer(state="bad", sentence=sentence)
+    sentence = f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
+    return Answer(state="good", sentence=sentence)
 
 
 def make_plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
@@ -248,7 +261,7 @@ def make_memory_rows(
 
 
 def _read_train_command(run: RunFolder) -> list[str]:
-    """Return the command that Hydra recorded; none where there is no record of it."""
+    """Return the training command that Hydra recorded; empty if there is no record of it."""
     overrides = run.path / ".hydra" / "overrides.yaml"
     if not overrides.is_file():
         return []

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib import resources
 from operator import itemgetter
 from pathlib import PurePath
@@ -11,12 +12,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bridge.plan.precision_plan import format_ranges
+from bridge.report.answer import Answer
 from bridge.report.curves import collect_points
 from bridge.report.html.chart import draw_line_chart
+from bridge.report.html.run_content import RunContent
 from bridge.report.quantisation_table import WORST_DB
 from bridge.report.table import format_mib
-
-RunContent = dict[str, Any]
 
 TEMPLATE = "page.html.j2"
 STATE_WORDS = {"good": "Good", "bad": "Problem", "unknown": "Note"}
@@ -40,7 +41,7 @@ def render_page(runs: Sequence[RunContent]) -> str:
     curves = {}
     if len(runs) > 1:
         for run in runs:
-            curves[run["name"]] = collect_points(run["train"], "loss")
+            curves[run.name] = collect_points(run.train, "loss")
     chart = draw_line_chart(curves, title="Training loss of all runs", y="nats per token")
     overlay = Markup(chart)  # noqa: S704  as below
     return environment.from_string(text).render(
@@ -60,34 +61,34 @@ def render_markdown(runs: Sequence[RunContent]) -> str:
 
 def _format_run(run: RunContent) -> list[str]:
     """Return the lines of one run."""
-    lines = [f"## {run['name']}", "", *_format_answers(run["verdict"]), ""]
+    lines = [f"## {run.name}", "", *_format_answers(run.verdict), ""]
     lines += ["| figure | value |", "|---|---|"]
-    for name, value in run["figures"].items():
+    for name, value in run.figures.items():
         lines.append(f"| {name.replace('_', ' ')} | {_format_number(value)} |")
-    if run["base"]:
-        fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
-        lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
-    if run["ran"]:
-        lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
-    for sentence in run["mismatches"]:
+    if run.base:
+        fields = ", ".join(f"{row['field']}={row['run']}" for row in run.base["fields"])
+        lines += ["", f"Differs from {run.base['name']} in: {fields or 'no field'}."]
+    if run.ran:
+        lines += ["", f"Recorded ({run.backend}): {run.ran}."]
+    for sentence in run.mismatches:
         lines.append(f"- {sentence}")
-    for finding in run["findings"]:
+    for finding in run.findings:
         subject = f"{finding['severity']} {finding['id']} {finding['path']}"
         lines.append(f"- {subject}: {finding['rule']}.")
     lines.append("")
     return lines
 
 
-def _format_answers(verdict: Sequence[dict[str, str]]) -> list[str]:
+def _format_answers(verdict: Sequence[Answer]) -> list[str]:
     lines = []
     for answer in verdict:
-        lines.append(f"- **{STATE_WORDS[answer['state']]}.** {answer['sentence']}")
+        lines.append(f"- **{STATE_WORDS[answer.state]}.** {answer.sentence}")
     return lines
 
 
 def format_json(runs: Sequence[RunContent]) -> str:
     """Return the content as JSON, the numbers of the page."""
-    return json.dumps(runs, indent=1) + "\n"
+    return json.dumps([asdict(run) for run in runs], indent=1) + "\n"
 
 
 def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
@@ -95,12 +96,12 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
 
     Runs of one precision get the words in which their folders differ.
     """
-    words_of = [PurePath(run["folder"]).name.split(",") for run in runs]
+    words_of = [PurePath(run.folder).name.split(",") for run in runs]
     named = []
     for run, words in zip(runs, words_of, strict=True):
         others = []
         for other, other_words in zip(runs, words_of, strict=True):
-            if other["name"] == run["name"] and other is not run:
+            if other.name == run.name and other is not run:
                 others.append(other_words)
         if not others:
             named.append(run)
@@ -109,16 +110,16 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
         for word in words:
             if any(word not in other_words for other_words in others):
                 apart.append(word)
-        name = ", ".join([run["name"], *(apart or words)])
-        named.append({**run, "name": name})
+        name = ", ".join([run.name, *(apart or words)])
+        named.append(replace(run, name=name))
     return named
 
 
-def _collect_answers(runs: Sequence[RunContent]) -> list[dict[str, str]]:
+def _collect_answers(runs: Sequence[RunContent]) -> list[Answer]:
     """Return the different answers of comparisons, in the order of the runs."""
-    answers: list[dict[str, str]] = []
+    answers: list[Answer] = []
     for run in runs:
-        answer = run["compared"]
+        answer = run.compared
         if answer is not None and answer not in answers:
             answers.append(answer)
     return answers
@@ -126,18 +127,18 @@ def _collect_answers(runs: Sequence[RunContent]) -> list[dict[str, str]]:
 
 def _draw_charts(run: RunContent) -> Markup:
     losses = {
-        "training": collect_points(run["train"], "loss"),
-        "validation": collect_points(run["validation"], "loss"),
+        "training": collect_points(run.train, "loss"),
+        "validation": collect_points(run.validation, "loss"),
     }
-    entropy, train = run["figures"].get("unigram_entropy"), run["train"]
+    entropy, train = run.figures.get("unigram_entropy"), run.train
     if entropy is not None and train:
         losses["unigram entropy"] = [(train[0]["step"], entropy), (train[-1]["step"], entropy)]
     charts = [draw_line_chart(losses, title="Loss", y="nats per token")]
-    norms = {"gradient norm": collect_points(run["train"], "grad_norm")}
+    norms = {"gradient norm": collect_points(run.train, "grad_norm")}
     charts.append(
         draw_line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True)
     )
-    scale = collect_points(run["train"], "loss_scale")
+    scale = collect_points(run.train, "loss_scale")
     if len({value for _, value in scale}) > 1:
         charts.append(
             draw_line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True)

@@ -262,7 +262,7 @@ class StepAudits:
             return None
 
     def _collect_configs(self) -> dict[str, Any]:
-        """Return the live configs by section; None where the trainer has no such config."""
+        """Return the live configs by section; None if the trainer has no such config."""
         first = self.chunks[0]
         return {
             "model": getattr(first, "config", None),
