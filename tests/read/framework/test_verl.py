@@ -177,4 +177,9 @@ def test_a_rank_that_only_the_run_knows_leaves_the_trained_weights_open(run_of, 
     run = run_of(script(f"actor_rollout_ref.model.lora.rank={rank}"), "run.sh")
     assert not run.section("peft")
     assert bool(run.reading.uncertainty.uncounted_options) == is_open
-    assert any("adapters train; all weights are counted as trained" in line for line in run.reading.uncertainty.open_points) == is_open
+    assert (
+        any(
+            "adapters train; all weights are counted as trained" in line for line in run.reading.uncertainty.open_points
+        )
+        == is_open
+    )
