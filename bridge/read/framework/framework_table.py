@@ -243,7 +243,7 @@ def load_framework_table(name: str) -> FrameworkTable:
     """Return the table of a framework."""
     columns = yaml.load(
         TABLES_FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), YAML_LOADER
-    )  # noqa: S506  a safe one
+    )
     return FrameworkTable(
         name=name,
         title=columns["title"],

@@ -46,7 +46,7 @@ from bridge.read.megatron_lm.written_arguments import (
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_", "import_all", "read", "parse_variables"]
+__all__ = ["SYSTEM", "export", "import_", "import_all", "parse_variables", "read"]
 
 READ_TOGETHER = (*REDUCTION_ARGUMENTS, "use_distributed_optimizer")
 """Arguments that are not mapped one by one, since `gradient_reduction` and `effects` read them with others."""

@@ -9,10 +9,9 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and 
 
 import re
 from collections.abc import Sequence
-from typing import cast
 
 from bridge.errors import WrongValueError
-from bridge.precision.coercion import Kind, coerce, parse_number
+from bridge.precision.coercion import coerce, parse_number
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.argument_values import LIST_TYPES, ArgumentValues, is_on
