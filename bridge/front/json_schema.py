@@ -24,7 +24,7 @@ from bridge.read.run_keys import (
     SECTION_CLASSES,
 )
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.fields import OWNER_FIELDS as OWNER_FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 Schema = dict[str, Any]
 

@@ -372,7 +372,10 @@ def _refuse_fields_without_config(
     for name, value in get_stated_values(precision).items():
         first = getattr(run_precision, name)
         if name not in routed_fields and not is_same_value(value, first):
-            rule = f"states {name}={to_plain_data(value)} ({to_plain_data(first)} in phase 1), which no config given here has"
+            rule = (
+                f"states {name}={to_plain_data(value)} ({to_plain_data(first)} in phase 1), "
+                "which no config given here has"
+            )
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
             raise RunConfigError.of(
                 f"{_SCHEDULE_PATH}, phase {number}", rule, format_label(precision), remedy

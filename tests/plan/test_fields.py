@@ -166,7 +166,8 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, changed)
     assert str(raised.value) == (
-        f"model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. {UNPLANNED_REMEDY}"
+        "model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. "
+        f"{UNPLANNED_REMEDY}"
     )
 
 

@@ -33,7 +33,8 @@ ONLINE_QUANTIZATION: Mapping[str, Mapping[str, Any]] = {
 """`--quantization` of vLLM for a BF16 checkpoint -> the config by which it quantises the weights.
 
 Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py
-(Fp8LinearMethod.process_weights_after_loading), and 0.33.0 config/quantization.py (_ONLINE_SHORTHANDS), which refuses `fp8` for such a checkpoint.
+(Fp8LinearMethod.process_weights_after_loading), and 0.33.0 config/quantization.py
+(_ONLINE_SHORTHANDS), which refuses `fp8` for such a checkpoint.
 """
 UNREAD_METHOD = "--quantization {method} of {engine}, which is not read,"
 UNNAMED_ENGINE = "an engine"

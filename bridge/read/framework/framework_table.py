@@ -242,7 +242,8 @@ class FrameworkTable:
 def load_framework_table(name: str) -> FrameworkTable:
     """Return the table of a framework."""
     columns = yaml.load(
-        TABLES_FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), YAML_LOADER
+        TABLES_FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8"),
+        YAML_LOADER,  # noqa: S506  a safe loader
     )
     return FrameworkTable(
         name=name,

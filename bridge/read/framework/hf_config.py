@@ -54,7 +54,10 @@ UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
 UNPLANNED_FAMILY = "a model of its model_type {family} has {parts}, which are not planned"
 NO_LAYERS = "it states no {key}"
 UNSUPPORTED_BY_BRIDGE = "{bridge} makes no model of its model_type {family}"
-OTHER_PARTS_NOT_COUNTED = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+OTHER_PARTS_NOT_COUNTED = (
+    "{inner}: the other parts of the model, such as a vision tower, are neither planned "
+    "nor counted."
+)
 FURTHER_PARTS = "model_type {family}: {parts} are neither planned nor counted."
 
 

@@ -1,4 +1,4 @@
-"""`maybe_read_script`: a launch script of a framework on Megatron Core that has settings of its own on its command line.
+"""`maybe_read_script`: a launch script of a framework that has settings of its own.
 
 Scripts of a framework that takes Megatron-LM's arguments are read with those of Megatron-LM.
 """

@@ -1,4 +1,4 @@
-"""`build_reading_from_arguments`: a framework's settings that are arguments of Megatron-LM, by their names, as a run."""
+"""`build_reading_from_arguments`: a run whose settings are arguments of Megatron-LM by name."""
 
 from __future__ import annotations
 

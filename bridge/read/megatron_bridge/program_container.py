@@ -1,4 +1,4 @@
-"""`build_reading_from_container`: the container that a program of Megatron Bridge makes, as what its file says of a run.
+"""`build_reading_from_container`: a run from the container that a program of Megatron Bridge makes.
 
 A field that a statement sets is stated, with the statement as its origin. A field that no statement
 sets has the default of its class, if the source of the class is found. A field that a checkpoint, a

@@ -22,7 +22,7 @@ from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.setting_row import PRECISION_NAME_PATTERN
 from bridge.read.foreign.table import load_table
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.fields import OWNER_FIELDS as OWNER_FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 TABLE = load_table("megatron_lm")
 FlagKind = Literal["on", "off", "value"]

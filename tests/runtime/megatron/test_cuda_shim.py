@@ -17,15 +17,15 @@ pytestmark = pytest.mark.skipif(cuda_shim.has_cuda(), reason="the shim does noth
 
 def state():
     """Every callable that the shim replaces, as it is now."""
-    return [(name, getattr(owner, name)) for owner, name, _ in resolve_patches(device.CUDA_PATCHES)]
+    return [(name, getattr(owner, name)) for owner, name, _ in resolve_patches(cuda_shim.CUDA_PATCHES)]
 
 
 def test_everything_is_as_before_after_the_block():
     before = state()
-    with device.cpu_as_cuda():
-        assert device.is_shim_installed()
+    with cuda_shim.cpu_as_cuda():
+        assert cuda_shim.is_shim_installed()
         during = state()
-    assert not device.is_shim_installed()
+    assert not cuda_shim.is_shim_installed()
     assert state() == before
     assert all(old != new for old, new in zip(before, during, strict=True))
 
@@ -70,13 +70,13 @@ def test_inner_block_leaves_the_outer_one_installed():
     with cuda_shim.cpu_as_cuda():
         with cuda_shim.cpu_as_cuda():
             pass
-        assert device.is_shim_installed()
-    assert not device.is_shim_installed()
+        assert cuda_shim.is_shim_installed()
+    assert not cuda_shim.is_shim_installed()
 
 
 def test_every_row_says_who_needs_it_and_what_happens_without():
-    reasons = yaml.safe_load(Path(device.__file__).with_suffix(".yaml").read_text())
-    assert reasons.keys() == device.CUDA_PATCHES.keys()
+    reasons = yaml.safe_load(Path(cuda_shim.__file__).with_suffix(".yaml").read_text())
+    assert reasons.keys() == cuda_shim.CUDA_PATCHES.keys()
     assert all(reason["needed_by"] for reason in reasons.values())
     assert sum(reason["without"].startswith("SILENT") for reason in reasons.values()) == 5
 

@@ -100,7 +100,7 @@ def test_an_attribute_that_a_block_creates_is_gone_after_it(library: ModuleType)
 
 
 def test_every_replacement_fits_the_installed_release():
-    rows = [(path, pkgutil.resolve_name(path), replace) for path, replace in device.CUDA_PATCHES.items()]
+    rows = [(path, pkgutil.resolve_name(path), replace) for path, replace in cuda_shim.CUDA_PATCHES.items()]
     assert [path for path, original, replace in rows if find_incompatibility(original, replace(original))] == []
     of_router = RouterReplay.get_replay_topk
     assert find_incompatibility(of_router, _RouterReplay.get_replay_topk) is None
@@ -117,7 +117,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Callable[..
     monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", gloo)
     log_skipped_patch.cache_clear()
     calls: list[Any] = []
-    start = device.CUDA_PATCHES["torch.distributed.ProcessGroupGloo.__init__"](
+    start = cuda_shim.CUDA_PATCHES["torch.distributed.ProcessGroupGloo.__init__"](
         lambda *args, **named: calls.append((args, named))
     )
 
