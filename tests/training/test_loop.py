@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from bridge.errors import RunConfigError, TrainingError
-from bridge.runtime.megatron.cpu import wide_gemm
+from bridge.runtime.megatron.cpu import cuda_shim, wide_gemm
 from bridge.runtime.megatron.process.stop_request import COPY_SECONDS, StopRequest
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.training.console import open_display, print_summary

@@ -15,6 +15,7 @@ import torch
 from megatron.core import fp8_utils
 from megatron.core.transformer.moe.router_replay import RouterReplay
 
+from bridge.runtime.megatron.cpu import cuda_shim
 from bridge.runtime.megatron.emulation.stored_weight import quantize_shards
 from bridge.runtime.megatron.one_batch import _RouterReplay
 from bridge.runtime.megatron.patching import (

@@ -21,7 +21,7 @@ from bridge.precision.schemes import GEMMS
 from bridge.preflight.declared_gpu import declare
 from bridge.runtime.megatron.backend import choose_backend
 from bridge.runtime.megatron.model.gpt import GPTConfig
-from bridge.runtime.megatron.te_cpu import shards, storage
+from bridge.runtime.megatron.te_cpu import multi_tensor, shards, storage
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 from bridge.runtime.megatron.te_cpu.extension import build_extension
 from bridge.runtime.megatron.te_cpu.install import find_te

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.runtime.numerics import native
+from bridge.runtime.numerics import kernel_build, native
 from bridge.runtime.numerics.kernel_build import KernelBuild
 from tests import warm
 
