@@ -34,6 +34,17 @@ from bridge.target.versions import PRODUCT_TITLES, parse_version
 
 ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
+PROCESS_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+}
+"""Environment variables of the rehearsal's processes.
+
+Threads of a parallel region do not survive a fork. Nothing is compiled, and Dynamo is half of the
+time of the imports. glibc keeps freed memory: otherwise each tensor of each step causes page faults.
+"""
 UNSAVED_EXPERTS_RULE = "PB436"
 """The rule about megatron-core before 0.19, which does not save grouped experts without extra state."""
 SAVED_AS_IN_TARGET = (
@@ -194,15 +205,7 @@ def _run_job(run: Run, small: SmallRun, backend: str, release: Release) -> dict[
         "variables": variables,
         "saves_without_state": _saves_without_state(run.prediction.target),
     }
-    # Threads of a region do not outlive a fork; nothing is compiled, and Dynamo is half of the
-    # imports.
-    environment = {
-        **os.environ,
-        **variables,
-        **release.environment(),
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    environment = {**os.environ, **variables, **release.environment(), **PROCESS_VARIABLES}
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
         return _run_worker(job, Path(name), environment)
 

@@ -260,6 +260,8 @@ def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) 
             verdict = "agree"
     elif replaces_set_value and (verdict == "set" or route.rule == "dtype"):
         verdict = "override"
+    if (verdict, replaces_set_value) == (row.verdict, row.replaces_set_value):
+        return row
     return replace(row, verdict=verdict, replaces_set_value=replaces_set_value)
 
 

@@ -166,6 +166,8 @@ def _convert_row_values(row: SyncRow, owner: Owner) -> SyncRow:
     default = get_class_defaults(owner.megatron_class).get(row.attribute, ABSENT)
     for value in (old, owner.value_before_sync(row.attribute), default):
         if is_same_value(normalise_value(value), row.new):
+            if old is row.old and value is row.new:
+                return row
             return replace(row, old=old, new=value)
     return replace(row, old=old, new=_convert_new_value(row, owner))
 

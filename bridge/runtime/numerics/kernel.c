@@ -16,8 +16,9 @@
 #include <string.h>
 
 #define PANEL 1024
+#define MIXED 256 /* the same where rows are mixed, so that the transformed rows of a panel stay in the nearest cache */
 #define GROUP 16 /* rows that the Hadamard transform mixes */
-#define STRIP 128 /* and in cache */
+#define TILE 16 /* columns that share a scale where tiles are this wide or wider */
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
@@ -51,6 +52,17 @@ ALWAYS float load(const void *x, int64_t i, const int dtype) {
     return as_float(as_bits(scaled) | (half & 0x8000) << 16);
 }
 
+/* Two BF16 numbers, side by side in memory. The upper half of the integer is the second number, with zeros below it; a
+ * shift makes the first one of the lower half. So a loop over pairs has two FP32 numbers per lane of a vector, and
+ * neither widens nor narrows, which takes shuffles across the vector. */
+typedef uint32_t pair __attribute__((aligned(2), may_alias));
+#define SIGNS 0x80008000u /* of both */
+
+ALWAYS float first_of(uint32_t both) { return as_float(both << 16); }
+ALWAYS float second_of(uint32_t both) { return as_float(both & 0xFFFF0000); }
+/* The pair of two FP32 numbers, whose lower halves are cut off. */
+ALWAYS uint32_t pair_of(float first, float second) { return as_bits(first) >> 16 | (as_bits(second) & 0xFFFF0000); }
+
 /* Round to nearest even; of a NaN some NaN, if its lower half is zero, as in all that comes from BF16. */
 ALWAYS uint16_t bf16_of_number(float x) {
     uint32_t bits = as_bits(x);
@@ -63,31 +75,36 @@ ALWAYS uint32_t hash(uint32_t x) { /* lowbias32, as in grid.py */
     x ^= x >> 16; x *= 0x7FEB352Du; x ^= x >> 15; x *= 0x846CA68Bu; return x ^ (x >> 16);
 }
 
-ALWAYS float unit(uint32_t column, uint32_t first, uint32_t second) {
-    uint32_t x = column ^ first;
-    x ^= x >> 16; x *= 0x7FEB352Du; x += second; x ^= x >> 15; x *= 0x846CA68Bu;
+/* The random number of a column; `x` and `second` are keys of the column and of its row, see `row_rule_of`. */
+ALWAYS float unit(uint32_t x, uint32_t second) {
+    x *= 0x7FEB352Du; x += second; x ^= x >> 15; x *= 0x846CA68Bu;
     return (float)(int32_t)(x >> 16) * 0x1p-16f;
 }
 
+/* a * b + c where the product is exact: one rounding, and so the same bits, with a fused instruction as with two. */
+#ifdef __FMA__
+#define EXACT_PRODUCT_PLUS(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define EXACT_PRODUCT_PLUS(a, b, c) ((a) * (b) + (c))
+#endif
+
 typedef struct { uint32_t floor_bits, anchor; float max; } grid;
 
-/* Magnitude of x on the grid: (|x| + 2^k) - 2^k with the step of |x|'s binade, see grid.py. */
-ALWAYS float nearest(float x, const grid g) {
-    float magnitude = fabsf(x);
-    magnitude = magnitude > g.max ? g.max : magnitude;
+/* A magnitude on the grid: (x + 2^k) - 2^k with the step of x's binade, see grid.py. NaN becomes the maximum. */
+ALWAYS float nearest(float magnitude, const grid g) {
+    magnitude = magnitude < g.max ? magnitude : g.max;
     uint32_t exponent = as_bits(magnitude) & 0x7F800000;
     exponent = exponent < g.floor_bits ? g.floor_bits : exponent;
     float anchor = as_float(exponent + g.anchor);
     return (magnitude + anchor) - anchor;
 }
 
-ALWAYS float random_neighbour(float x, const grid g, uint32_t mantissa_bits, float u) {
-    float magnitude = fabsf(x);
-    magnitude = magnitude > g.max ? g.max : magnitude;
+ALWAYS float random_neighbour(float magnitude, const grid g, uint32_t mantissa_bits, float u) {
+    magnitude = magnitude < g.max ? magnitude : g.max;
     uint32_t exponent = as_bits(magnitude) & 0x7F800000;
     exponent = exponent < g.floor_bits ? g.floor_bits : exponent;
     float step = as_float(exponent - (mantissa_bits << 23)), inverse = as_float(((254 + mantissa_bits) << 23) - exponent);
-    return floorf(magnitude * inverse + u) * step;
+    return floorf(EXACT_PRODUCT_PLUS(magnitude, inverse, u)) * step;
 }
 
 ALWAYS grid grid_of(int32_t mantissa_bits, int32_t min_exponent, float max) {
@@ -100,26 +117,40 @@ typedef struct {
     int64_t from, to; /* index of its first element there, and in the result */
     uint32_t row, column; /* in the whole matrix */
     int n, size; /* columns, and of how many in turn a scale is */
-    const float *scale, *back;
+    const float *scale, *back; /* per tile, or per column where tiles are narrow */
+    const float *paired_scale, *paired_back; /* of narrow tiles: in the order of `pair_up` */
 } line;
 
 /* What holds for all of a row. */
 typedef struct {
     grid g;
-    uint32_t first, second, nan_bits, nan_code;
+    uint32_t first, second, nan_bits, nan_code; /* the first two are keys of random numbers */
     int32_t mantissa_bits, sign_shift, rebias;
     float normal, steps;
 } row_rule;
 
+ALWAYS row_rule row_rule_of(const pass *p, const line *l) {
+    const grid g = grid_of(p->mantissa_bits, p->min_exponent, p->max);
+    const uint32_t row_key = hash(l->row ^ (uint32_t)p->seed), second = hash(row_key ^ (uint32_t)(p->seed >> 32));
+    /* The hash of x = column ^ row_key begins with x ^ x >> 16. A panel begins at a multiple of PANEL or MIXED columns, so
+     * that its c-th column changes the lower half alone: this ^ c is that first step. */
+    const uint32_t mixed = l->column ^ row_key, first = mixed ^ mixed >> 16;
+    const int m = p->mantissa_bits;
+    const row_rule q = {
+        g, first, second, (uint32_t)p->nan_bits, (uint32_t)p->nan_code, m, 32 - p->bits, (127 - p->bias) << m,
+        as_float(g.floor_bits), as_float((uint32_t)(127 + m - p->min_exponent) << 23)};
+    return q;
+}
+
 /* Scale, round, and store a code or an operand value. NaN becomes `nan_code`, of which `nan_bits` is the value.
  * An operand value is exact in BF16, so its lower half is cut off rather than rounded. */
-ALWAYS void store_one(const row_rule *q, const line *l, int c, float scale, float back, uint8_t *restrict code,
-                      uint16_t *restrict value, const int dtype, const int codes, const int stochastic) {
+ALWAYS void store_one(const row_rule *q, const line *l, int c, uint32_t key, float scale, float back,
+                      uint8_t *restrict code, uint16_t *restrict value, const int dtype, const int codes,
+                      const int stochastic) {
     const uint32_t m = (uint32_t)q->mantissa_bits;
-    const float y = load(l->x, l->from + c, dtype) * scale;
-    const float r = stochastic ? random_neighbour(y, q->g, m, unit(l->column + (uint32_t)c, q->first, q->second))
-                               : nearest(y, q->g);
-    const int is_nan = (as_bits(y) & 0x7FFFFFFF) > 0x7F800000;
+    const float y = load(l->x, l->from + c, dtype) * scale, magnitude = fabsf(y);
+    const float r = stochastic ? random_neighbour(magnitude, q->g, m, unit(key, q->second)) : nearest(magnitude, q->g);
+    const int is_nan = as_bits(magnitude) > 0x7F800000;
     const uint32_t sign = is_nan ? 0 : as_bits(y) & 0x80000000;
     if (codes) {
         const int32_t small = (int32_t)(r * q->steps), large = (int32_t)(as_bits(r) >> (23 - m)) - q->rebias;
@@ -130,28 +161,78 @@ ALWAYS void store_one(const row_rule *q, const line *l, int c, float scale, floa
     }
 }
 
-#define TILE 16 /* columns that share a scale where tiles are this wide or wider */
-
-ALWAYS void store_row(const pass *p, const line *l, const int dtype, const int codes, const int stochastic,
+ALWAYS void store_row(const pass *p, const line *given, const int dtype, const int codes, const int stochastic,
                       const int is_wide) {
-    const grid g = grid_of(p->mantissa_bits, p->min_exponent, p->max);
-    const uint32_t first = hash(l->row ^ (uint32_t)p->seed), second = hash(first ^ (uint32_t)(p->seed >> 32));
-    const int m = p->mantissa_bits;
-    const row_rule q = {
-        g, first, second, (uint32_t)p->nan_bits, (uint32_t)p->nan_code, m, 32 - p->bits, (127 - p->bias) << m,
-        as_float(g.floor_bits), as_float((uint32_t)(127 + m - p->min_exponent) << 23)};
+    const line copy = *given, *l = &copy; /* a byte that is stored could be one of `given`: no loop would become vectors */
+    const row_rule q = row_rule_of(p, l);
     const float *restrict scale = l->scale, *restrict back = l->back;
     uint8_t *restrict code = (uint8_t *)p->out + l->to;
     uint16_t *restrict value = (uint16_t *)p->out + l->to;
     const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = is_wide ? l->n / TILE * TILE : 0;
     for (int start = 0; start < whole; start += TILE) {
         const float s = scale[start >> shift], b = back[start >> shift];
+        const uint32_t key = q.first ^ (uint32_t)start;
 #pragma GCC ivdep
-        for (int c = start; c < start + TILE; c++) store_one(&q, l, c, s, b, code, value, dtype, codes, stochastic);
+        for (int k = 0; k < TILE; k++)
+            store_one(&q, l, start + k, key ^ (uint32_t)k, s, b, code, value, dtype, codes, stochastic);
     }
 #pragma GCC ivdep
     for (int c = whole; c < l->n; c++)
-        store_one(&q, l, c, scale[c >> shift], back[c >> shift], code, value, dtype, codes, stochastic);
+        store_one(&q, l, c, q.first ^ (uint32_t)c, scale[c >> shift], back[c >> shift], code, value, dtype, codes,
+                  stochastic);
+}
+
+/* `store_one` for the magnitude of a BF16 number and an operand value. `has_nan`: whether the format has a NaN; without
+ * one NaN becomes the maximum. */
+ALWAYS float operand_magnitude(const row_rule *q, float magnitude, uint32_t key, float scale, float back,
+                               const int stochastic, const int has_nan) {
+    const float y = magnitude * scale;
+    float r = nearest(y, q->g);
+    if (stochastic) r = random_neighbour(y, q->g, (uint32_t)q->mantissa_bits, unit(key, q->second));
+    if (has_nan) r = as_bits(magnitude) > 0x7F800000 ? as_float(q->nan_bits) : r;
+    return r * back;
+}
+
+/* `store_one` for TILE BF16 numbers and operand values. `key` is that of the first column. */
+ALWAYS void operand_tile(const row_rule *q, const pair *x, pair *value, uint32_t key, const float *scale,
+                         const float *back, const int stochastic, const int is_wide, const int has_nan) {
+    const int half = TILE / 2;
+#pragma GCC unroll 1 /* unrolled, the loop would not become vectors */
+#pragma GCC ivdep
+    for (int k = 0; k < half; k++) {
+        const int first = is_wide ? 0 : k, second = is_wide ? 0 : half + k;
+        const uint32_t magnitudes = x[k] & ~SIGNS;
+        const uint32_t signs = x[k] & ~(magnitudes + 0x007F007F) & SIGNS; /* the sum reaches the sign's bit for NaN alone */
+        const float a = operand_magnitude(q, first_of(magnitudes), key ^ (uint32_t)(2 * k), scale[first], back[first],
+                                          stochastic, has_nan);
+        const float b = operand_magnitude(q, second_of(magnitudes), key ^ (uint32_t)(2 * k + 1), scale[second],
+                                          back[second], stochastic, has_nan);
+        value[k] = pair_of(a, b) | signs;
+    }
+}
+
+/* `store_row` for BF16 numbers and operand values. */
+ALWAYS void operand_row(const pass *p, const line *l, const int stochastic, const int is_wide, const int has_nan) {
+    const row_rule q = row_rule_of(p, l);
+    const uint16_t *x = (const uint16_t *)l->x + l->from;
+    const float *scale = is_wide ? l->scale : l->paired_scale, *back = is_wide ? l->back : l->paired_back;
+    uint16_t *value = (uint16_t *)p->out + l->to;
+    const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = l->n / TILE * TILE;
+    for (int start = 0; start < whole; start += TILE)
+        operand_tile(&q, (const pair *)(x + start), (pair *)(value + start), q.first ^ (uint32_t)start,
+                     scale + (start >> shift), back + (start >> shift), stochastic, is_wide, has_nan);
+    for (int c = whole; c < l->n; c++)
+        store_one(&q, l, c, q.first ^ (uint32_t)c, l->scale[c >> shift], l->back[c >> shift], NULL, value, BF16, 0,
+                  stochastic);
+}
+
+/* The numbers of TILE columns in the order of pairs: those of the first halves, and then those of the second ones. */
+ALWAYS void pair_up(const float *restrict from, float *restrict to, int n) {
+    for (int start = 0; start < n / TILE * TILE; start += TILE)
+        for (int k = 0; k < TILE / 2; k++) {
+            to[start + k] = from[start + 2 * k];
+            to[start + TILE / 2 + k] = from[start + 2 * k + 1];
+        }
 }
 
 /* Magnitudes are compared as integers: their bits plus what lifts infinity to the largest integer, so that NaN becomes
@@ -274,7 +355,8 @@ ALWAYS void tile_amax(const void *x, int64_t at, int64_t stride, int rows, int n
         else halve_narrow(narrow[now], narrow[!now], left);
     }
     for (int t = 0; t < left; t++) {
-        const uint16_t bits = (uint16_t)(narrow[now][t] - lift(dtype));
+        const int16_t most = narrow[now][t] < lift(dtype) ? (int16_t)lift(dtype) : narrow[now][t]; /* of NaN alone: 0 */
+        const uint16_t bits = (uint16_t)(most - lift(dtype));
         amax[t] = dtype == FP32 ? as_float((uint32_t)(wide[now][t] - lift(dtype))) : load(&bits, 0, dtype);
     }
 }
@@ -324,11 +406,10 @@ typedef struct { uint32_t amax, smallest, largest; } found;
 
 typedef void (*store)(const pass *, const line *);
 typedef void (*measure)(const void *, int64_t at, int64_t stride, int rows, int n, int size, float *amax);
-#define LANES (COUNT < 16 ? 8 : COUNT / 2) /* columns that the transform mixes in registers */
+#define LANES 8 /* columns that the transform mixes in registers; two of them are a tile's */
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint32_t unsigned_words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 /* From a panel of n columns to the one that is worked on next. */
 ALWAYS int64_t to_next(const pass *p, int64_t column, int n, int64_t rows) {
@@ -342,71 +423,195 @@ ALWAYS void fetch(const pass *p, int64_t at, int n) {
     for (int64_t byte = 0; byte < n * size; byte += 64) __builtin_prefetch((const char *)p->x + at * size + byte);
 }
 
-/* The butterflies of LANES columns of one group of rows, in registers. Their results go to `out` in BF16, or their largest
- * magnitudes into `most`, lifted, times 4 and not rounded yet: rounding does not change which one is the largest. */
-ALWAYS void mix(const float x[GROUP][STRIP], int column, uint16_t *out, words *most, const int dtype) {
-    lanes v[GROUP];
-#pragma GCC unroll 16
-    for (int r = 0; r < GROUP; r++) memcpy(&v[r], &x[r][column], sizeof v[r]);
-#pragma GCC unroll 4
-    for (int distance = 1; distance < GROUP; distance *= 2)
-#pragma GCC unroll 16
-        for (int r = 0; r < GROUP; r++) {
-            if (r & distance) continue;
-            const lanes a = v[r], b = v[r + distance];
-            v[r] = a + b;
-            v[r + distance] = a - b;
-        }
-#pragma GCC unroll 16
+/* Columns whose rows are brought together before they are mixed: at usual widths the rows of x lie a whole number of
+ * pages apart, of which the nearest cache keeps only half a group. The columns of a tile are in the order of pairs. */
+#define STRIP 64
+typedef struct { float x[GROUP][STRIP]; } strip;
+
+/* Read n columns of one group of rows, with their signs, and zeros up to a whole tile. */
+ALWAYS void read_strip(const pass *p, int64_t row, int64_t column, int n, strip *s, const int dtype) {
+    const int half = TILE / 2;
     for (int r = 0; r < GROUP; r++) {
-        const lanes y = out ? v[r] * 0.25f : v[r];
-        words bits;
-        memcpy(&bits, &y, sizeof bits);
-        if (!out) {
-            bits = (bits & 0x7FFFFFFF) + lift(FP32);
-            const words more = bits > *most;
-            *most = (bits & more) | (*most & ~more);
-            continue;
+        const float sign = (float)p->signs[r];
+        const int64_t at = (row + r) * p->columns + column;
+        const int is_there = row + r < p->x_rows, whole = is_there ? n / TILE * TILE : 0;
+        float *restrict to = s->x[r];
+        for (int start = 0; start < whole; start += TILE)
+            for (int k = 0; k < half; k++) {
+                if (dtype == BF16) {
+                    const uint32_t both = ((const pair *)((const uint16_t *)p->x + at + start))[k];
+                    to[start + k] = first_of(both) * sign;
+                    to[start + half + k] = second_of(both) * sign;
+                } else {
+                    to[start + k] = load(p->x, at + start + 2 * k, dtype) * sign;
+                    to[start + half + k] = load(p->x, at + start + 2 * k + 1, dtype) * sign;
+                }
+            }
+        for (int c = whole; c < n || c % TILE; c++) {
+            const float one = is_there && c < n ? load(p->x, at + c, dtype) : 0;
+            to[c / TILE * TILE + c % 2 * half + c % TILE / 2] = one * sign; /* a zero with the sign's sign, as in torch */
         }
-        const words is_nan = dtype == BF16 ? (words){0} : (bits & 0x7FFFFFFF) > 0x7F800000; /* see `bf16_of_number` */
-        const words rounded = (words)(((unsigned_words)bits + 0x7FFF + (((unsigned_words)bits >> 16) & 1)) >> 16);
-        const halves stored = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7FC0), halves);
-        memcpy(out + r * PANEL, &stored, sizeof stored);
     }
 }
 
-/* The transform of n <= PANEL columns of one group of rows into `out`, or without it its largest magnitude. */
-ALWAYS float transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, const int dtype) {
-    float x[GROUP][STRIP];
-    words most = (words){0} + lift(FP32);
-    int32_t all = lift(FP32);
-    const int64_t next = to_next(p, column, n, GROUP);
+/* Begin to read what follows the strip at `start` in a panel of n columns. */
+ALWAYS void fetch_next(const pass *p, int64_t row, int64_t column, int start, int n) {
+    const int64_t next = start + STRIP < n ? start + STRIP : to_next(p, column, n, GROUP);
+    for (int r = 0; r < GROUP; r++) fetch(p, (row + r) * p->columns + column + next, n - start < STRIP ? n - start : STRIP);
+}
+
+/* Three of the four rounds of butterflies of LANES columns, in registers. The last one adds and subtracts v[r] and
+ * v[r + GROUP / 2]. */
+ALWAYS void mix(const strip *s, int column, lanes v[GROUP]) {
+#pragma GCC unroll 2
+    for (int half = 0; half < GROUP; half += GROUP / 2) {
+        lanes w[GROUP / 2];
+#pragma GCC unroll 8
+        for (int r = 0; r < GROUP / 2; r++) memcpy(&w[r], &s->x[half + r][column], sizeof w[r]);
+#pragma GCC unroll 3
+        for (int distance = 1; distance < GROUP / 2; distance *= 2)
+#pragma GCC unroll 8
+            for (int r = 0; r < GROUP / 2; r++) {
+                if (r & distance) continue;
+                const lanes a = w[r], b = w[r + distance];
+                w[r] = a + b;
+                w[r + distance] = a - b;
+            }
+#pragma GCC unroll 8
+        for (int r = 0; r < GROUP / 2; r++) v[half + r] = w[r];
+    }
+}
+
+ALWAYS lanes magnitudes_of(lanes x) { return (lanes)((words)x & 0x7FFFFFFF); }
+
+/* Largest magnitude of each column after the last round, which is that of a + b or of a - b and so |a| + |b|. It is 4 times
+ * the transform's, and not rounded: that does not change which one is the largest. A comparison with NaN is false. */
+ALWAYS lanes mixed_amax(const lanes v[GROUP], lanes most) {
+#pragma GCC unroll 8
+    for (int r = 0; r < GROUP / 2; r++) {
+        const lanes sum = magnitudes_of(v[r]) + magnitudes_of(v[r + GROUP / 2]);
+        const words more = sum > most;
+        most = (lanes)(((words)sum & more) | ((words)most & ~more));
+    }
+    return most;
+}
+
+/* Bits of x / 4 rounded to BF16, in the upper halves; the lower ones are to be cut off. */
+ALWAYS unsigned_words quarter(lanes x, const int dtype) {
+    const lanes y = x * 0.25f;
+    const unsigned_words bits = (unsigned_words)y, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+    if (dtype == BF16) return rounded; /* see `bf16_of_number` */
+    const unsigned_words is_nan = (unsigned_words)(y != y);
+    return (rounded & ~is_nan) | (is_nan & 0x7FC00000);
+}
+
+/* The largest magnitudes of the transform's columns, of what `mixed_amax` returns for both halves of the pairs. */
+ALWAYS void store_amax(const lanes most[2], float *restrict amax) {
+    const unsigned_words first = quarter(most[0], BF16) & 0xFFFF0000, second = quarter(most[1], BF16) & 0xFFFF0000;
+    float in_turn[2][LANES];
+    memcpy(in_turn[0], &first, sizeof first);
+    memcpy(in_turn[1], &second, sizeof second);
+    for (int k = 0; k < LANES; k++) {
+        amax[2 * k] = in_turn[0][k];
+        amax[2 * k + 1] = in_turn[1][k];
+    }
+}
+
+/* The transform of n <= MIXED columns of one group of rows, and the largest magnitude of each column; both have room for
+ * whole tiles. */
+ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, float *restrict amax,
+                      const int dtype) {
     for (int start = 0; start < n; start += STRIP) {
-        const int strip = n - start < STRIP ? n - start : STRIP;
-        for (int r = 0; r < GROUP; r++) {
-            const float sign = (float)p->signs[r];
-            const int64_t at = (row + r) * p->columns + column + start;
-            fetch(p, at + (start + STRIP < n ? STRIP : next - start), strip);
-            if (row + r < p->x_rows) for (int c = 0; c < strip; c++) x[r][c] = load(p->x, at + c, dtype) * sign;
-            else for (int c = 0; c < strip; c++) x[r][c] = 0 * sign; /* a zero with the sign's sign, as in torch */
-            for (int c = strip; c % LANES; c++) x[r][c] = 0;
+        strip s;
+        const int width = n - start < STRIP ? n - start : STRIP;
+        fetch_next(p, row, column, start, n);
+        read_strip(p, row, column + start, width, &s, dtype);
+        for (int c = 0; c < width; c += TILE) {
+            lanes v[GROUP], most[2];
+            unsigned_words firsts[GROUP];
+#pragma GCC unroll 2
+            for (int second = 0; second < 2; second++) { /* halves of the pairs */
+                mix(&s, c + second * LANES, v);
+                most[second] = mixed_amax(v, (lanes){0});
+#pragma GCC unroll 16
+                for (int r = 0; r < GROUP; r++) {
+                    const lanes a = v[r % (GROUP / 2)], b = v[r % (GROUP / 2) + GROUP / 2];
+                    const unsigned_words bits = quarter(r < GROUP / 2 ? a + b : a - b, dtype);
+                    if (second) {
+                        const unsigned_words both = firsts[r] | (bits & 0xFFFF0000);
+                        memcpy(out + r * MIXED + start + c, &both, sizeof both);
+                    } else firsts[r] = bits >> 16;
+                }
+            }
+            store_amax(most, amax + start + c);
         }
-        for (int c = 0; c < strip; c += LANES) mix(x, c, out ? out + start + c : NULL, &most, dtype);
     }
-    for (int k = 0; k < LANES; k++) all = most[k] > all ? most[k] : all;
-    return as_float((uint32_t)bf16(as_float((uint32_t)(all - lift(FP32))) * 0.25f) << 16);
 }
 
-static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out) {
-    if (p->dtype == FP32) transform(p, row, column, n, out, FP32);
-    else if (p->dtype == BF16) transform(p, row, column, n, out, BF16);
-    else transform(p, row, column, n, out, FP16);
+/* The sum of the magnitudes of each column of a whole strip. */
+ALWAYS void column_sums(const pass *p, int64_t row, int64_t column, float *restrict sums, const int dtype) {
+    const int half = TILE / 2;
+    for (int c = 0; c < STRIP; c++) sums[c] = 0;
+    for (int r = 0; r < GROUP && row + r < p->x_rows; r++) {
+        const int64_t at = (row + r) * p->columns + column;
+        for (int start = 0; start < STRIP; start += TILE)
+            for (int k = 0; k < half; k++) {
+                if (dtype == BF16) {
+                    const uint32_t both = ((const pair *)((const uint16_t *)p->x + at + start))[k] & ~SIGNS;
+                    sums[start + k] += first_of(both);
+                    sums[start + half + k] += second_of(both);
+                } else {
+                    sums[start + k] += fabsf(load(p->x, at + start + 2 * k, dtype));
+                    sums[start + half + k] += fabsf(load(p->x, at + start + 2 * k + 1, dtype));
+                }
+            }
+    }
 }
 
-/* Largest magnitude of the transform of one group of rows, in BF16. */
-static __attribute__((noinline)) float transformed_amax(const pass *p, int64_t row, int64_t column, int n) {
-    if (p->dtype == FP32) return transform(p, row, column, n, NULL, FP32);
-    return p->dtype == BF16 ? transform(p, row, column, n, NULL, BF16) : transform(p, row, column, n, NULL, FP16);
+/* Whether no column of a tile can exceed `most` after the last round. None exceeds the sum of its magnitudes, up to the
+ * roundings of 19 additions, which the margin covers. Most tiles of usual tensors are below, and need no transform. A
+ * tile with NaN or infinity never is. */
+ALWAYS int is_below(const float *sums, float most) {
+    int above = 0;
+    for (int c = 0; c < TILE; c++) above |= !(sums[c] * (1 + 0x1p-18f) <= most);
+    return !above;
+}
+
+/* The largest `mixed_amax` of n <= PANEL columns of one group of rows, or `most` where that is larger. */
+ALWAYS float transform_amax(const pass *p, int64_t row, int64_t column, int n, float most, const int dtype) {
+    for (int start = 0; start < n; start += STRIP) {
+        strip s;
+        float sums[STRIP];
+        const int width = n - start < STRIP ? n - start : STRIP, is_whole = width == STRIP;
+        int is_read = 0;
+        fetch_next(p, row, column, start, n);
+        if (is_whole) column_sums(p, row, column + start, sums, dtype);
+        for (int c = 0; c < width; c += TILE) {
+            lanes v[GROUP], found = {0};
+            if (is_whole && is_below(sums + c, most)) continue;
+            if (!is_read) read_strip(p, row, column + start, width, &s, dtype);
+            is_read = 1;
+            for (int half = 0; half < TILE; half += LANES) {
+                mix(&s, c + half, v);
+                found = mixed_amax(v, found);
+            }
+            for (int k = 0; k < LANES; k++) most = found[k] > most ? found[k] : most;
+        }
+    }
+    return most;
+}
+
+static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out,
+                                                  float *amax) {
+    if (p->dtype == FP32) transform(p, row, column, n, out, amax, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, out, amax, BF16);
+    else transform(p, row, column, n, out, amax, FP16);
+}
+
+static __attribute__((noinline)) float transformed_amax(const pass *p, int64_t row, int64_t column, int n, float most) {
+    if (p->dtype == FP32) return transform_amax(p, row, column, n, most, FP32);
+    if (p->dtype == BF16) return transform_amax(p, row, column, n, most, BF16);
+    return transform_amax(p, row, column, n, most, FP16);
 }
 
 /* `to` gets each of `from` as often as a tile is wide. */
@@ -428,7 +633,7 @@ static void spread(const float *from, float *to, int n, int size) {
  * their own mantissa: integers of half the width, and no scale. That holds for zero and from the smallest normal number
  * of the scaled format on; other numbers need `store_row`. No number exceeds the maximum, unless Inf decided the scale. */
 ALWAYS int rounds_in_place(const pass *p) {
-    return (p->signs || p->dtype == BF16) && !p->codes && !p->stochastic && p->shift == 1.0f
+    return !p->signs && p->dtype == BF16 && !p->codes && !p->stochastic && p->shift == 1.0f
         && (p->rule == RULE_E8M0 || (p->rule == RULE_FP32 && p->power_of_two));
 }
 
@@ -463,26 +668,32 @@ static __attribute__((noinline)) int round_row(const pass *p, const uint16_t *re
     return others != 0;
 }
 
+/* Columns of a panel: whole tiles. */
+ALWAYS int panel_width(const pass *p) {
+    return p->signs ? MIXED : (int)(PANEL / p->tile_columns * p->tile_columns);
+}
+
 static void panel(const pass *p, int64_t row, int64_t column, found *f, measure tile_amax, store store_one_row) {
-    uint16_t block[GROUP * PANEL];
+    uint16_t block[GROUP * MIXED];
     int16_t normal[PANEL];
     float scale[PANEL], back[PANEL], amax[PANEL], tile_scale[PANEL], tile_back[PANEL];
-    const int is_narrow = p->tile_columns > 1 && p->tile_columns < TILE;
-    const int size = (int)p->tile_columns, width = PANEL / size * size;
+    float paired_scale[PANEL], paired_back[PANEL];
+    const int size = (int)p->tile_columns, width = panel_width(p), is_narrow = size < TILE;
     const int n = (int)(p->columns - column < width ? p->columns - column : width);
     const int rows = (int)(p->rows - row < p->tile_rows ? p->rows - row : p->tile_rows);
     const int tiles = (n + size - 1) / size;
     const int64_t next = to_next(p, column, n, p->tile_rows);
-    const int64_t to = row * p->columns + column, stride = p->signs ? PANEL : p->columns;
+    const int64_t to = row * p->columns + column, stride = p->signs ? MIXED : p->columns;
     const int in_place = rounds_in_place(p);
-    line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, size, tile_scale, tile_back};
+    line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, size, tile_scale, tile_back, paired_scale, paired_back};
     if (p->signs) {
-        transformed(p, row, column, n, block);
+        transformed(p, row, column, n, block, amax);
         l.x = block;
         l.from = 0;
+    } else if (p->rule != RULE_TENSOR || p->measure) {
+        tile_amax(p->x, to, stride, rows, n, size, amax);
     }
     if (p->rule != RULE_TENSOR || p->measure) {
-        tile_amax(l.x, l.from, stride, rows, n, size, amax);
         for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
     if (p->rule == RULE_TENSOR) {
@@ -500,11 +711,15 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
         }
     }
     for (int t = 0; t < tiles; t++) tile_back[t] *= p->shift;
-    if (is_narrow) {
+    if (is_narrow && size > 1) {
         spread(tile_scale, scale, n, size);
         spread(tile_back, back, n, size);
         l.scale = scale;
         l.back = back;
+    }
+    if (is_narrow) {
+        pair_up(l.scale, paired_scale, n);
+        pair_up(l.back, paired_back, n);
     }
     for (int r = 0; r < rows; r++, l.row++, l.from += stride, l.to += p->columns) {
         if (!p->signs) fetch(p, l.to + next, n);
@@ -514,7 +729,7 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
 }
 
 static void sweep(pass *p, measure tile_amax, store store_one) {
-    const int64_t width = PANEL / p->tile_columns * p->tile_columns;
+    const int64_t width = panel_width(p);
     const int64_t bands = (p->rows + p->tile_rows - 1) / p->tile_rows, panels = (p->columns + width - 1) / width;
     found all = {0, UINT32_MAX, 0};
 #pragma omp parallel num_threads(p->threads)
@@ -548,17 +763,37 @@ static const measure measures[3] = {amax_FP32, amax_BF16, amax_FP16};
     static __attribute__((noinline)) void store_##dtype##_##codes##_##stochastic##_##is_wide(const pass *p, const line *l) { \
         store_row(p, l, dtype, codes, stochastic, is_wide); \
     }
-#define STORES_OF(dtype, codes) \
+#define STORES(dtype, codes) \
     STORE(dtype, codes, 0, 0) STORE(dtype, codes, 0, 1) STORE(dtype, codes, 1, 0) STORE(dtype, codes, 1, 1)
-#define STORES(dtype) STORES_OF(dtype, 0) STORES_OF(dtype, 1)
-STORES(FP32) STORES(BF16) STORES(FP16)
+STORES(FP32, 0) STORES(FP32, 1) STORES(BF16, 1) STORES(FP16, 0) STORES(FP16, 1)
+
+#define OPERAND(stochastic, is_wide, has_nan) \
+    static __attribute__((noinline)) void operand_##stochastic##_##is_wide##_##has_nan(const pass *p, const line *l) { \
+        operand_row(p, l, stochastic, is_wide, has_nan); \
+    }
+#define OPERANDS(stochastic) \
+    OPERAND(stochastic, 0, 0) OPERAND(stochastic, 0, 1) OPERAND(stochastic, 1, 0) OPERAND(stochastic, 1, 1)
+OPERANDS(0) OPERANDS(1)
+
+/* The function that stores a row of a dtype. */
+static store store_for(const pass *p, int dtype) {
+#define PAIRS(d, codes) \
+    {{store_##d##_##codes##_0_0, store_##d##_##codes##_0_1}, {store_##d##_##codes##_1_0, store_##d##_##codes##_1_1}}
+#define WIDTHS(stochastic) \
+    {{operand_##stochastic##_0_0, operand_##stochastic##_0_1}, {operand_##stochastic##_1_0, operand_##stochastic##_1_1}}
+    static const store codes[3][2][2] = {PAIRS(FP32, 1), PAIRS(BF16, 1), PAIRS(FP16, 1)};
+    static const store values[3][2][2] = {PAIRS(FP32, 0), {{NULL}}, PAIRS(FP16, 0)};
+    static const store bf16_values[2][2][2] = {WIDTHS(0), WIDTHS(1)};
+    const int stochastic = p->stochastic != 0, is_wide = p->tile_columns >= TILE;
+    const int has_nan = p->nan_bits != (int32_t)as_bits(p->max);
+    if (p->codes) return codes[dtype][stochastic][is_wide];
+    if (dtype == BF16) return bf16_values[stochastic][is_wide][has_nan];
+    return values[dtype][stochastic][is_wide];
+}
 
 void bridge_quantise(pass *p) {
-#define PAIRS(d, codes) {{store_##d##_##codes##_0_0, store_##d##_##codes##_0_1}, {store_##d##_##codes##_1_0, store_##d##_##codes##_1_1}}
-#define ROW(d) {PAIRS(d, 0), PAIRS(d, 1)}
-    static const store stores[3][2][2][2] = {ROW(FP32), ROW(BF16), ROW(FP16)};
-    const int dtype = p->signs ? BF16 : p->dtype;
-    sweep(p, measures[dtype], stores[dtype][p->codes != 0][p->stochastic != 0][p->tile_columns >= TILE]);
+    const int dtype = p->signs ? BF16 : p->dtype; /* the transform's result is BF16 */
+    sweep(p, measures[dtype], store_for(p, dtype));
 }
 
 /* Largest magnitude of the whole matrix; of the pass it reads x, x_rows, columns, signs, dtype and threads. */
@@ -574,7 +809,7 @@ float bridge_amax(const pass *p) {
         if (p->signs) {
             const int64_t column = i % across * PANEL;
             const int n = (int)(p->columns - column < PANEL ? p->columns - column : PANEL);
-            most[0] = transformed_amax(p, i / across * GROUP, column, n);
+            most[0] = transformed_amax(p, i / across * GROUP, column, n, all);
         } else {
             const int64_t start = i * chunk, size = count - start < chunk ? count - start : chunk;
             const int rows = (int)(size / PANEL), rest = (int)(size % PANEL);
@@ -585,7 +820,7 @@ float bridge_amax(const pass *p) {
         all = most[0] > all ? most[0] : all;
         all = last[0] > all ? last[0] : all;
     }
-    return all;
+    return p->signs ? as_float((uint32_t)bf16(all * 0.25f) << 16) : all;
 }
 
 /* Codes and scales that are stored, to be read as operand values in the axes of the tensor itself. */
@@ -628,6 +863,14 @@ ALWAYS void unpack(const uint8_t *restrict in, uint8_t *restrict to, int count, 
     if (count % 2) to[count - 1] = in[count / 2] & 15;
 }
 
+/* `unpack` for GROUP packed codes. */
+ALWAYS void unpack_group(const uint8_t *in, uint8_t *to) {
+    bytes both = {0};
+    memcpy(&both, in, GROUP / 2);
+    const bytes low = both & 15, high = both >> 4, codes = ZIP(low, high, 0);
+    memcpy(to, &codes, sizeof codes);
+}
+
 /* One byte per code of `rows` <= GROUP rows and n <= WIDE columns of the tensor. */
 ALWAYS void read_codes(const stored *p, int64_t row, int64_t column, int rows, int n, uint8_t code[GROUP][WIDE]) {
     const int64_t first = p->transposed ? row : column, line = p->transposed ? column : row; /* of what is stored */
@@ -644,7 +887,7 @@ ALWAYS void read_codes(const stored *p, int64_t row, int64_t column, int rows, i
             transpose(from, stride, code[0] + start, WIDE);
             continue;
         }
-        for (int r = 0; is_full && r < GROUP; r++) unpack(from + r * stride, lines[r], GROUP, 1);
+        for (int r = 0; is_full && r < GROUP; r++) unpack_group(from + r * stride, lines[r]);
         for (int r = 0; !is_full && r < count; r++) unpack(from + r * stride, lines[r], rows, p->packed);
         transpose(lines[0], GROUP, code[0] + start, WIDE);
     }
@@ -654,18 +897,20 @@ ALWAYS void read_codes(const stored *p, int64_t row, int64_t column, int rows, i
 ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, float *scale) {
     const int size = (int)p->tile_columns; /* divides WIDE, and so `column` */
     const int64_t first = row / p->tile_rows * p->scale_row + column / size * p->scale_column;
+    const int tiles = (n + size - 1) / size;
     float tile[WIDE];
-    for (int t = 0; t < (n + size - 1) / size; t++) {
-        const int64_t at = first + t * p->scale_column;
-        float one;
-        if (p->rule == RULE_FP32) one = ((const float *)p->scale_inv)[at];
-        else {
-            const uint32_t code = ((const uint8_t *)p->scale_inv)[at];
-            one = p->rule == RULE_E8M0 ? as_float(code == 0 ? 0x400000 : code << 23)
-                                  : as_float((code & 0x7F) << 20) * 0x1p120f; /* E4M3, never negative */
-        }
-        tile[t] = as_float((uint32_t)bf16(one * p->shift) << 16);
+    if (p->rule == RULE_FP32) {
+        const float *from = (const float *)p->scale_inv + first;
+        for (int t = 0; t < tiles; t++) tile[t] = from[t * p->scale_column];
+    } else {
+        const uint8_t *from = (const uint8_t *)p->scale_inv + first;
+        uint32_t code[WIDE];
+        for (int t = 0; t < tiles; t++) code[t] = from[t * p->scale_column];
+        for (int t = 0; p->rule == RULE_E8M0 && t < tiles; t++) tile[t] = as_float(code[t] == 0 ? 0x400000 : code[t] << 23);
+        for (int t = 0; p->rule != RULE_E8M0 && t < tiles; t++) /* E4M3, never negative */
+            tile[t] = as_float((code[t] & 0x7F) << 20) * 0x1p120f;
     }
+    for (int t = 0; t < tiles; t++) tile[t] = as_float((uint32_t)bf16(tile[t] * p->shift) << 16);
     spread(tile, scale, n, size);
 }
 

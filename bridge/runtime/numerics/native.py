@@ -7,6 +7,7 @@ three, and only the speed differs.
 """
 
 import ctypes
+import math
 import os
 import struct
 from typing import Any, NamedTuple
@@ -96,9 +97,15 @@ class Kernel:
     def can_run(self, tile_pass: TilePass) -> bool:
         """Return whether the kernel's panels can hold the tiles of a pass.
 
-        The width of a tile must be a power of two.
+        The width of a tile must be a power of two. A tile of a transformed matrix must be a column
+        of one group of rows. A scale of the whole tensor must be positive and finite, since the
+        kernel takes the sign and the NaN of a result from the element alone.
         """
-        width = tile_pass.spec.tile(tile_pass.columnwise)[1]
+        height, width = tile_pass.spec.tile(tile_pass.columnwise)
+        if tile_pass.hadamard and (height, width) != (HADAMARD_SIZE, 1):
+            return False
+        if not 0.0 < tile_pass.scale < math.inf:
+            return False
         return width <= _PANEL_COLUMNS and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:

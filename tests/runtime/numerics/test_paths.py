@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.precision.formats import FORMATS
-from bridge.runtime.numerics import GemmPrecision, QuantSpec, make_operand, quantise, use
+from bridge.runtime.numerics import GemmPrecision, QuantSpec, dispatch, make_operand, quantise, use
+from bridge.runtime.numerics.hadamard import HADAMARD_SIGNS
 from bridge.runtime.numerics.quantised import pack_nibbles
 
 SPECS = {
@@ -131,6 +132,46 @@ def test_every_bf16_number_becomes_the_same_operand(both_paths: tuple[str, str])
                     use(path)
                     operands.append(bits(make_operand(x, SPECS[name], "input", columnwise=columnwise).values))
                 assert torch.equal(*operands), (name, columnwise)
+
+
+def test_a_tile_of_nan_alone_has_the_scale_of_a_tile_of_zeros(both_paths: tuple[str, str]) -> None:
+    x = torch.randn(64, 512).bfloat16()
+    x[3, :64] = x[16:32, 100] = x[5] = math.nan
+    for name, spec in SPECS.items():
+        found = []
+        for path in both_paths:
+            use(path)
+            found.append(quantise(x, spec))
+        for copy in ("codes", "scale_inv", "codes_t", "scale_inv_t"):
+            assert torch.equal(getattr(found[0], copy), getattr(found[1], copy)), (name, copy)
+
+
+def test_the_largest_magnitude_of_the_transform_is_found_wherever_it_is(both_paths: tuple[str, str]) -> None:
+    """Columns that are the transform's signs have all of their sum in one result: no bound below it may skip a tile."""
+    signs = torch.tensor(HADAMARD_SIGNS, dtype=torch.float32)[:, None]
+    growing = signs.repeat(6, 1) * torch.arange(1, 257)
+    one_column = torch.randn(96, 256)
+    one_column[32:48, 200:201] = signs
+    half_of_a_group = torch.full((1096, 70), 0.125)
+    for x in (growing, growing.flip(1), one_column, half_of_a_group, half_of_a_group * math.inf):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            amaxes = []
+            for path in both_paths:
+                use(path)
+                amaxes.append(dispatch.compute_amax(x.to(dtype), hadamard=True))
+            assert amaxes[0] == amaxes[1]
+
+
+def test_a_scale_that_is_not_positive_and_finite_gives_the_same(both_paths: tuple[str, str]) -> None:
+    x = torch.tensor([[0.0, -0.0, 1.0, -2.0, math.inf, math.nan]]).bfloat16()
+    spec = GemmPrecision(scheme="delayed").spec("input")
+    for scale in (-2.0, math.inf, math.nan):
+        found = []
+        for path in both_paths:
+            use(path)
+            found.append(quantise(x, spec, scale=scale))
+        assert torch.equal(found[0].codes, found[1].codes), scale
+        assert torch.equal(found[0].codes_t, found[1].codes_t), scale
 
 
 def test_any_leading_shape_and_empty_tensors(path: str) -> None:

@@ -51,6 +51,22 @@ def test_both_implementations_draw_the_same_numbers(both_paths: tuple[str, str])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_operands_draw_the_same_numbers_in_every_panel(both_paths: tuple[str, str]) -> None:
+    """The last columns have numbers of more than 16 bits."""
+    for shape in ((3, 66_000), (33, 1100)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = torch.randn(shape).to(dtype)
+            x[1, 7], x[2, 8:40] = float("nan"), float("-inf")
+            for columnwise in (False, True):
+                found = []
+                for path in both_paths:
+                    use(path)
+                    generator = torch.Generator().manual_seed(3)
+                    made = make_operand(x, SPEC, "grad_output", columnwise=columnwise, generator=generator)
+                    found.append(made.values.view(torch.int16))
+                assert torch.equal(*found), (shape, dtype, columnwise)
+
+
 def test_mean_of_many_roundings_approaches_the_tensor(path: str) -> None:
     x = torch.randn(32, 64).bfloat16()
     generator = torch.Generator().manual_seed(0)
