@@ -55,7 +55,7 @@ def place(frame: FrameType) -> str | None:
     while caller is not None:
         if caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__":
             return None
-        if caller.f_code.co_name == "ask" and caller.f_code.co_filename == f"{PACKAGE}rules/rule.py":
+        if caller.f_code.co_name == "evaluate_rule" and caller.f_code.co_filename == f"{PACKAGE}rules/rule.py":
             return None
         caller = caller.f_back
     return code.co_filename.removeprefix(PACKAGE)
@@ -82,7 +82,7 @@ def watch(frame: FrameType, event: str, argument: object) -> None:
         name = place(frame)
         if name is not None:
             travelled.setdefault(name)
-    elif event == "c_call" and argument is setattr and frame.f_locals.get("name") == "bf16":
+    elif event == "c_call" and argument is setattr and frame.f_locals.get("attribute") == "bf16":
         sys.setprofile(None)
         end(frame)
 
