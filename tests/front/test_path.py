@@ -23,17 +23,17 @@ def path(warm_run: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     return found
 
 
-def test_the_precision_travels_through_at_most_22_files(path: dict[str, Any]) -> None:
-    assert len(path["travelled"]) <= 22, "\n".join(path["travelled"])
+def test_the_precision_travels_through_at_most_23_files(path: dict[str, Any]) -> None:
+    assert len(path["travelled"]) <= 23, "\n".join(path["travelled"])
     assert "sync/synchroniser.py" in path["travelled"]
 
 
-def test_functions_of_at_most_48_files_run_on_the_way(path: dict[str, Any]) -> None:
-    assert len(path["entered"]) <= 48, "\n".join(path["entered"])
+def test_functions_of_at_most_50_files_run_on_the_way(path: dict[str, Any]) -> None:
+    assert len(path["entered"]) <= 50, "\n".join(path["entered"])
 
 
-def test_with_rules_at_most_90_files_run(path: dict[str, Any]) -> None:
-    assert 50 < len(path["every"]) <= 90, "\n".join(path["every"])
+def test_with_rules_at_most_96_files_run(path: dict[str, Any]) -> None:
+    assert 50 < len(path["every"]) <= 96, "\n".join(path["every"])
 
 
 def test_one_recipe_is_finalized_once_and_planned_once_for_one_container(path: dict[str, Any]) -> None:
