@@ -56,8 +56,8 @@ class TestPerModuleFile:
         place_as_written = name.replace("{}", str(tmp_path))
         script = f"{FP8} {OPTION} {place_as_written}"
         run = read(tmp_path, script)
-        assert run.plan.get_format(1, "linear_qkv", "fprop") == "bf16"
-        assert run.plan.get_format(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
+        assert run.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
         assert run.reading.uncertainty.no_plan_reason is None
         (sentence,) = run.reading.notes
         assert sentence.startswith(OPTION)

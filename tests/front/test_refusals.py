@@ -159,7 +159,7 @@ def test_a_value_error_of_our_own_code_is_a_crash(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(front_main, "compose", broken)
     with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'three'") as caught:
-        front_main.main(prepare, config_path=find_shipped_folder(), words=["mixed_precision=bf16_mixed"])
+        front_main.main(prepare, config_path=find_shipped_folder(), arguments=["mixed_precision=bf16_mixed"])
     assert type(caught.value) is ValueError
 
 

@@ -34,7 +34,7 @@ def test_a_rank_that_needs_more_than_its_gpu_is_named_with_both_sizes():
     assert overflow is not None
     needed = run.memory.largest.total
     assert needed > 500 * 2**30
-    assert overflow.words == {"needed": f"{needed / 2**30:,.0f} GiB", "memory": "79 GiB", "stage": 0, "but": ""}
+    assert overflow.words == {"needed": f"{needed / 2**30:,.0f} GiB", "memory": "79 GiB", "stage": 0, "caveat": ""}
     freed = {"deallocate_pipeline_outputs": True}
     assert (
         planned("h100x64", tensor_model_parallel_size=8, pipeline_model_parallel_size=4, **freed).memory_overflow
@@ -55,10 +55,10 @@ def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target)
 
 def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_tensors_are_named():
     run = planned("h100x8", SMALL, sharded=False, num_layers=80)
-    assert (run.memory_overflow.severity, run.memory_overflow.words["but"]) == (None, "")
+    assert (run.memory_overflow.severity, run.memory_overflow.words["caveat"]) == (None, "")
     overflow = run.with_values({"model.cpu_offloading": True}).memory_overflow
     assert overflow.severity == "warning"
-    assert overflow.words["but"] == "; model.cpu_offloading may keep less there than is counted"
+    assert overflow.words["caveat"] == "; model.cpu_offloading may keep less there than is counted"
     offloaded = {"optimizer.optimizer_cpu_offload": True, "optimizer.use_precision_aware_optimizer": True}
     assert run.with_values(offloaded).memory_overflow.severity is None  # the default of the fraction is 0
     assert run.with_values({**offloaded, "optimizer.optimizer_offload_fraction": 1.0}).memory_overflow is None
