@@ -55,7 +55,10 @@ class BridgeWarning(UserWarning):
 
 
 class BridgeError(Exception):
-    """The root of all errors of this package. `get_exit_code` returns the exit code of a command."""
+    """The root of all errors of this package.
+
+    `exit_code` is the exit code of a command that raises the error.
+    """
 
     exit_code = 2
 

@@ -1,10 +1,10 @@
 """Activation memory over a step: the micro-batches that a rank keeps at a time under each schedule.
 
-A rank is at its fullest when a forward pass ends, or in the next backward pass, which frees layers
-from the last layer on and runs recomputed layers again. `list_moments` lists these pairs under each
-pipeline schedule of Megatron: no pipeline, 1F1B, interleaved 1F1B, and the form that runs both
-passes at once (`overlap_moe_expert_parallel_comm`). Without `deallocate_pipeline_outputs` a stage
-also keeps the outputs that it sent.
+A rank keeps the most activations when a forward pass ends, or in the next backward pass. A backward
+pass frees layers from the last layer on and runs recomputed layers again. `list_schedule_steps`
+lists these pairs of passes under each pipeline schedule of Megatron: no pipeline, 1F1B, interleaved
+1F1B, and the form that runs both passes at once (`overlap_moe_expert_parallel_comm`). Without
+`deallocate_pipeline_outputs` a stage also keeps the outputs that it sent.
 
 `tests/plan/test_memory_in_flight.py` compares the counts and bytes with those of real pipelines on
 a CPU, and docs/howto/plan-and-memory.md has the table. The form that runs both passes at once is
@@ -23,35 +23,38 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import Workload
 
 
-class Moment(NamedTuple):
+class ScheduleStep(NamedTuple):
     """A forward pass and the backward pass that follows it, or that runs at the same time."""
 
-    alive: tuple[int, ...]
-    """Micro-batches of each model chunk that are kept between the two."""
+    in_flight: tuple[int, ...]
+    """Micro-batches of each model chunk whose activations are kept between the two passes."""
     forward: int | None
     """The chunk of the forward pass. None: only backward passes are left at the end of a step."""
     backward: int
     is_first: bool
-    """No backward pass went before."""
+    """Whether no backward pass ran before."""
 
 
 def count_activation_bytes(
     plan: PrecisionPlan, places: Sequence[ModelChunk], workload: Workload
 ) -> int:
-    """Return the activations on a rank at the fullest moment of a step.
+    """Return the largest number of bytes of activations that a rank keeps in a training step.
 
-    `places` are its model chunks.
+    Args:
+        plan: The plan of the run.
+        places: The model chunks of the rank.
+        workload: The micro-batches and the schedule.
     """
     if not workload.seq_length:
         return 0
     stage, stages = places[0].stage, plan.parallel.pipeline
-    chunks: list[_Chunk] = []
+    chunks: list[_ChunkBytes] = []
     for place in places:
         sent = 0.0
         if stages > 1 and not place.output:
             sent = count_stream_bytes(plan, workload)
-        chunks.append(_Chunk(build_segments(plan, place, workload), sent))
-    of_step = list_moments(
+        chunks.append(_ChunkBytes(build_segments(plan, place, workload), sent))
+    steps = list_schedule_steps(
         stage,
         stages,
         len(places),
@@ -59,11 +62,11 @@ def count_activation_bytes(
         workload.micro_batches,
         is_combined=workload.is_combined,
     )
-    return round(max(_count_bytes(moment, chunks, workload) for moment in of_step))
+    return round(max(_count_bytes(step, chunks, workload) for step in steps))
 
 
 @lru_cache(maxsize=256)
-def list_moments(
+def list_schedule_steps(
     stage: int,
     stages: int,
     chunks: int,
@@ -71,8 +74,8 @@ def list_moments(
     micro_batches: int | None,
     *,
     is_combined: bool,
-) -> tuple[Moment, ...]:
-    """Return the different moments of a step on a stage.
+) -> tuple[ScheduleStep, ...]:
+    """Return the different pairs of passes in a training step on a stage.
 
     Args:
         stage: Number of the stage, from 0.
@@ -83,21 +86,24 @@ def list_moments(
         is_combined: As in `Workload`.
     """
     group = group_size or stages
-    lead = stages - stage - 1
+    num_warmup = stages - stage - 1
     if chunks > 1:
-        lead = 2 * lead + (chunks - 1) * group
+        num_warmup = 2 * num_warmup + (chunks - 1) * group
     if is_combined:
-        lead += 1
-    # From there on every group is like the group before.
-    steady = (math.ceil((lead + 1) / (chunks * group)) + 2) * group
-    count = steady
+        num_warmup += 1
+    # After so many micro-batches every group has the same steps as the group before it.
+    num_different = (math.ceil((num_warmup + 1) / (chunks * group)) + 2) * group
+    count = num_different
     if micro_batches is not None:
-        count = micro_batches - max(0, (micro_batches - steady) // group * group)
+        count = micro_batches - max(0, (micro_batches - num_different) // group * group)
     order = _list_forward_chunks(chunks, group, count)
-    # Where both passes run at once, the last forward pass has no backward pass beside it when all
-    # of them have to go first.
-    most = len(order) if is_combined else len(order) - 1
-    return tuple(dict.fromkeys(_generate_moments(order, min(lead, most), chunks)))
+    # The last forward pass runs before a backward pass, or at the same time. If both run at once and
+    # there are fewer forward passes than warm-up passes, none is left to run with a backward pass.
+    max_warmup = len(order) - 1
+    if is_combined:
+        max_warmup = len(order)
+    steps = _generate_schedule_steps(order, min(num_warmup, max_warmup), chunks)
+    return tuple(dict.fromkeys(steps))
 
 
 def _list_forward_chunks(chunks: int, group: int, micro_batches: int) -> list[int]:
@@ -110,63 +116,78 @@ def _list_forward_chunks(chunks: int, group: int, micro_batches: int) -> list[in
     return order
 
 
-def _generate_moments(order: Sequence[int], lead: int, chunks: int) -> Iterator[Moment]:
-    """Yield the moments of a step; `lead` forward passes go before the first backward pass."""
-    alive = [0] * chunks
-    for chunk in order[:lead]:
-        alive[chunk] += 1
+def _generate_schedule_steps(
+    order: Sequence[int], num_warmup: int, chunks: int
+) -> Iterator[ScheduleStep]:
+    """Yield the pairs of passes in a training step.
+
+    Args:
+        order: The chunk of each forward pass.
+        num_warmup: Forward passes before the first backward pass.
+        chunks: Model chunks of the stage.
+    """
+    in_flight = [0] * chunks
+    for chunk in order[:num_warmup]:
+        in_flight[chunk] += 1
     for number, chunk in enumerate(order):
         forward = None
-        if lead + number < len(order):
-            forward = order[lead + number]
-            alive[forward] += 1
+        if num_warmup + number < len(order):
+            forward = order[num_warmup + number]
+            in_flight[forward] += 1
         backward = chunks - 1 - chunk
-        yield Moment(tuple(alive), forward, backward, is_first=number == 0)
-        alive[backward] -= 1
+        yield ScheduleStep(tuple(in_flight), forward, backward, is_first=number == 0)
+        in_flight[backward] -= 1
 
 
-class _Chunk:
-    """The bytes of a model chunk: of its parts, and of the output that it sends."""
+class _ChunkBytes:
+    """The bytes that a model chunk keeps for one micro-batch."""
 
     def __init__(self, parts: Sequence[Segment], sent: float) -> None:
         self.sent = sent
-        self.after = [0.0]
-        """Bytes kept once so many of its parts have run."""
-        self.fullest = 0.0
-        """Bytes at the fullest moment of its backward pass."""
+        self.kept_after = [0.0]
+        """Number of parts that have run forward -> bytes that are kept then."""
+        self.peak_backward = 0.0
+        """The most bytes that are kept at a time in its backward pass."""
         for part in parts:
-            size = self.after[-1] + part.kept
-            self.after.append(size)
-            self.fullest = max(self.fullest, size + part.again)
-        self.kept = self.after[-1]
+            size = self.kept_after[-1] + part.kept
+            self.kept_after.append(size)
+            self.peak_backward = max(self.peak_backward, size + part.again)
+        self.kept = self.kept_after[-1]
 
 
-def _count_bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -> float:
-    """Return the bytes of a moment."""
+def _count_bytes(step: ScheduleStep, chunks: Sequence[_ChunkBytes], workload: Workload) -> float:
+    """Return the bytes of a step."""
     kept = outputs = 0.0
-    for count, chunk in zip(moment.alive, chunks, strict=True):
+    for count, chunk in zip(step.in_flight, chunks, strict=True):
         kept += count * chunk.kept
         outputs += count * chunk.sent
     forward = None
     latest = 0.0
-    if moment.forward is not None:
-        forward = chunks[moment.forward]
+    if step.forward is not None:
+        forward = chunks[step.forward]
         latest = forward.sent
+    # The outputs sent to the next stage: after the forward pass, and in the backward pass.
     if workload.keeps_outputs:
-        between = later = outputs
-        if len(chunks) == 1 and not moment.is_first:
+        outputs_between = outputs_in_backward = outputs
+        if len(chunks) == 1 and not step.is_first:
             # The output of the last backward pass is kept until the next forward pass ends.
-            between += latest
+            outputs_between += latest
     else:
-        between = later = latest
+        outputs_between = outputs_in_backward = latest
         if len(chunks) == 1:
-            # It is freed when it is sent. An interleaved stage frees it before its next forward pass.
-            later = 0.0
-    backward = chunks[moment.backward]
+            # The output is freed when it is sent. An interleaved stage frees it before its next
+            # forward pass.
+            outputs_in_backward = 0.0
+    backward = chunks[step.backward]
     if workload.is_combined and forward is not None:
         others = kept - backward.kept - forward.kept
-        return others + _count_overlap(forward.after, backward.after) + later
-    return max(kept + between, kept - backward.kept + backward.fullest + later)
+        return (
+            others + _count_overlap(forward.kept_after, backward.kept_after) + outputs_in_backward
+        )
+    return max(
+        kept + outputs_between,
+        kept - backward.kept + backward.peak_backward + outputs_in_backward,
+    )
 
 
 def _count_overlap(forward: Sequence[float], backward: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision import subjects as of
+from bridge.precision import subjects
 from bridge.precision.coercion import LAZY_TORCH, DType
 from bridge.precision.fields import KEY, get_field_descriptors, stated
 from bridge.precision.schemes import Scheme
@@ -55,112 +55,120 @@ class PrecisionConfig(Statements):
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
-    fp32: bool = stated(False, "bool", of.MODE, flag=None)
+    fp32: bool = stated(False, "bool", subjects.MODE, flag=None)
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and
     `bf16` off.
     """
-    fp16: bool = stated(False, "bool", of.MODE)
+    fp16: bool = stated(False, "bool", subjects.MODE)
     """Train in FP16 with FP32 master weights and a loss scale."""
-    bf16: bool = stated(False, "bool", of.MODE)
+    bf16: bool = stated(False, "bool", subjects.MODE)
     """Train in BF16 with FP32 master weights."""
-    params_dtype: DType | None = stated(None, "dtype", of.WEIGHTS, unstates=True, flag=KEY)
+    params_dtype: DType | None = stated(None, "dtype", subjects.WEIGHTS, unstates=True, flag=KEY)
     """Dtype the weights are created in; None: that of the mode."""
-    pipeline_dtype: DType | None = stated(None, "dtype", of.WIRE, unstates=True, flag=KEY)
+    pipeline_dtype: DType | None = stated(None, "dtype", subjects.WIRE, unstates=True, flag=KEY)
     """Dtype of what pipeline stages send each other; None: that of the mode."""
-    autocast_dtype: DType | None = stated(None, "dtype", of.COMPUTE, unstates=True, flag=KEY)
+    autocast_dtype: DType | None = stated(None, "dtype", subjects.COMPUTE, unstates=True, flag=KEY)
     """Dtype per-operator autocast casts to; None: `params_dtype`. Without effect unless
     `autocast_enabled`.
     """
-    autocast_enabled: bool = stated(False, "bool", of.COMPUTE)
+    autocast_enabled: bool = stated(False, "bool", subjects.COMPUTE)
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
-    grad_reduce_in_fp32: bool = stated(True, "bool", of.WEIGHTS)
+    grad_reduce_in_fp32: bool = stated(True, "bool", subjects.WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
     fp8: str | None = stated(
-        None, "name", of.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True
+        None, "name", subjects.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True
     )
     """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients; None: no FP8."""
     fp8_recipe: str = stated(
-        "tensorwise", "name", of.FP8, optional=True, family="fp8", is_live=True
+        "tensorwise", "name", subjects.FP8, optional=True, family="fp8", is_live=True
     )
     """FP8 scaling scheme: tensorwise (current scaling), delayed, blockwise, mxfp8 or custom."""
-    first_last_layers_bf16: bool = stated(False, "bool", of.LAYERS, family="low", is_live=True)
+    first_last_layers_bf16: bool = stated(
+        False, "bool", subjects.LAYERS, family="low", is_live=True
+    )
     """Keep the first and last layers in BF16 where the rest runs in FP8 or FP4."""
-    fp8_margin: int = stated(0, "int", of.FP8, family="fp8", schemes=("delayed",), is_live=True)
+    fp8_margin: int = stated(
+        0, "int", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
+    )
     """Delayed scaling: scales are divided by 2 to this power."""
     fp8_amax_history_len: int = stated(
-        1, "int", of.FP8, family="fp8", schemes=("delayed",), is_live=True
+        1, "int", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
     )
     """Delayed scaling: steps of amax history kept per tensor."""
     fp8_amax_compute_algo: str = stated(
-        "most_recent", "name", of.FP8, family="fp8", schemes=("delayed",), is_live=True
+        "most_recent", "name", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
     )
     """Delayed scaling: "max" or "most_recent" of the history."""
-    fp8_wgrad: bool = stated(True, "bool", of.FP8, family="fp8", is_live=True)
+    fp8_wgrad: bool = stated(True, "bool", subjects.FP8, family="fp8", is_live=True)
     """Run the weight-gradient GEMM in FP8. Transformer Engine 2.0 and later cannot turn it off."""
     fp8_dot_product_attention: bool = stated(
         False,
         "bool",
-        of.ATTENTION,
+        subjects.ATTENTION,
         family="low",
         schemes=("delayed", "tensorwise", "mxfp8", "nvfp4"),
         flag=KEY,
     )
     """Run the attention core in FP8; not with blockwise scaling."""
     fp8_multi_head_attention: bool = stated(
-        False, "bool", of.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
+        False, "bool", subjects.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
     )
     """Delayed scaling: keep FP8 between the attention core and its projections."""
     fp8_param: bool = _storage_switch(
-        False, subject=of.FP8, twin="fp8_param_gather", family="fp8", flag=None
+        False, subject=subjects.FP8, twin="fp8_param_gather", family="fp8", flag=None
     )
     """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it.
     """
     fp8_param_gather: bool = _storage_switch(
-        False, subject=of.FP8, twin="fp8_param", leads=True, family="fp8"
+        False, subject=subjects.FP8, twin="fp8_param", leads=True, family="fp8"
     )
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
-    fp4: str | None = stated(None, "name", of.FP4, optional=True, examples=("e2m1",), is_live=True)
+    fp4: str | None = stated(
+        None, "name", subjects.FP4, optional=True, examples=("e2m1",), is_live=True
+    )
     """FP4 format: "e2m1"; None: no FP4."""
-    fp4_recipe: str = stated("nvfp4", "name", of.FP4, optional=True, family="fp4", is_live=True)
+    fp4_recipe: str = stated(
+        "nvfp4", "name", subjects.FP4, optional=True, family="fp4", is_live=True
+    )
     """FP4 scaling scheme: nvfp4 or custom."""
     fp4_param: bool = _storage_switch(
-        False, subject=of.FP4, twin="fp4_param_gather", family="fp4", flag=None
+        False, subject=subjects.FP4, twin="fp4_param_gather", family="fp4", flag=None
     )
     """Store the weights in FP4. The same setting as `fp4_param_gather`, by the model's name for it.
     """
     fp4_param_gather: bool = _storage_switch(
-        False, subject=of.FP4, twin="fp4_param", leads=True, family="fp4"
+        False, subject=subjects.FP4, twin="fp4_param", leads=True, family="fp4"
     )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
-    loss_scale: float | None = stated(None, "float", of.SCALER, optional=True)
+    loss_scale: float | None = stated(None, "float", subjects.SCALER, optional=True)
     """A constant loss scale; None: dynamic under FP16, none otherwise."""
-    initial_loss_scale: float | None = stated(4294967296, "float", of.SCALER, optional=True)
+    initial_loss_scale: float | None = stated(4294967296, "float", subjects.SCALER, optional=True)
     """FP16, dynamic: the scale the run begins with."""
-    min_loss_scale: float = stated(1.0, "float", of.SCALER)
+    min_loss_scale: float = stated(1.0, "float", subjects.SCALER)
     """FP16, dynamic: the scale never falls below this."""
-    loss_scale_window: float = stated(1000, "float", of.SCALER)
+    loss_scale_window: float = stated(1000, "float", subjects.SCALER)
     """FP16, dynamic: steps without overflow after which the scale doubles; a whole number."""
-    hysteresis: int = stated(2, "int", of.SCALER)
+    hysteresis: int = stated(2, "int", subjects.SCALER)
     """FP16, dynamic: overflows the scale endures before it halves."""
-    num_layers_at_start_in_bf16: int = stated(0, "int", of.LAYERS, is_live=True)
+    num_layers_at_start_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
     """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
     count (1).
     """
-    num_layers_at_end_in_bf16: int = stated(0, "int", of.LAYERS, is_live=True)
+    num_layers_at_end_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
     """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
     count (1).
     """
     reuse_grad_buf_for_mxfp8_param_ag: bool = stated(
         False,
         "bool",
-        of.FP8,
+        subjects.FP8,
         needs="fp8_param_gather",
         stores_weights=True,
         family="fp8",
         schemes=("mxfp8",),
     )
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
-    tf32: bool | None = stated(None, "bool", of.COMPUTE, unstates=True, flag=None)
+    tf32: bool | None = stated(None, "bool", subjects.COMPUTE, unstates=True, flag=None)
     """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run; None: leave the
     process as it is.
     """
@@ -168,119 +176,137 @@ class PrecisionConfig(Statements):
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
     # keeps what it has.
 
-    fp32_residual_connection: bool = _megatron_field(False, "bool", of.COMPUTE)
+    fp32_residual_connection: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
-    disable_bf16_reduced_precision_matmul: bool = _megatron_field(False, "bool", of.COMPUTE)
+    disable_bf16_reduced_precision_matmul: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never
     set back.
     """
-    deterministic_mode: bool = _megatron_field(False, "bool", of.COMPUTE)
+    deterministic_mode: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Choose kernels that repeat bit for bit, in Megatron and Transformer Engine; slower."""
-    batch_invariant_mode: bool = _megatron_field(False, "bool", of.COMPUTE)
+    batch_invariant_mode: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Compute a sample bit for bit alike in every batch, by kernels of its own; slower, and for
     BF16 weights.
     """
-    mamba_training_ssm_states_dtype: DType | None = stated(None, "dtype", of.COMPUTE, optional=True)
+    mamba_training_ssm_states_dtype: DType | None = stated(
+        None, "dtype", subjects.COMPUTE, optional=True
+    )
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the
     weights.
     """
-    attention_softmax_in_fp32: bool = _megatron_field(True, "bool", of.ATTENTION)
+    attention_softmax_in_fp32: bool = _megatron_field(True, "bool", subjects.ATTENTION)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does
     not read it.
     """
-    apply_query_key_layer_scaling: bool = _megatron_field(False, "bool", of.ATTENTION)
+    apply_query_key_layer_scaling: bool = _megatron_field(False, "bool", subjects.ATTENTION)
     """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32`
     on.
     """
-    dsa_indexer_k_norm_fp32: bool = _megatron_field(False, "bool", of.ATTENTION)
+    dsa_indexer_k_norm_fp32: bool = _megatron_field(False, "bool", subjects.ATTENTION)
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
-    use_precision_aware_optimizer: bool = _megatron_field(False, "bool", of.OPTIMIZER)
+    use_precision_aware_optimizer: bool = _megatron_field(False, "bool", subjects.OPTIMIZER)
     """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed
     optimizer.
     """
     main_grads_dtype: DType = _megatron_field(
-        "fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16")
+        "fp32", "dtype", subjects.OPTIMIZER, choices=("fp32", "bf16")
     )
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`,
     which decides.
     """
     main_params_dtype: DType = _megatron_field(
-        "fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16")
+        "fp32", "dtype", subjects.OPTIMIZER, choices=("fp32", "fp16")
     )
     """Dtype of the master weights."""
     exp_avg_dtype: DType = _megatron_field(
-        "fp32", "dtype", of.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
+        "fp32", "dtype", subjects.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
     )
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor.
     """
     exp_avg_sq_dtype: DType = _megatron_field(
-        "fp32", "dtype", of.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
+        "fp32", "dtype", subjects.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
     )
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
-    store_param_remainders: bool = _megatron_field(True, "bool", of.OPTIMIZER, flag=None)
+    store_param_remainders: bool = _megatron_field(True, "bool", subjects.OPTIMIZER, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
     muon_fp32_matmul_prec: str = _megatron_field(
-        "medium", "name", of.OPTIMIZER, choices=("highest", "high", "medium", "low")
+        "medium", "name", subjects.OPTIMIZER, choices=("highest", "high", "medium", "low")
     )
     """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is
     FP32.
     """
-    reduce_scatter_with_fp32_accumulation: bool = _megatron_field(False, "bool", of.WIRE)
+    reduce_scatter_with_fp32_accumulation: bool = _megatron_field(False, "bool", subjects.WIRE)
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a
     reduce-scatter.
     """
     param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _megatron_field(
-        (), "names", of.WEIGHTS, flag=None
+        (), "names", subjects.WEIGHTS, flag=None
     )
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32;
     "all": each.
     """
-    megatron_fsdp_main_params_dtype: DType | None = stated("fp32", "dtype", of.FSDP, optional=True)
+    megatron_fsdp_main_params_dtype: DType | None = stated(
+        "fp32", "dtype", subjects.FSDP, optional=True
+    )
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
-    megatron_fsdp_main_grads_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
+    megatron_fsdp_main_grads_dtype: DType | None = stated(
+        None, "dtype", subjects.FSDP, optional=True
+    )
     """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
-    megatron_fsdp_grad_comm_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
+    megatron_fsdp_grad_comm_dtype: DType | None = stated(
+        None, "dtype", subjects.FSDP, optional=True
+    )
     """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated.
     """
-    megatron_fsdp_use_decoupled_grad: bool = _megatron_field(False, "bool", of.FSDP, flag=None)
+    megatron_fsdp_use_decoupled_grad: bool = _megatron_field(
+        False, "bool", subjects.FSDP, flag=None
+    )
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of
     the weights.
     """
-    keep_fp8_transpose_cache: bool = _megatron_field(False, "bool", of.FSDP)
+    keep_fp8_transpose_cache: bool = _megatron_field(False, "bool", subjects.FSDP)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses.
     """
     moe_router_dtype: str | None = stated(
-        None, "format", of.MOE, optional=True, choices=("fp32", "fp64")
+        None, "format", subjects.MOE, optional=True, choices=("fp32", "fp64")
     )
     """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the
     activations.
     """
-    moe_router_padding_for_quantization: bool = _megatron_field(False, "bool", of.MOE, family="low")
+    moe_router_padding_for_quantization: bool = _megatron_field(
+        False, "bool", subjects.MOE, family="low"
+    )
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
     moe_dispatch_fwd_dtype: str = _megatron_field(
-        "bf16", "format", of.MOE, choices=("bf16", "mxfp8")
+        "bf16", "format", subjects.MOE, choices=("bf16", "mxfp8")
     )
     """Format in which tokens are sent to their experts in the forward pass."""
     moe_combine_bwd_dtype: str = _megatron_field(
-        "bf16", "format", of.MOE, choices=("bf16", "mxfp8")
+        "bf16", "format", subjects.MOE, choices=("bf16", "mxfp8")
     )
     """Format in which gradients are sent to the experts in the backward pass."""
-    fp8_output_proj: bool = _megatron_field(False, "bool", of.FP8, family="fp8", schemes=("mxfp8",))
+    fp8_output_proj: bool = _megatron_field(
+        False, "bool", subjects.FP8, family="fp8", schemes=("mxfp8",)
+    )
     """MXFP8: run the output head in MXFP8 too."""
     tp_only_amax_red: bool = _megatron_field(
-        False, "bool", of.FP8, family="fp8", schemes=("delayed",), flag=None
+        False, "bool", subjects.FP8, family="fp8", schemes=("delayed",), flag=None
     )
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not
     over data-parallel.
     """
-    fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_CUSTOM_SCHEME)
+    fp8_quantizer_factory: str | None = stated(
+        None, "name", subjects.FP8, family="fp8", **_CUSTOM_SCHEME
+    )
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
-    activation_func_fp8_input_store: bool = _megatron_field(False, "bool", of.FP8, flag=None)
+    activation_func_fp8_input_store: bool = _megatron_field(False, "bool", subjects.FP8, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
-    fp4_quantizer_factory: str | None = stated(None, "name", of.FP4, family="fp4", **_CUSTOM_SCHEME)
+    fp4_quantizer_factory: str | None = stated(
+        None, "name", subjects.FP4, family="fp4", **_CUSTOM_SCHEME
+    )
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
     modules: list[dict[str, Any]] | None = stated(
-        None, "rows", of.MODULES, unstates=True, flag=None
+        None, "rows", subjects.MODULES, unstates=True, flag=None
     )
     """Precision of single modules: rows of `select` and a precision, the first that selects a
     module decides.
@@ -335,18 +361,19 @@ FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
 
-def _list_subject_fields(subject: of.Subject) -> tuple[str, ...]:
+def _list_subject_fields(subject: subjects.Subject) -> tuple[str, ...]:
     return tuple(name for name, field in FIELDS.items() if field.subject is subject)
 
 
-FIELDS_BY_SUBJECT = {subject.title: _list_subject_fields(subject) for subject in of.SUBJECTS}
+FIELDS_BY_SUBJECT = {subject.title: _list_subject_fields(subject) for subject in subjects.SUBJECTS}
 """Subject -> its fields; each field is in one."""
 
 FIELD_CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
 """Field -> the only values that Megatron accepts, for fields that Megatron restricts."""
 
 _FIELD_NAMES = tuple(FIELD_DEFAULTS)
-PEER_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]
+MEGATRON_BRIDGE_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]
+"""The fields of Megatron Bridge's class of the same name. They stand before `tf32`, in its order."""
 MEGATRON_FIELDS = _FIELD_NAMES[
     _FIELD_NAMES.index("fp32_residual_connection") : _FIELD_NAMES.index("fp4_quantizer_factory") + 1
 ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionConfigError
 from bridge.precision.coercion import get_torch_dtype
-from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
+from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_low_precision_format, get_mode
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
@@ -106,7 +106,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         """
         without_place: list[str] = []
         for name in list_field_names(self):
-            if name not in PEER_FIELDS and is_stated(self, name):
+            if name not in MEGATRON_BRIDGE_FIELDS and is_stated(self, name):
                 without_place.append(name)
         if without_place and not vars(self).get("_held"):
             names = ", ".join(without_place)
@@ -114,7 +114,7 @@ class MixedPrecisionConfig(PrecisionConfig):
                 "mixed_precision: a file of Megatron Bridge has no place for %s before setup", names
             )
         saved = {"_target_": PEER_TARGET}
-        for name in PEER_FIELDS:
+        for name in MEGATRON_BRIDGE_FIELDS:
             saved[name] = self._get_saved_value(name)
         return saved
 

@@ -93,10 +93,7 @@ class SyncReport:
                 logger.warning("%s", row)
 
     def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept value and each finding.
-
-        For a caller that does not return the report.
-        """
+        """Log a warning for each replaced value, each kept value and each finding."""
         self.log_overrides(logger)
         self.log_others(logger)
 

@@ -10,7 +10,7 @@ from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, 
 from bridge.model.layout import ParallelLayout
 from bridge.plan import memory_activations
 from bridge.plan.memory_activations import Segment
-from bridge.plan.memory_schedule import count_activation_bytes, list_moments
+from bridge.plan.memory_schedule import count_activation_bytes, list_schedule_steps
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
@@ -78,20 +78,20 @@ def test_the_first_backward_pass_finds_what_megatron_runs_before_it(stages, chun
             overlap_moe_expert_parallel_comm=is_combined and chunks > 1,
             p2p_communicator=communicator,
         )
-        first, *_ = list_moments(stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1)
+        first, *_ = list_schedule_steps(stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1)
         run = order[: warm_up + 1]
-        assert first.alive == tuple(run.count(chunk) for chunk in range(chunks))
+        assert first.in_flight == tuple(run.count(chunk) for chunk in range(chunks))
         assert first.backward == chunks - 1
 
 
 def test_a_long_step_has_the_moments_of_a_shorter_one_that_ends_alike():
-    assert list_moments(1, 4, 3, 6, 9000, is_combined=False) == list_moments(1, 4, 3, 6, 90, is_combined=False)
-    assert len(list_moments(0, 16, 8, 16, None, is_combined=False)) < 1000
+    assert list_schedule_steps(1, 4, 3, 6, 9000, is_combined=False) == list_schedule_steps(1, 4, 3, 6, 90, is_combined=False)
+    assert len(list_schedule_steps(0, 16, 8, 16, None, is_combined=False)) < 1000
 
 
 def test_passes_that_run_at_once_keep_a_single_micro_batch_whole():
-    (only,) = list_moments(0, 1, 1, None, 1, is_combined=True)
-    assert (only.alive, only.forward, only.backward) == ((1,), None, 0)
+    (only,) = list_schedule_steps(0, 1, 1, None, 1, is_combined=True)
+    assert (only.in_flight, only.forward, only.backward) == ((1,), None, 0)
 
 
 @needs_te
@@ -136,6 +136,6 @@ def counted(given: dict) -> list[tuple[int, set[tuple[int, ...]]]]:
     for stage in range(parallel.pipeline):
         own = [place for place in places if place.stage == stage]
         group = load.group_size
-        listed = list_moments(stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False)
-        found.append((count_activation_bytes(plan, own, load), {moment.alive for moment in listed}))
+        listed = list_schedule_steps(stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False)
+        found.append((count_activation_bytes(plan, own, load), {step.in_flight for step in listed}))
     return found

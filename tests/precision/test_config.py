@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import BridgeWarning, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.coercion import DTYPE_SPELLINGS, get_torch_dtype, parse_dtype
-from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
+from bridge.precision.config import MEGATRON_FIELDS, MEGATRON_BRIDGE_FIELDS
 from bridge.precision.mode import format_label
 from bridge.precision.statements import (
     get_recipe_name,
@@ -91,7 +91,7 @@ def test_the_signature_names_every_field_with_its_default() -> None:
 def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
     names = list_field_names(MixedPrecisionConfig)
     assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS, "modules")
-    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 64)
+    assert (list(MEGATRON_BRIDGE_FIELDS), len(names)) == (list(PEER["defaults"]), 64)
     assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(list_field_names(MixedPrecisionConfig))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.coercion import TORCH_NAMES
-from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
+from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
@@ -71,7 +71,7 @@ def export(
     if shape == "name":
         recipe_name = find_equivalent_recipe(config)
     if recipe_name is not None:
-        for field in config.stated.intersection(PEER_FIELDS):
+        for field in config.stated.intersection(MEGATRON_BRIDGE_FIELDS):
             builder.map(field, "mixed_precision")
         sections = _build_megatron_sections(builder, shape)
         return builder.finish({"mixed_precision": recipe_name, **sections})
@@ -108,7 +108,7 @@ def _build_peer_fields(
     if shape == "fields":
         payload["_target_"] = PRECISION_TARGET
     has_fp4_fields = _has_fp4_fields(bridge_version)
-    for field in PEER_FIELDS:
+    for field in MEGATRON_BRIDGE_FIELDS:
         if field in FP4_FIELDS and not has_fp4_fields:
             continue
         builder.map(field, f"mixed_precision.{PARAM_FIELD_ALIASES.get(field, field)}")

@@ -22,7 +22,7 @@ from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
 from bridge.precision.coercion import DTYPE_SPELLINGS
-from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_BRIDGE_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read import framework_signs
@@ -243,7 +243,7 @@ def _map_fields(
 
     `_map_param_aliases` maps the two names of stored weights of the peer's class.
     """
-    fields: Collection[str] = PEER_FIELDS
+    fields: Collection[str] = MEGATRON_BRIDGE_FIELDS
     sentence = "not-a-field-of-mixedprecisionconfig-megatron"
     if is_ours:
         fields = FIELD_DEFAULTS
@@ -369,9 +369,9 @@ def _iterate_owner_settings(
         for key, value in section.items():
             path = f"{owner_name}.{key}"
             name = _get_field_name(path)
-            if name in DTYPE_FIELDS and name in PEER_FIELDS:
+            if name in DTYPE_FIELDS and name in MEGATRON_BRIDGE_FIELDS:
                 yield path, parse_named_dtype(value, path)
-            elif name in PEER_FIELDS:
+            elif name in MEGATRON_BRIDGE_FIELDS:
                 yield path, value
             else:
                 _map_megatron_setting(owner_name, path, value, builder)
@@ -424,7 +424,7 @@ def recognise(document: Document) -> Recognition | None:
         return recognised
     top = document.mapping
     inner = top.get("mixed_precision")
-    fields = {*PEER_FIELDS, MODULES_KEY, RECIPE_KEY}
+    fields = {*MEGATRON_BRIDGE_FIELDS, MODULES_KEY, RECIPE_KEY}
     if isinstance(inner, Mapping) and not fields.isdisjoint(inner):
         return Recognition(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
@@ -438,7 +438,7 @@ def recognise(document: Document) -> Recognition | None:
 
 def _recognise_by_fields(top: Mapping[Any, object]) -> Recognition | None:
     """Return the evidence in a mapping of fields; None if most of its keys are no fields."""
-    names = [name for name in (*PEER_FIELDS, MODULES_KEY) if name in top]
+    names = [name for name in (*MEGATRON_BRIDGE_FIELDS, MODULES_KEY) if name in top]
     if AMBIGUOUS_FIELDS.issuperset(names) or len(names) < 2 or len(names) * 2 < len(top):
         return None
     certainty = 0.4  # other systems have `bf16` and `fp8` too, among other keys

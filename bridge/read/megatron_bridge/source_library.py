@@ -151,7 +151,7 @@ class Library:
                 except (SyntaxError, ValueError, RecursionError):
                     return None
                 file = path.relative_to(self.root / "megatron" / "bridge")
-                is_package = path.stem != base_path.name
+                is_package = path.name == "__init__.py"
                 return Module(tree, name=name, file=str(file), is_package=is_package)
         return None
 
@@ -168,7 +168,9 @@ class Library:
             self.root / "megatron" / "bridge"
         ):
             name = ".".join(resolved_path.relative_to(self.root).with_suffix("").parts)
-        module = Module(tree, name=name.removesuffix(".__init__"), file=path.name)
+        is_package = path.name == "__init__.py"
+        name = name.removesuffix(".__init__")
+        module = Module(tree, name=name, file=path.name, is_package=is_package)
         self._file = module
         if name:
             self._modules[module.name] = module
