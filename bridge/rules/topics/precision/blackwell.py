@@ -182,7 +182,7 @@ RULES = (
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
         when=lambda run: (
-            run.is_fp4
+            run.is_nvfp4
             and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)
         ),
         message="the published NVFP4 runs keep their last layers in BF16",
