@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import Finding, UnreadFileError, bounded
-from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
+from bridge.read.framework.table import OFF, Drop, FrameworkTable, OwnNames
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.unread import is_known
 from bridge.target.fields import whole_number
@@ -216,7 +216,9 @@ def _on(
     """Yield each name that is on, with its value and the row that knows it; options first, then variables."""
     for name, value in arguments.items():
         row = table.own_names(name)
-        if row is not None and row.is_on(value) and _holds(row.where, arguments):
+        if row is None or not row.is_on(value):
+            continue
+        if _holds(row.where, arguments) and _are_on(row.needs, arguments):
             yield table.shown(name), value, row
     for name, text in variables.items():
         for row in table.variables:
@@ -249,6 +251,11 @@ def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> 
         if stated not in map(str, values):
             return False
     return True
+
+
+def _are_on(names: Sequence[str], arguments: Mapping[str, Any]) -> bool:
+    """Return whether every argument of a row's `needs` is on."""
+    return all(arguments.get(name) not in OFF for name in names)
 
 
 def _ignored(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:
