@@ -58,11 +58,12 @@ SAME_AS = {
 
 Where one of them is stated, both are known.
 """
-SIZE_OPTION = re.compile(r"--[\w-]+-size")
-"""An option of a size that is not read.
+OUTDOES_THE_FILE = re.compile(r"--[\w-]+-size|DeepSpeed's engine")
+"""A source that is not read and decides a setting even where the file states it.
 
-A fork may have it in the place of a setting that the file states too: `--moe-expert-parallel-size`
-of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Then the statement decides nothing.
+A fork may have an option of a size in the place of a setting that the file states too:
+`--moe-expert-parallel-size` of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Under
+DeepSpeed's engine its JSON decides, whatever the arguments state. Then the statement decides nothing.
 """
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
@@ -375,13 +376,13 @@ class Run:
         """Return the source that is not read and may change a setting, where it outdoes the file.
 
         It does so where the file does not state the setting or cannot be planned, or where the
-        source is an option of a size.
+        source decides whatever the file states.
         """
         opener = self.reading.opened.get(path)
         if opener is None:
             return None
-        is_size = SIZE_OPTION.fullmatch(opener) is not None
-        if is_size or self.reading.unplanned is not None or not self._is_stated(path):
+        outdoes = OUTDOES_THE_FILE.fullmatch(opener) is not None
+        if outdoes or self.reading.unplanned is not None or not self._is_stated(path):
             return opener
         return None
 
@@ -431,7 +432,7 @@ class Run:
             elif name == "quant_recipe":
                 paths = [*LAYERS]
             else:
-                return None
+                return self._opener(f"mixed_precision.{name}")
         for deciding_path in paths:
             decider = self.weakness(deciding_path)
             if decider is not None:

@@ -1,7 +1,7 @@
 """`Engine`: the settings of a run of Megatron-DeepSpeed that DeepSpeed's engine decides by its JSON.
 
-The engine casts the weights, keeps masters and states, and reduces gradients in the dtype of the
-weights; Megatron's own optimizer and its reduction in FP32 do not run. Its JSON is read where the
+The engine casts the weights, keeps masters and states, and accumulates and sends gradients in the
+dtypes of its JSON; Megatron's own optimizer and its reduction in FP32 do not run. Its JSON is read where the
 script writes it by `cat` and a here-document, or where it lies next to the script. The engine's own
 buffers are not counted.
 
@@ -17,7 +17,13 @@ from typing import Any
 
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.megatron_lm.arguments import Arguments, Written
-from bridge.read.megatron_lm.engine_file import DEEPSPEED_FILE, EngineFile, engine_file, stated_by
+from bridge.read.megatron_lm.engine_file import (
+    DEEPSPEED_FILE,
+    EngineFile,
+    Stated,
+    engine_file,
+    stated_by,
+)
 from bridge.read.megatron_lm.flags import OTHER_SETTINGS
 from bridge.read.megatron_lm.gradient_reduction import REDUCTION
 from bridge.rules.inert import SCALER_SCHEDULE
@@ -44,6 +50,7 @@ FP16 = {
 """Fields of the engine's precision under `--fp16`, where its JSON is not read."""
 ENGINE = "DeepSpeed's engine"
 REDUCED = "ddp.grad_reduce_in_fp32"
+REDUCED_BY_THE_PRECISION = "mixed_precision.grad_reduce_in_fp32"
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
 NOT_COUNTED = (
     f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, "
@@ -61,6 +68,7 @@ WITHOUT_EFFECT = (
     "by its JSON."
 )
 NO_PLAN = "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
+REDUCED_OTHERWISE = f"{REDUCED}: {{clause}}."
 NOT_READ = (
     f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
 )
@@ -95,7 +103,7 @@ def report_engine(
     run: Arguments,
     builder: ImportBuilder,
     file: EngineFile,
-    stated: Mapping[str, Any] | None,
+    stated: Stated,
 ) -> None:
     """Report the arguments that have no effect under the engine, and map its JSON, which decides instead.
 
@@ -103,7 +111,7 @@ def report_engine(
         run: The arguments as they are written.
         builder: The report.
         file: The JSON.
-        stated: The fields of a precision that the JSON states; None where it states none or is not read.
+        stated: The settings that the JSON states.
 
     Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer
     under --deepspeed and leaves the arguments of its own scaler unread.
@@ -119,12 +127,15 @@ def report_engine(
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", NAME, True)
         return
     name, shown = written_file.name, written_file.shown
-    if stated is None:
+    if stated.fields is None:
         builder.report(name, shown, *OTHER_SETTINGS[DEEPSPEED_FILE].sentence)
         return
     for field_name in (*MODES, "params_dtype", "pipeline_dtype"):
         builder.fields.pop(field_name, None)
-    builder.map(name, **stated)
+    builder.map(name, **stated.fields)
+    if stated.reduction is not None:
+        row = "megatron_deepspeed.gradients-of-the-engine"
+        builder.record(row, name, shown, clause=stated.reduction)
     builder.record("megatron_deepspeed.read", name, shown, place=file.place)
 
 
@@ -174,9 +185,11 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
     if stage is None:
         opened.update(dict.fromkeys(SHARDED, ENGINE))
     opened.update(dict.fromkeys(experts, FORK))
-    if file.content is None or precision is None:
-        opened[REDUCED] = ENGINE
+    if file.content is None or precision is None or stated.reduction is not None:
+        opened |= dict.fromkeys((REDUCED, REDUCED_BY_THE_PRECISION), ENGINE)
     unknown = list(_left_open(stage, file))
+    if stated.reduction is not None:
+        unknown.append(REDUCED_OTHERWISE.format(clause=stated.reduction))
     if experts:
         unknown.append(EXPERTS_ARE_DECIDED_BY_THE_FORK)
     return Engine(

@@ -97,6 +97,16 @@ def _content_of(text: str, name: str) -> Mapping[str, Any] | None:
     return content
 
 
+ACCUMULATED_AND_SENT = (
+    "the engine accumulates gradients in {accumulated} and sends them between ranks in {sent}, "
+    "and Megatron has one switch for both"
+)
+BY_THE_RELEASE = (
+    "without ZeRO the engine accumulates gradients in fp32 before DeepSpeed 0.17.6 and in bf16 "
+    "from it on, and sends them between ranks in {sent}"
+)
+
+
 class Stated(NamedTuple):
     """The settings that the engine's JSON states."""
 
@@ -106,6 +116,8 @@ class Stated(NamedTuple):
     """The stage of ZeRO; None where the JSON leaves it open."""
     unfollowed: tuple[str, ...] = ()
     """Settings that change formats and that no plan follows."""
+    reduction: str | None = None
+    """Why no switch of Megatron has the effect of the engine on gradients, a clause; None where one has."""
 
 
 def stated_by(content: Mapping[str, Any] | None) -> Stated:
@@ -128,8 +140,28 @@ def stated_by(content: Mapping[str, Any] | None) -> Stated:
     if report.decided_by is not None:
         return Stated(stage=stage, unfollowed=unfollowed)
     fields = report.config.to_dict()
+    reduction = None
+    for mode in ("bf16", "fp16"):
+        if fields.get(mode):
+            reduction = _reduction(content, mode, stage)
+    if reduction is not None:
+        del fields["grad_reduce_in_fp32"]
+    return Stated(fields, stage, unfollowed, reduction)
+
+
+def _reduction(content: Mapping[str, Any], mode: str, stage: int | None) -> str | None:
+    """Return why no switch of Megatron has the engine's effect on gradients; None where one has.
+
+    Source: DeepSpeed 0.9.2 to 0.19.8 runtime/engine.py, get_data_types and communication_data_type.
+    """
     types = content.get("data_types")
-    has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
-    if fields.get("bf16") and not stage and not has_dtype:
-        fields["grad_reduce_in_fp32"] = True
-    return Stated(fields, stage, unfollowed)
+    written = None
+    if isinstance(types, Mapping):
+        written = types.get("grad_accum_dtype")
+    sent = str(content.get("communication_data_type") or mode).lower()
+    if written is None and mode == "bf16" and not stage:
+        return BY_THE_RELEASE.format(sent=sent)
+    accumulated = deepspeed.DTYPE_NAMES.get(str(written), mode)
+    if accumulated != sent:
+        return ACCUMULATED_AND_SENT.format(accumulated=accumulated, sent=sent)
+    return None

@@ -112,12 +112,12 @@ def imported(run: Arguments) -> ImportReport:
     file = EngineFile()
     if has_engine:
         file = engine_file(run, run.path)
-    stated = stated_by(file.content).fields
+    stated = stated_by(file.content)
     is_whole = _is_whole(run, mode, is_silent=is_silent)
-    if has_engine and stated is None:
+    if has_engine and stated.fields is None:
         is_whole = False
-    if stated is not None:
-        mode = mode_of(MixedPrecisionConfig.from_dict(stated))
+    if stated.fields is not None:
+        mode = mode_of(MixedPrecisionConfig.from_dict(stated.fields))
         is_unstated = False
     _map_settings(run, builder, has_engine=has_engine)
     if has_engine:
@@ -130,7 +130,7 @@ def imported(run: Arguments) -> ImportReport:
     effects.report_unread_settings(run, builder)
     effects.report_sharding(run, builder)
     effects.map_environment(run.launch.environment, builder)
-    is_file_read = stated is not None and file.name in run.launch.files
+    is_file_read = stated.fields is not None and file.name in run.launch.files
     effects.report_undecided(run, builder, is_file_read=is_file_read)
     semantics = "megatron_o2"
     if mode == "fp32":
