@@ -38,9 +38,9 @@ on the run have `opens`, the settings that they may change, or `says`, a sentenc
 changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`. `in_bf16` is
 a pattern of the modules that it takes out of FP8 and FP4; `warns` is what to do where the name is a fault, a clause.
 `harmless` are the values that switch it off; `where` is argument -> the values of which it needs another argument to
-have one, and `needs` are arguments that have to be on. A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`,
-the release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
-`instead`, the key that reaches it.
+have one, and `needs` are arguments that have to be on. A row of `drops` has `names` and `where` as one of `own`,
+`because`, `source`, and where it is known `mended`, the release or commit that forwards them, `into`, the setting that
+they do not reach where it has another name, and `instead`, the key that reaches it.
 """
 
 from __future__ import annotations
