@@ -256,7 +256,10 @@ def test_convert_knows_the_mode_of_slime_too(tmp_path: Path) -> None:
     assert run.imported.decided_by is None
 
 
-def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "name"), [("", "tiny"), ('MODEL_TYPE="tiny"\n', "${MODEL_TYPE}"), ("MODEL_TYPE=tiny\n", "$MODEL_TYPE")]
+)
+def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path, before: str, name: str) -> None:
     (tmp_path / "miles" / "backends" / "megatron_utils").mkdir(parents=True)
     (tmp_path / "scripts" / "models").mkdir(parents=True)
     (tmp_path / "scripts" / "models" / "tiny.py").write_text(
@@ -267,7 +270,7 @@ def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path
         "            f'--moe-layer-freq {moe_layer_freq(nlayers=nlayers, first_k_dense_replace=1)} --num-experts 4 ')\n"
     )
     (tmp_path / "run.sh").write_text(
-        'LINE="$(python3 "${ROOT}/miles/utils/external_utils/model_args_utils.py" "tiny")" || exit 1\n'
+        f'{before}LINE="$(python3 "${{ROOT}}/miles/utils/external_utils/model_args_utils.py" "{name}")" || exit 1\n'
         'read -ra MODEL_ARGS <<< "${LINE}"\n'
         "python3 train.py --hf-checkpoint a --rollout-batch-size 8 ${MODEL_ARGS[@]} --use-dynamic-batch-size "
         "--max-tokens-per-gpu 2048\n"

@@ -143,12 +143,19 @@ def _listed(first: Reader, others: Sequence[_Branch]) -> list[Launch]:
     launches = first.reading.launches
     added = _added(launches, others)
     decisions = _decisions(launches, others)
-    is_started = any(launch.line for launch in added)
     listed: list[Launch] = []
     for launch in launches:
-        if launch.line or launch.arguments or not is_started:
-            listed.append(replace(launch, decisions=decisions[launch.line]))
-    return listed + sorted(added, key=lambda launch: launch.line)
+        listed.append(replace(launch, decisions=decisions[launch.line]))
+    listed += sorted(added, key=lambda launch: launch.line)
+    return [launch for launch in listed if launch.line or not _is_started(launch, added)]
+
+
+def _is_started(collected: Launch, added: Sequence[Launch]) -> bool:
+    """Return whether a program is started on another branch, with arguments that variables hold."""
+    for launch in added:
+        if launch.line and (not collected.arguments or launch.flags & collected.flags):
+            return True
+    return False
 
 
 def _added(launches: Sequence[Launch], others: Sequence[_Branch]) -> list[Launch]:

@@ -311,6 +311,13 @@ def test_a__the_branches_that_its_precision_depends_on(script: str, decisions) -
     assert [launch.decisions for launch in launches(script)] == decisions
 
 
+def test_arguments_of_a_launch_on_another_branch_are_no_run_of_their_own() -> None:
+    script = 'ARGS=(--bf16 --num-layers 4)\nif [ "$1" -eq 0 ]; then torchrun pretrain_gpt.py ${ARGS[@]}; fi\n'
+    assert [launch.name for launch in launches(script)] == ["pretrain_gpt.py"]
+    other = script.replace("${ARGS[@]}", "--fp16")
+    assert [launch.name for launch in launches(other)] == ["ARGS", "pretrain_gpt.py"]
+
+
 def test_a_file_that_is_sourced_on_the_branch_is_named() -> None:
     (launch,) = launches('if [ "$1" ]; then :; else source conf.sh; fi\ntorchrun t.py --bf16')
     assert [str(note) for note in launch.notes] == ["source conf.sh"]
