@@ -407,6 +407,7 @@ def test_the_variables_of_a_program_are_those_that_bash_gives_it(script: str, ex
         "if !",
         "until",
         "command",
+        "python -m coverage run -a",
     ],
 )
 def test_a_program_behind_another_command_is_a_launch(before: str) -> None:
