@@ -9,6 +9,8 @@ import functools
 import re
 from pathlib import Path
 
+from bridge.precision.package_yaml import package_yaml
+
 
 def vocab_size_of(name: object) -> int | None:
     """Return the size of the vocabulary of a model or a tokenizer; None for an unknown name.
@@ -32,7 +34,5 @@ def vocab_size_of(name: object) -> int | None:
 @functools.cache
 def _sizes() -> dict[str, int]:
     """Return beginning of a name, in small letters -> size of the vocabulary."""
-    import yaml  # most runs state their vocabulary
-
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {str(beginning).lower(): size for beginning, size in yaml.safe_load(text).items()}
+    rows = package_yaml(Path(__file__).with_suffix(".yaml"))
+    return {str(beginning).lower(): size for beginning, size in rows.items()}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding, did_you_mean
+from bridge.precision.package_yaml import package_yaml
 from bridge.precision.schemes import scheme_row
 
 
@@ -81,9 +82,7 @@ class Variable:
 @cache
 def nvte_variables() -> Mapping[str, Variable]:
     """Return the variables by name, in the order of the file, which has their sources."""
-    import yaml  # a plan of a run without such variables does without
-
-    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    rows = package_yaml(Path(__file__).with_suffix(".yaml"))
     made: dict[str, Variable] = {}
     for name, row in rows.items():
         columns: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.precision.config import FIELDS
+from bridge.precision.package_yaml import package_yaml
 
 OWNERS = {
     "model": "TransformerConfig",
@@ -160,8 +161,5 @@ def notes() -> dict[str, dict[str, Any]]:
 
     Under "not_routed" stands role -> field of Megatron -> why no field of a precision states it.
     """
-    import yaml  # a sync does without the notes
-
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    of_roles: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    of_roles: dict[str, dict[str, Any]] = package_yaml(Path(__file__).with_suffix(".yaml"))
     return of_roles

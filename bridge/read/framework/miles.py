@@ -60,10 +60,13 @@ def _text_of(word: str, script: str) -> str:
     variable = A_VARIABLE.fullmatch(word)
     if variable is None:
         return word
-    written = re.findall(rf"(?<![\w-]){variable[1]}=(\S*)", script)
-    if len(written) == 1 and re.fullmatch(r"[\w.-]+", written[0].strip("\"'")):
-        return written[0].strip("\"'")
-    return word
+    written: list[str] = re.findall(rf"(?<![\w-]){variable[1]}=(\S*)", script)
+    if len(written) != 1:
+        return word
+    text = written[0].strip("\"'")
+    if re.fullmatch(r"[\w.-]+", text) is None:
+        return word
+    return text
 
 
 def arguments_of(

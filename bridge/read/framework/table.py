@@ -53,10 +53,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
+from bridge.precision.package_yaml import package_yaml
 
 FOLDER = files("bridge.read").joinpath("framework")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NOT_READ = "its code does not read the key"
 """Reason of a name that lies in a place and is none of those that reach Megatron."""
 SHOWN = 8
@@ -243,7 +242,7 @@ class FrameworkTable:
 @cache
 def framework_table(name: str) -> FrameworkTable:
     """Return the table of a framework."""
-    columns = yaml.load(FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), LOADER)  # noqa: S506  a safe one
+    columns = package_yaml(FOLDER.joinpath(f"{name}.yaml"))
     return FrameworkTable(
         name=name,
         title=columns["title"],

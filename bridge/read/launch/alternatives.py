@@ -152,10 +152,10 @@ def _listed(first: Reader, others: Sequence[_Branch]) -> list[Launch]:
 
 def _is_started(collected: Launch, added: Sequence[Launch]) -> bool:
     """Return whether a program is started on another branch, with arguments that variables hold."""
-    for launch in added:
-        if launch.line and (not collected.arguments or launch.flags & collected.flags):
-            return True
-    return False
+    started = [launch for launch in added if launch.line]
+    if not collected.arguments:
+        return bool(started)
+    return any(launch.flags & collected.flags for launch in started)
 
 
 def _added(launches: Sequence[Launch], others: Sequence[_Branch]) -> list[Launch]:

@@ -228,13 +228,37 @@ def is_switch(option: str) -> bool:
 
 def misspelt(names: Iterable[str]) -> dict[str, str]:
     """Return each name that is an argument's but for a letter or two -> the argument's name."""
+    meant: dict[str, str] = {}
+    for name in sorted(names):
+        near = _nearest_argument(name)
+        if near is not None and near.count("_") == name.count("_"):
+            meant[name] = near
+    return meant
+
+
+@functools.lru_cache(maxsize=4096)
+def _nearest_argument(name: str) -> str | None:
+    """Return the argument that a name is most like; None for an argument, and for a name like none."""
+    if name in _arguments_by_letters():
+        return None
+    letters = frozenset(name)
+    likely = []
+    for known, known_letters in _arguments_by_letters().items():
+        total = len(name) + len(known)
+        # Letters of one name alone have no partner in the other, nor has what one is longer by.
+        alone = max(len(letters ^ known_letters), abs(len(name) - len(known)))
+        if (total - alone) / total >= SLIP:
+            likely.append(known)
+    for near in get_close_matches(name, likely, 1, SLIP):
+        return near
+    return None
+
+
+@functools.cache
+def _arguments_by_letters() -> dict[str, frozenset[str]]:
+    """Return each name of an argument or of a field of Megatron's -> its letters."""
     known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
     known.update(flag.field for flag in BY_NAME.values())
     for role in OWNERS:
         known.update(OWNER_FIELDS[role])
-    meant: dict[str, str] = {}
-    for name in sorted({*names} - known):
-        for near in get_close_matches(name, known, 1, SLIP):
-            if near.count("_") == name.count("_"):
-                meant[name] = near
-    return meant
+    return {name: frozenset(name) for name in known}
