@@ -64,9 +64,10 @@ do not state its sizes. Where its `config.json` is at hand, by the name in the f
 or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
-Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork from
-before Megatron Core, so that each answer names what its parser and DeepSpeed's JSON may decide otherwise. GPT-NeoX,
-nanotron, OLMo, lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
+Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork whose
+layers are its own and not Megatron Core's, so that each answer names what its parser and DeepSpeed's JSON may decide
+otherwise. No table has its defaults: a script does not say which of several forks it starts. GPT-NeoX, nanotron, OLMo,
+lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
 OF_A_RUN = ("its file is not found", "names no file of the run", "only the run knows its container")
