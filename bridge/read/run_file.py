@@ -43,7 +43,7 @@ MAX_CHECKPOINT_BYTES = 64 * 2**20
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a YAML file of Megatron-LM's arguments."""
 FRAMEWORK_KEY = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|actor_train|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
 """A key at the top of a YAML file, without which the file is of no framework of `framework/files.py`.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
+from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, roll, verl
 from bridge.read.text.composed import DEFAULTS, composed
 from bridge.read.text.document import Document
 
@@ -33,6 +33,7 @@ READERS: Sequence[FrameworkReader] = (primus, flagscale)
 TREES: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read,
     "nemo_rl": nemo_rl.read,
+    "roll": roll.read,
     "verl": verl.read,
 }
 """Table of a framework -> the function that reads a YAML file of it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import ms_swift, nemo_rl, verl
+from bridge.read.framework import ms_swift, nemo_rl, roll, verl
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.launches import Launch
 from bridge.read.megatron_bridge import launch as megatron_bridge
@@ -28,6 +28,7 @@ READERS: Mapping[str, Reader] = {
     BRIDGE: megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
+    "roll": roll.read_launch,
     "verl": verl.read_launch,
 }
 """Table of a framework -> the function that reads a launch of it."""
