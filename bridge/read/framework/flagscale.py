@@ -4,26 +4,42 @@
     model: {num_layers: 24, hidden_size: 2048, optimizer: {clip_grad: 1.0}}
 
 A mapping within them only groups arguments: its own name does not count. A list is several values, `true` is a switch,
-and what is `false` is not given. The experiment's file names such a file in its `defaults`.
+and what is `false` is not given. The experiment's file names such a file in its `defaults`, and the program that is
+started. It lies in the folder above.
 
 Source: flagos-ai/FlagScale 16a2dd5b flagscale/runner/runner_train.py _get_args_megatron; flagscale/runner/utils.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bridge.errors import PayloadError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.framework.arguments import reading_of_arguments
 from bridge.read.framework.table import framework_table
 from bridge.read.megatron_lm.arguments import runs_of
+from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at
 from bridge.target.fields import whole_number
 
 BLOCKS = ("system", "model", "data")
 """Blocks of arguments, of which a later one goes over an earlier one."""
 ROUNDED = "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
+ENTRY = "experiment.task.entrypoint"
+"""Key of an experiment's file with the program that is started."""
+TOWER_ENTRY = "task.entrypoint"
+"""That key of a program with a vision tower, in the place of `ENTRY`."""
+BUILD_GPT = ("train_gpt.py", "train_aquila_sft.py")
+"""Programs whose model is Megatron Core's GPT."""
+BUILD_A_TOWER = re.compile(r"train_(?:llava\w*|qwen2_5_vl|robobrain_x0)\.py")
+"""Programs with a vision tower in front of a language model of Megatron Core's."""
+MAX_EXPERIMENTS = 50
+"""Files in the folder above that are looked at."""
 OVER_IT = "The experiment's file, which names this one in its defaults, may set further arguments."
 
 
@@ -42,6 +58,10 @@ def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading
         content = whole.get(block)
         if isinstance(content, Mapping):
             arguments |= dict(_flat(content))
+    program = _other_program(path)
+    if program is not None:
+        has_tower = BUILD_A_TOWER.fullmatch(PurePosixPath(program).name) is not None
+        arguments[TOWER_ENTRY if has_tower else ENTRY] = program
     read_too = []
     width = _rounded_width(arguments)
     if width is not None:
@@ -49,7 +69,7 @@ def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading
         read_too.append(ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
     (run,) = runs_of([*_words(arguments)])
     run.framework = framework_table("flagscale")
-    return reading_of_arguments(
+    reading = reading_of_arguments(
         run,
         run.framework,
         str(path),
@@ -57,6 +77,44 @@ def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading
         read_too=read_too,
         unknown=[OVER_IT],
     )
+    if ENTRY in arguments:
+        kind = f"none of Megatron Core's ({PurePosixPath(arguments[ENTRY]).name})"
+        reading = replace(reading, other_layers=kind)
+    return reading
+
+
+def _other_program(path: Path) -> str | None:
+    """Return the program of an experiment with this file that builds another model than GPT; None where none does."""
+    programs: list[str] = []
+    named: list[str] = []
+    for file in sorted(path.absolute().parent.parent.glob("*.yaml"))[:MAX_EXPERIMENTS]:
+        try:
+            experiment = Document.load(file).mapping
+        except PayloadError:
+            continue
+        program = value_at(experiment, ENTRY)
+        names = _names_in(experiment.get("defaults"), path.parent.name)
+        if program is None or not names:
+            continue
+        programs.append(str(program))
+        if path.stem in names:
+            named.append(str(program))
+    for program in named or programs:
+        if PurePosixPath(program).name in BUILD_GPT:
+            return None
+    for program in named or programs:
+        return program
+    return None
+
+
+def _names_in(defaults: object, group: str) -> list[str]:
+    """Return the files of a group that `defaults` names."""
+    names = []
+    if isinstance(defaults, list):
+        for entry in defaults:
+            if isinstance(entry, Mapping) and group in entry:
+                names.append(str(entry[group]))
+    return names
 
 
 def _flat(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
