@@ -181,7 +181,8 @@ ROWS: tuple[Row, ...] = (
     *rows(
         {"model.vocab_size": _vocabulary_of_tokenizer},
         _vocabulary_of_tokenizer,
-        because="the vocabulary of the tokenizer's name",
+        because="the published vocabulary of the tokenizer's name, of which the tokenizer may "
+        "lack 0.5 %",
         source="training/setup.py: _validate_and_set_vocab_size; bridge/read/tokenizers.yaml",
         is_default=True,
     ),

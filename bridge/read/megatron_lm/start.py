@@ -162,7 +162,8 @@ ROWS: tuple[Row, ...] = (
     *_default(
         {"model.vocab_size": _vocabulary},
         lambda start: _vocabulary(start) is not None,
-        because="the vocabulary of the tokenizer's name",
+        because="the published vocabulary of the tokenizer's name, of which the tokenizer may "
+        "lack 0.5 %",
     ),
     *_by_pattern({"model.num_layers": _layers_of_pattern}, _layers_of_pattern),
     *_by_pattern({"model.mtp_num_layers": _depths_of_pattern}, _depths_of_pattern),
