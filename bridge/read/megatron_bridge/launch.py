@@ -43,6 +43,9 @@ NOT_FOUND = (
 DETERMINISTIC = "--deterministic"
 LATE = "{word}: may hold further overrides, which are not read."
 OF_DATA = "{program} sets model.seq_length to that of the dataset"
+NUMBER_OF_GPUS = "The number of GPUs: "
+"""Beginning of the sentence about the GPUs in a recipe's name."""
+OTHER_SIZES = f"{NUMBER_OF_GPUS}the command line states parallel sizes over those of the recipe, and not the GPUs."
 OF_BENCHMARK = "{program}, for a recipe of its benchmarks in BF16"
 AT_HAND = "The recipe is {name} of {module}."
 PRECISION_MODES = ("fp32", "fp16", "bf16")
@@ -72,6 +75,8 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         if _is_aware(function, reading, overrides):
             origin = OF_BENCHMARK.format(program=launch.name)
             reading = _with(reading, "optimizer", "use_precision_aware_optimizer", True, origin)
+    if any(word.key.endswith("_parallel_size") for word in overrides):
+        reading = replace(reading, unknown=_of_other_sizes(reading.unknown))
     late = [str(word) for word in launch.arguments if word.startswith("$")]
     sources = _program_options(words)
     sources += [LATE.format(word=word) for word in late]
@@ -85,6 +90,12 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         unknown=(*reading.unknown, *dict.fromkeys(sources)),
         uncounted=(*reading.uncounted, *late),
     )
+
+
+def _of_other_sizes(unknown: Sequence[str]) -> tuple[str, ...]:
+    """Return sentences without that about the GPUs in the name of a recipe, whose parallel sizes do not count."""
+    sentences = [sentence for sentence in unknown if not sentence.startswith(NUMBER_OF_GPUS)]
+    return (*sentences, OTHER_SIZES)
 
 
 def _without_recipe(name: str) -> FileReading:

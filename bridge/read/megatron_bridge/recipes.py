@@ -26,8 +26,8 @@ READ_AS = "Read by its syntax: {label}{library}."
 WITH_SOURCE = ", with the source of Megatron Bridge next to it"
 WITHOUT_SOURCE = "; the source of Megatron Bridge is not at hand"
 NO_RUN = (
-    "{path}: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one. "
-    "{remedy}"
+    "{path}: imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() "
+    "or finetune(). {remedy}"
 )
 ALIASES = "It names recipes of other files: give one of those."
 PART = "Give the program, or the recipe, that uses it."
