@@ -270,7 +270,10 @@ def test_a_file_without_a_recipe_is_no_run(recipe: Recipe, body: str, remedy: st
     path = recipe(body)
     with pytest.raises(UnreadFileError) as error:
         load_run(config_file=path)
-    rule = "imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() or finetune()"
+    rule = (
+        "imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() "
+        "or finetune()"
+    )
     assert str(error.value) == f"{path}: {rule}. {remedy}"
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.read.launch.bash.builtins import variable_read_whole
 from bridge.read.launch.bash.environment import environment_of
 from bridge.read.launch.bash.shell import DECLARERS
 from bridge.read.launch.job import is_job, job_environment
@@ -262,8 +263,10 @@ class Reader(Loops):
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
-        is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        if not is_shown and any(map(_bears_on_precision, redirects)):
+        is_followed = name_of(inner) == "cat" and len(redirects) == 1
+        if name_of(inner) == "read":
+            is_followed = self._read_heredoc(inner, redirects)
+        if not is_followed and any(map(_bears_on_precision, redirects)):
             noun = f"heredoc on line {self.line_of(node)}"
             self.reading.note(Note(noun, NoteKind.HERE_DOCUMENT))
 
@@ -276,6 +279,15 @@ class Reader(Loops):
         if start.startswith(("'", '"', "\\")):
             return text
         return self.expanded_text(text, is_quoted=True)
+
+    def _read_heredoc(self, command: Node, redirects: Sequence[Node]) -> bool:
+        """Set the variable of `read -d '' NAME <<EOF` to the here-document; return whether it is such a command."""
+        heredocs = [redirect for redirect in redirects if redirect.type == "heredoc_redirect"]
+        variable = variable_read_whole(self.expanded(command))
+        if variable is None or len(heredocs) != 1:
+            return False
+        self.set(variable, [self._heredoc(heredocs[0]).strip()])
+        return True
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
         """Note the text of a file that `cat` writes from a here-document.

@@ -318,6 +318,21 @@ def test_arguments_of_a_launch_on_another_branch_are_no_run_of_their_own() -> No
     assert [launch.name for launch in launches(other)] == ["ARGS", "pretrain_gpt.py"]
 
 
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("read -r -d '' INNER <<'EOF' || true", [("train.py", ("--bf16", "$MODE"))]),
+        ("MODE=--fp16; read -d '' INNER <<EOF", [("train.py", ("--bf16", "--fp16"))]),
+        ("read -r INNER <<'EOF'", []),
+    ],
+)
+def test_a_script_that_read_takes_from_a_here_document_is_started(command: str, started) -> None:
+    script = f'{command}\n\ncd /opt\npython train.py --bf16 $MODE\n\nEOF\nsrun bash -c "${{INNER}}"\n'
+    found = [launch for launch in launches(script) if launch.line]
+    assert [(launch.name, launch.arguments) for launch in found] == started
+    assert not [note for launch in found for note in launch.notes]
+
+
 def test_a_file_that_is_sourced_on_the_branch_is_named() -> None:
     (launch,) = launches('if [ "$1" ]; then :; else source conf.sh; fi\ntorchrun t.py --bf16')
     assert [str(note) for note in launch.notes] == ["source conf.sh"]
@@ -433,7 +448,7 @@ def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
             "getopts ab A",
             "read -n 3 A",
         ),
-        *("read A <<< --bf16", "read -r -d '' A <<'X'\n--fp8\nX"),
+        *("read A <<< --bf16", "read -r A <<'X'\n--fp8\nX"),
         *(
             "(( A = $1 ))",
             "(( A = 1 ))",

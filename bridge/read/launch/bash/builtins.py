@@ -166,3 +166,13 @@ def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[st
             options.update(later_options)
             return options, behind
     return options, []
+
+
+def variable_read_whole(words: Sequence[str]) -> str | None:
+    """Return the variable of `read -d '' NAME`, which takes all of its input; None for other commands."""
+    options, names = options_of(words[1:], TAKE_A_VALUE["read"])
+    if words[:1] != ["read"] or options.get("d") != [""]:
+        return None
+    if len(names) != 1 or NAME.fullmatch(names[0]) is None:
+        return None
+    return names[0]
