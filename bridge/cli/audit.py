@@ -19,19 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another run's")
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print; the exit code is 1 where the run is not as planned, or the two differ."""
-    record = _read(chosen.folder)
-    if chosen.other is None:
+    record = _read(args.folder)
+    if args.other is None:
         sentences = list(record.audit)
         verdict = "Plan = record."
     else:
-        sentences = list(map(str, differences(record, _read(chosen.other))))
+        sentences = list(map(str, differences(record, _read(args.other))))
         verdict = "The records are equal."
-    if chosen.json:
+    if args.json:
         print_json({"record": asdict(record), "findings": sentences})
         return bool(sentences)
-    if chosen.other is None:
+    if args.other is None:
         print(f"Step {record.step}, {record.backend}, layers from 1: {format_gemms(record.gemms)}.")
     for sentence in sentences or [verdict]:
         print(sentence)

@@ -52,45 +52,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sarif", metavar="FILE", help="also write SARIF 2.1.0, for code review")
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
-    silenced = dict(map(_reason, chosen.silence))
-    paths = paths_of_several(chosen)
+    silenced = dict(map(_reason, args.silence))
+    paths = paths_of_several(args)
     if paths:
-        return _check_several(chosen, paths, silenced)
+        return _check_several(args, paths, silenced)
     from bridge.preflight.check import check
 
-    runs = read_branches(chosen, strict=False)
-    reports = [check(run, silenced=silenced, backend=chosen.backend) for run in runs]
-    if chosen.sarif:
+    runs = read_branches(args, strict=False)
+    reports = [check(run, silenced=silenced, backend=args.backend) for run in runs]
+    if args.sarif:
         from bridge.report.sarif import sarif
 
-        _write(chosen.sarif, sarif(reports, file=_relative(_main_file(chosen)), version=_version()))
-    if chosen.json:
-        _print_json(runs, reports, chosen)
+        _write(args.sarif, sarif(reports, file=_relative(_main_file(args)), version=_version()))
+    if args.json:
+        _print_json(runs, reports, args)
     else:
-        _print(runs, reports, chosen)
-    return max(report.exit_code(strict=chosen.strict) for report in reports)
+        _print(runs, reports, args)
+    return max(report.exit_code(strict=args.strict) for report in reports)
 
 
-def _print_json(runs: Sequence[Run], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+def _print_json(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
     """Print the answer as JSON; the same launch on other branches stands below `branches`."""
     from bridge.report.findings import findings_dict
 
     answers = []
     for run, report in zip(runs, reports, strict=True):
-        answers.append(answer_dict(run, findings_dict(report, strict=chosen.strict)))
+        answers.append(answer_dict(run, findings_dict(report, strict=args.strict)))
     print_first(answers)
 
 
-def _print(runs: Sequence[Run], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+def _print(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
     """Print the answer for people, one run after the other."""
     from bridge.report.findings import findings_lines
 
     for run, report in zip(runs, reports, strict=True):
         if len(runs) > 1:
             print_branch(run)
-        _show(findings_lines(report, is_quiet=chosen.quiet))
+        _show(findings_lines(report, is_quiet=args.quiet))
         show_reading(run)
 
 
@@ -109,9 +109,7 @@ def _show(lines: Sequence[Line]) -> None:
     show(Group(*styled))
 
 
-def _check_several(
-    chosen: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]
-) -> int:
+def _check_several(args: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
     from bridge.preflight.check import check
     from bridge.report.findings import brief_line, findings_dict
@@ -120,15 +118,15 @@ def _check_several(
     checked: list[tuple[str, Report]] = []
 
     def answer_of(run: Run) -> RunAnswer:
-        report = check(run, silenced=silenced, backend=chosen.backend)
+        report = check(run, silenced=silenced, backend=args.backend)
         checked.append((_relative(Path(run.name)), report))
-        content = {**precision_dict(report.context), **findings_dict(report, strict=chosen.strict)}
+        content = {**precision_dict(report.context), **findings_dict(report, strict=args.strict)}
         text = f"{precision_text(report.context)}; {brief_line(report)}"
-        return RunAnswer(text=text, content=content, code=report.exit_code(strict=chosen.strict))
+        return RunAnswer(text=text, content=content, code=report.exit_code(strict=args.strict))
 
-    code = answer_several(chosen, paths, answer_of)
-    if chosen.sarif:
-        _write(chosen.sarif, sarif_of_files(checked, version=_version()))
+    code = answer_several(args, paths, answer_of)
+    if args.sarif:
+        _write(args.sarif, sarif_of_files(checked, version=_version()))
     return code
 
 
@@ -141,14 +139,14 @@ def _reason(word: str) -> tuple[str, str]:
     return name.strip(), reason.strip()
 
 
-def _main_file(chosen: argparse.Namespace) -> Path:
+def _main_file(args: argparse.Namespace) -> Path:
     """Return the file of the run: the one of the command line, or the tree's primary config."""
     from bridge.front.folders import config_folder
 
-    file = file_of(chosen)
+    file = file_of(args)
     if file is not None:
         return Path(file)
-    return config_folder(chosen.config_path) / f"{chosen.config_name}.yaml"
+    return config_folder(args.config_path) / f"{args.config_name}.yaml"
 
 
 def _relative(file: Path) -> str:

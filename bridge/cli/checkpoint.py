@@ -48,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     certify.add_argument("path", metavar="PATH", type=Path, nargs="?", help=text)
 
 
-def run(chosen: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> int | None:
     """Do the work of the part that was asked for, and return its exit code."""
-    work: Callable[[argparse.Namespace], int | None] = chosen.part
-    return work(chosen)
+    work: Callable[[argparse.Namespace], int | None] = args.part
+    return work(args)
 
 
 def _add_part(
@@ -69,26 +69,26 @@ def _add_path(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(name.lower(), metavar=name, type=Path, help=text)
 
 
-def _inspect(chosen: argparse.Namespace) -> None:
+def _inspect(args: argparse.Namespace) -> None:
     from bridge.report.checkpoint import contents_table  # rich is heavy
 
-    contents = Contents.read(checkpoint_at(chosen.path))
-    answer(chosen, contents.to_dict(), contents_table(contents))
+    contents = Contents.read(checkpoint_at(args.path))
+    answer(args, contents.to_dict(), contents_table(contents))
 
 
-def _diff(chosen: argparse.Namespace) -> int:
+def _diff(args: argparse.Namespace) -> int:
     """Print what differs; return 1 where something does."""
     from bridge.report.checkpoint import difference_table
 
-    first = Contents.read(checkpoint_at(chosen.a))
-    second = Contents.read(checkpoint_at(chosen.b))
+    first = Contents.read(checkpoint_at(args.a))
+    second = Contents.read(checkpoint_at(args.b))
     difference = Difference.of(first, second)
     content = {"a": str(first.path), "b": str(second.path), **difference.to_dict()}
-    answer(chosen, content, difference_table(first, second, difference))
+    answer(args, content, difference_table(first, second, difference))
     return bool(difference)
 
 
-def _certify(chosen: argparse.Namespace) -> None:
+def _certify(args: argparse.Namespace) -> None:
     """Print the changes of weights that are stored in another form and quantised again."""
     import torch  # heavy, and only for values
 
@@ -97,12 +97,12 @@ def _certify(chosen: argparse.Namespace) -> None:
     from bridge.runtime.numerics.round_trip import round_trips
 
     left: list[str] = []
-    if chosen.path is None:
+    if args.path is None:
         source = "a normal matrix of 1024 x 1024, standard deviation 0.02, seed 0"
         generator = torch.Generator().manual_seed(0)
         weights = iter([torch.randn(1024, 1024, generator=generator) * 0.02])
     else:
-        checkpoint = checkpoint_at(chosen.path)
+        checkpoint = checkpoint_at(args.path)
         tensors = linear_weights(checkpoint)
         left = too_large(tensors)
         read = {key: tensor for key, tensor in tensors.items() if key not in left}
@@ -111,16 +111,16 @@ def _certify(chosen: argparse.Namespace) -> None:
         weights = matrices(checkpoint, read)
     rows = round_trips(weights)
     content = {"source": source, "left_out": left, "round_trips": list(map(asdict, rows))}
-    answer(chosen, content, round_trip_table(source, rows, left))
+    answer(args, content, round_trip_table(source, rows, left))
 
 
-def _verify(chosen: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> int:
     """Print whether a checkpoint is as it was written; return 1 where it is not."""
-    checkpoint = checkpoint_at(chosen.path)
+    checkpoint = checkpoint_at(args.path)
     manifest = Manifest.read(checkpoint)
     sha256 = digest(checkpoint)
-    fault = _fault(checkpoint, manifest, sha256, chosen.digest)
-    if chosen.json:
+    fault = _fault(checkpoint, manifest, sha256, args.digest)
+    if args.json:
         print_json(
             {
                 "path": str(checkpoint),
@@ -139,7 +139,7 @@ def _verify(chosen: argparse.Namespace) -> int:
             compared = "sizes and checksums"
         print(f"{checkpoint}: {len(manifest.sizes)} files are as the manifest says ({compared}).")
         line = f"manifest sha256 {sha256}"
-        if chosen.digest:
+        if args.digest:
             line = f"{line}, as given"
         print(line)
     return fault is not None

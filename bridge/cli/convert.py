@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the payload, and on stderr its source and what cannot be converted exactly.
 
     Return 1 under --strict.
@@ -75,63 +75,63 @@ def run(chosen: argparse.Namespace) -> int:
     from bridge.convert.systems import system
     from bridge.read.text.document import Document
 
-    if chosen.to is None and chosen.out is not None:
+    if args.to is None and args.out is not None:
         raise RunConfigError("--out: needs --to, got none. Add --to recipe, or another system.")
     targets = []
-    if chosen.to not in (None, conversion.OURS):
-        targets.append(system(chosen.to))
-    context = _context(chosen.context)
-    runs = conversion.runs_of(Document.load(chosen.file), chosen.source, context, targets)
+    if args.to not in (None, conversion.OURS):
+        targets.append(system(args.to))
+    context = _context(args.context)
+    runs = conversion.runs_of(Document.load(args.file), args.source, context, targets)
     results: list[Result] = []
-    if chosen.assume_defaults:
+    if args.assume_defaults:
         runs = [replace(read, imported=read.imported.assume_default()) for read in runs]
     for read in runs:
         exported = None
-        if chosen.to and read.imported.mode_is_stated:
-            exported = conversion.convert(read, chosen.to, context)
+        if args.to and read.imported.mode_is_stated:
+            exported = conversion.convert(read, args.to, context)
         results.append((read, exported))
-    return _answer(results, chosen, context)
+    return _answer(results, args, context)
 
 
-def _answer(results: list[Result], chosen: argparse.Namespace, context: dict[str, Any]) -> int:
+def _answer(results: list[Result], args: argparse.Namespace, context: dict[str, Any]) -> int:
     """Write and print the results of all runs; the payload is that of the first."""
     from bridge.convert import conversion
 
     first, exported = results[0]
     is_stated = first.imported.mode_is_stated
     text = ""
-    if chosen.to is not None and is_stated:
-        text = conversion.payload_text(first, chosen.to, exported)
+    if args.to is not None and is_stated:
+        text = conversion.payload_text(first, args.to, exported)
     is_faulty = False
-    if chosen.to == conversion.OURS and is_stated:
+    if args.to == conversion.OURS and is_stated:
         is_faulty = bool(faults_of(first.imported.config))
     files: dict[str, str] = {}
     if exported is not None:
         files.update(exported.files)
     judged = results
-    if not chosen.json:
+    if not args.json:
         judged = results[:1]
-    losses = _lost(judged, chosen)
-    if chosen.out is not None and not is_faulty and not losses and text:
-        _write_payload(chosen.out, text, files)
+    losses = _lost(judged, args)
+    if args.out is not None and not is_faulty and not losses and text:
+        _write_payload(args.out, text, files)
     report = sys.stdout
-    if chosen.json or (chosen.to is not None and chosen.out is None):
+    if args.json or (args.to is not None and args.out is None):
         report = sys.stderr
-    _print(results, chosen, report)
-    if chosen.to is not None and not is_stated:
-        conversion.convert(first, chosen.to, context)  # raises: no payload without a mode
+    _print(results, args, report)
+    if args.to is not None and not is_stated:
+        conversion.convert(first, args.to, context)  # raises: no payload without a mode
     if is_faulty:
         first.imported.config.finalize()
     if losses:
         print(losses, file=sys.stderr)
         return 1
-    if not chosen.json and chosen.to is not None:
+    if not args.json and args.to is not None:
         if len(results) > 1:
             sentence = (
                 f"The payload is that of the first of {len(results)} runs; --json has them all."
             )
             print(sentence, file=report)
-        _print_payload(text, files, chosen, report)
+        _print_payload(text, files, args, report)
     return 0
 
 
@@ -143,18 +143,18 @@ def _write_payload(out: str, text: str, files: dict[str, str]) -> None:
 
 
 def _print_payload(
-    text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO
+    text: str, files: dict[str, str], args: argparse.Namespace, report: TextIO
 ) -> None:
     """Print the payload, or the names of the files that it was written to."""
-    if chosen.out is not None and not text:
+    if args.out is not None and not text:
         print(
-            f"nothing to write: {chosen.to} has nothing to say of this precision, "
-            f"and {chosen.out} is left alone"
+            f"nothing to write: {args.to} has nothing to say of this precision, "
+            f"and {args.out} is left alone"
         )
-    elif chosen.out is not None:
-        written = [chosen.out]
+    elif args.out is not None:
+        written = [args.out]
         for name in files:
-            written.append(str(Path(chosen.out).parent / name))
+            written.append(str(Path(args.out).parent / name))
         print(f"wrote {', '.join(written)}")
     else:
         sys.stderr.flush()
@@ -165,14 +165,14 @@ def _print_payload(
             print(f"{name}, which --out writes too:\n{content}", file=report)
 
 
-def _lost(results: list[Result], chosen: argparse.Namespace) -> str:
+def _lost(results: list[Result], args: argparse.Namespace) -> str:
     """Return the line under --strict that names each setting whose precision is lost.
 
     Empty where none is.
     """
     from bridge.convert.conversion import lost
 
-    if not chosen.strict:
+    if not args.strict:
         return ""
     gone = []
     for read, exported in results:
@@ -181,17 +181,17 @@ def _lost(results: list[Result], chosen: argparse.Namespace) -> str:
     if not gone:
         return ""
     where = ""
-    if chosen.to is not None:
-        where = f" for {chosen.to}"
+    if args.to is not None:
+        where = f" for {args.to}"
     settings = ", ".join(dict.fromkeys(gone))
     remedy = "Follow the remedies of the report, or convert without --strict."
-    return f"{chosen.file}: precision is lost{where}: {settings}. {remedy}"
+    return f"{args.file}: precision is lost{where}: {settings}. {remedy}"
 
 
-def _print(results: list[Result], chosen: argparse.Namespace, report: TextIO) -> None:
-    if not chosen.json:
+def _print(results: list[Result], args: argparse.Namespace, report: TextIO) -> None:
+    if not args.json:
         for read, exported in results:
-            print(*_lines(read, exported, chosen), sep="\n", file=report)
+            print(*_lines(read, exported, args), sep="\n", file=report)
         return
     runs = list(itertools.starmap(_as_dict, results))
     content = runs[0]
@@ -257,7 +257,7 @@ def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
     }
 
 
-def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
+def _lines(read: Run, exported: ExportReport | None, args: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
     from bridge.read.foreign.semantics import SEMANTICS
 
@@ -268,7 +268,7 @@ def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace)
         stated.append(f"{name}={value}")
     if source["run"]:
         lines.append(f"run: {source['run']}")
-    if chosen.verbose:
+    if args.verbose:
         for field in stated or ["nothing is stated"]:
             lines.append(f"  {field}")
     elif imported.decided_by is not None and stated:
@@ -279,13 +279,13 @@ def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace)
     if exported is not None:
         of_target = list(exported.unmapped)
     for reasons, title_of_file, title_of_target in GROUPS:
-        lines += _entries(of_file, reasons, title_of_file, chosen)
-        lines += _entries(of_target, reasons, f"{title_of_target} {chosen.to}", chosen)
+        lines += _entries(of_file, reasons, title_of_file, args)
+        lines += _entries(of_target, reasons, f"{title_of_target} {args.to}", args)
     silent = []
     for entry in (*of_file, *of_target):
         if entry.reason in SILENT and entry.field not in silent:
             silent.append(entry.field)
-    if silent and not chosen.verbose:
+    if silent and not args.verbose:
         title = "defaults that decide, and settings without an effect (-v explains them)"
         lines.append(f"{title}: {', '.join(silent)}")
     return lines
@@ -303,11 +303,11 @@ def _headline(imported: ImportReport) -> str:
 
 
 def _entries(
-    unmapped: list[Unmapped], reasons: tuple[str, ...], title: str, chosen: argparse.Namespace
+    unmapped: list[Unmapped], reasons: tuple[str, ...], title: str, args: argparse.Namespace
 ) -> list[str]:
     """Return the records of some reasons below their title; none of silent ones without -v."""
     group = [entry for entry in unmapped if entry.reason in reasons]
-    if not group or (group[0].reason in SILENT and not chosen.verbose):
+    if not group or (group[0].reason in SILENT and not args.verbose):
         return []
     lines = [f"{title} ({len(group)}):"]
     for entry in group:

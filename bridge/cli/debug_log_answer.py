@@ -19,7 +19,7 @@ TITLE = "logged by Transformer Engine's debugger"
 ITS_COMMAND = "Drop it; or use precision-bridge quantisation-error --debug-log {folder}."
 
 
-def show_debug_log(chosen: argparse.Namespace, rows: Sequence[QuantisationRow]) -> int:
+def show_debug_log(args: argparse.Namespace, rows: Sequence[QuantisationRow]) -> int:
     """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
     from bridge.report.quantisation import quantisation_table
     from bridge.runtime.audit.early_warnings import Signs, early_warnings
@@ -29,23 +29,23 @@ def show_debug_log(chosen: argparse.Namespace, rows: Sequence[QuantisationRow]) 
         "rows": [finite(dataclasses.asdict(row)) for row in rows],
         "warnings": dict(warnings),
     }
-    answer(chosen, content, quantisation_table(rows, title=TITLE))
-    if not chosen.json:
+    answer(args, content, quantisation_table(rows, title=TITLE))
+    if not args.json:
         for name, sentence in warnings:
             print(f"Early warning {name}: {sentence}")
     return int(bool(warnings))
 
 
-def report_debug_log(chosen: argparse.Namespace, folder: Path) -> int:
+def report_debug_log(args: argparse.Namespace, folder: Path) -> int:
     """Print a debugger's log in the place of a page about runs; the exit code is that of the log."""
     from bridge.read.debug_log import read_debug_log
 
-    options = {"--out": chosen.out, "--format": chosen.format, "--watch": chosen.watch or None}
+    options = {"--out": args.out, "--format": args.format, "--watch": args.watch or None}
     for option, value in options.items():
         if value is not None:
             rule = "has no effect on the log of Transformer Engine's debugger"
             raise RunConfigError.of(option, rule, str(value), ITS_COMMAND.format(folder=folder))
-    if len(chosen.runs) > 1:
+    if len(args.runs) > 1:
         rule = "the log of Transformer Engine's debugger is shown by itself"
-        raise RunConfigError.of(str(folder), rule, len(chosen.runs), "Give this folder alone.")
-    return show_debug_log(chosen, read_debug_log(folder))
+        raise RunConfigError.of(str(folder), rule, len(args.runs), "Give this folder alone.")
+    return show_debug_log(args, read_debug_log(folder))

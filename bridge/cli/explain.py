@@ -87,34 +87,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Print everything about a field or a rule."""
     content: Any
-    if chosen.field == LIST:
+    if args.field == LIST:
         content = list(map(rule_dict, RULES))
         text = _list_of_rules()
-    elif chosen.field is None:
+    elif args.field is None:
         content = {name: doc.text for name, doc in field_docs(MixedPrecisionConfig).items()}
         text = _list_of_fields(content)
-    elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
-        content = rule_dict(_rule(chosen.field))
+    elif re.fullmatch(r"[Pp][Bb]\d+", args.field):
+        content = rule_dict(_rule(args.field))
         text = _rule_text(content)
-    elif chosen.run_folder is not None and is_log(Path(chosen.run_folder)):
-        described = described_log(Path(chosen.run_folder))
-        content = in_log(chosen.field, described, chosen.name, config_dir=chosen.config_dir)
+    elif args.run_folder is not None and is_log(Path(args.run_folder)):
+        described = described_log(Path(args.run_folder))
+        content = in_log(args.field, described, args.name, config_dir=args.config_dir)
         text = _log_text(content, described)
-    elif chosen.run_folder is not None:
-        folder = Path(chosen.run_folder)
-        content = in_run(chosen.field, folder, chosen.name, config_dir=chosen.config_dir)
+    elif args.run_folder is not None:
+        folder = Path(args.run_folder)
+        content = in_run(args.field, folder, args.name, config_dir=args.config_dir)
         text = _field_text(content)
-    elif chosen.config is not None:
-        values = read_saved(chosen, chosen.config, strict=False)
-        content = in_file(chosen.field, values)
+    elif args.config is not None:
+        values = read_saved(args, args.config, strict=False)
+        content = in_file(args.field, values)
         text = _file_text(content, values.reading.lines)
     else:
-        content = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
+        content = explanation(args.field, args.name, config_dir=args.config_dir)
         text = _field_text(content)
-    if chosen.json:
+    if args.json:
         print_json(content)
     else:
         print(text)

@@ -46,23 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the manifest, the config of a system, or the comparison.
 
     Return 1 where that finds differences.
     """
-    if chosen.rollout is not None:
-        refuse_run_folder(chosen)
-        return answer_rollout(chosen)
-    if chosen.against is not None:
+    if args.rollout is not None:
+        refuse_run_folder(args)
+        return answer_rollout(args)
+    if args.against is not None:
         from bridge.convert.serving.reader import ServingConfig
 
-        config = ServingConfig.read(chosen.against)
-        return _compare(_read(chosen, config), config, chosen)
-    manifest = _read(chosen)
-    if chosen.system is not None:
-        _export(manifest, chosen)
-    elif chosen.json:
+        config = ServingConfig.read(args.against)
+        return _compare(_read(args, config), config, args)
+    manifest = _read(args)
+    if args.system is not None:
+        _export(manifest, args)
+    elif args.json:
         print_json(asdict(manifest))
     else:
         from bridge.convert.serving.table import manifest_table
@@ -71,35 +71,35 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Manifest:
+def _read(args: argparse.Namespace, config: ServingConfig | None = None) -> Manifest:
     from bridge.convert.serving.manifest import Manifest
     from bridge.convert.serving.names import BY_TYPE
 
-    model_type = chosen.model_type
+    model_type = args.model_type
     if not model_type and config is not None and config.model_type in BY_TYPE:
         model_type = config.model_type
-    if chosen.run_folder is None:
-        return Manifest.of(plan_of(read_run(chosen)), model_type=model_type)
-    path = Path(chosen.run_folder)
+    if args.run_folder is None:
+        return Manifest.of(plan_of(read_run(args)), model_type=model_type)
+    path = Path(args.run_folder)
     if path.is_file():
         return Manifest.read(path)
     from bridge.runtime.audit.run_folder import CONFIG_FILE, RunFolder
 
     folder = RunFolder.of(path)
-    plan = plan_of(read_saved(chosen, str(folder.path / CONFIG_FILE)))
+    plan = plan_of(read_saved(args, str(folder.path / CONFIG_FILE)))
     return Manifest.of(plan, record=folder.record, model_type=model_type)
 
 
-def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
+def _export(manifest: Manifest, args: argparse.Namespace) -> None:
     from bridge.convert.conversion import records
     from bridge.convert.serving.exporter import export
     from bridge.read.foreign.payload_text import as_json
 
-    report = export(manifest, chosen.system)
+    report = export(manifest, args.system)
     content: dict[str, Any] = {}
     if report.payload:
         content["quantization_config"] = report.payload
-    if chosen.json:
+    if args.json:
         print_json({**content, "losses": records(report.unmapped, "export")})
         return
     if not content:
@@ -110,22 +110,22 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
         print(text, file=sys.stderr)
     for entry in report.unmapped:
         print(entry, file=sys.stderr)
-    if chosen.out is None:
+    if args.out is None:
         print(as_json(content), end="")
     else:
-        write_file(chosen.out, as_json(content), "--out")
-        print(f"wrote {chosen.out}")
+        write_file(args.out, as_json(content), "--out")
+        print(f"wrote {args.out}")
 
 
-def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespace) -> int:
+def _compare(manifest: Manifest, config: ServingConfig, args: argparse.Namespace) -> int:
     """Print how a serving config differs from the manifest.
 
     Return 1 where it does, or where vLLM refuses it.
     """
     from bridge.convert.serving.comparison import compare
 
-    comparison = compare(manifest, config, chosen.system)
-    if chosen.json:
+    comparison = compare(manifest, config, args.system)
+    if args.json:
         content = {"precision": manifest.precision, "against": config.path}
         print_json({**content, **comparison.to_dict()})
     else:

@@ -44,16 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
-    paths = paths_of_several(chosen)
-    if paths and chosen.fit:
+    paths = paths_of_several(args)
+    if paths and args.fit:
         raise RunConfigError(
             "--fit: is about one run, got several. Give one file, without --brief."
         )
     if paths:
-        return answer_several(chosen, paths, _brief)
-    return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
+        return answer_several(args, paths, _brief)
+    return answer_runs(args, partial(_answer, fits=args.fit), partial(_show, fits=args.fit))
 
 
 def _brief(values: Run) -> RunAnswer:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def answer(chosen: argparse.Namespace, content: object, table: RenderableType) -> None:
+def answer(args: argparse.Namespace, content: object, table: RenderableType) -> None:
     """Print an answer as JSON or as a table."""
-    if chosen.json:
+    if args.json:
         print_json(content)
     else:
         show(table)

@@ -74,16 +74,16 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=text)
 
 
-def require_option(chosen: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
+def require_option(args: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
     """Refuse options that act together with the option `needed` alone, where that is absent.
 
     Raises:
         RunConfigError: One of them is on the command line.
     """
-    if getattr(chosen, needed.lstrip("-").replace("-", "_")):
+    if getattr(args, needed.lstrip("-").replace("-", "_")):
         return
     for option in options:
-        if getattr(chosen, option.lstrip("-").replace("-", "_")) not in (None, False, []):
+        if getattr(args, option.lstrip("-").replace("-", "_")) not in (None, False, []):
             raise RunConfigError(
                 f"{option}: needs {needed}, got none. Add {needed}, or leave {option} out."
             )

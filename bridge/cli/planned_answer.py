@@ -51,11 +51,9 @@ def planned_code(run: Run) -> int:
     return 0
 
 
-def answer_planned(
-    chosen: argparse.Namespace, run: Run, content: Any, table: RenderableType
-) -> int:
+def answer_planned(args: argparse.Namespace, run: Run, content: Any, table: RenderableType) -> int:
     """Print an answer about one run as JSON or as a table, and return the exit code."""
-    if chosen.json:
+    if args.json:
         print_planned(run, content)
     else:
         show(table)
@@ -64,7 +62,7 @@ def answer_planned(
 
 
 def answer_runs(
-    chosen: argparse.Namespace,
+    args: argparse.Namespace,
     answer_of: Callable[[Run], Mapping[str, Any]],
     show_run: Callable[[Run], None],
 ) -> int:
@@ -76,13 +74,13 @@ def answer_runs(
     stand below `branches` in the JSON of the first.
     """
     answers, codes = [], [0]
-    runs = read_branches(chosen)
+    runs = read_branches(args)
     for run in runs:
-        if len(runs) > 1 and not chosen.json:
+        if len(runs) > 1 and not args.json:
             print_branch(run)
         try:
             run.require_mode()
-            if chosen.json:
+            if args.json:
                 answers.append(planned_dict(run, answer_of(run)))
             else:
                 show_run(run)
@@ -91,9 +89,9 @@ def answer_runs(
             if len(runs) == 1:
                 raise
             answers.append(answer_dict(run, {"refused": str(error)}))
-            if not chosen.json:
+            if not args.json:
                 print(f"  {error}")
-    if chosen.json:
+    if args.json:
         print_first(answers)
     return max(codes)
 

@@ -62,35 +62,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--propose", metavar="FILE", help=text)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure a run, or read a log, and print a row for each layer and operand."""
-    if chosen.debug_log is not None:
-        return _show_log(chosen)
-    _measure(chosen)
+    if args.debug_log is not None:
+        return _show_log(args)
+    _measure(args)
     return 0
 
 
-def _show_log(chosen: argparse.Namespace) -> int:
+def _show_log(args: argparse.Namespace) -> int:
     """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
     from bridge.read.debug_log import read_debug_log
     from bridge.report.quantisation import plot_quantisation
 
     for option in MEASUREMENT_OPTIONS:
-        if getattr(chosen, option) is not None:
+        if getattr(args, option) is not None:
             raise RunConfigError(f"--{option}: has no effect with --debug-log. Leave one out.")
     plan = None
-    if file_of(chosen) is not None or chosen.overrides:
-        plan = read_run(chosen).plan
-    rows = read_debug_log(chosen.debug_log, plan)
-    if chosen.out is not None:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        write_rows(chosen.out / FILE, rows)
+    if file_of(args) is not None or args.overrides:
+        plan = read_run(args).plan
+    rows = read_debug_log(args.debug_log, plan)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_rows(args.out / FILE, rows)
         require_extra("train", "precision-bridge quantisation-error --out")
-        plot_quantisation(chosen.out / "quantisation.png", rows, title=TITLE)
-    return show_debug_log(chosen, rows)
+        plot_quantisation(args.out / "quantisation.png", rows, title=TITLE)
+    return show_debug_log(args, rows)
 
 
-def _measure(chosen: argparse.Namespace) -> None:
+def _measure(args: argparse.Namespace) -> None:
     """Measure a run on this machine."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import container, require_startable
@@ -98,32 +98,32 @@ def _measure(chosen: argparse.Namespace) -> None:
     from bridge.training.passes import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    if chosen.checkpoint is not None:
-        chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
-    values = read_run(chosen)
+    if args.checkpoint is not None:
+        args.overrides.append(f"checkpoint.load={Path(args.checkpoint).resolve()}")
+    values = read_run(args)
     title = "no recipe"
     if values.precision is not None:
         title = label_of(values.precision)
     config = container(values)
     require_startable(config, values)
-    steps = chosen.steps
-    if steps is None and chosen.checkpoint is None:
+    steps = args.steps
+    if steps is None and args.checkpoint is None:
         steps = STEPS
     elif steps is None:
         steps = 0
     rows = measure_quantisation(config, steps=steps)
-    if chosen.out is not None:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        write_rows(chosen.out / FILE, rows)
-        plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_rows(args.out / FILE, rows)
+        plot_quantisation(args.out / "quantisation.png", rows, title=title)
     content = [finite(dataclasses.asdict(row)) for row in rows]
-    answer(chosen, content, quantisation_table(rows, title=title))
-    if chosen.out is not None and not chosen.json:
-        print(f"Heat map and rows: {chosen.out}")
-    if chosen.propose is not None and values.precision is not None:
-        lines = _propose(chosen.propose, rows, values, values.precision)
+    answer(args, content, quantisation_table(rows, title=title))
+    if args.out is not None and not args.json:
+        print(f"Heat map and rows: {args.out}")
+    if args.propose is not None and values.precision is not None:
+        lines = _propose(args.propose, rows, values, values.precision)
         stream = sys.stdout
-        if chosen.json:
+        if args.json:
             stream = sys.stderr
         print("\n".join(lines), file=stream)
 

@@ -36,29 +36,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the answer.
 
     Return 2 where something went wrong, 1 with warnings under --strict, else 0.
     """
-    if not 1 <= chosen.processes <= MOST_PROCESSES:
+    if not 1 <= args.processes <= MOST_PROCESSES:
         raise RunConfigError.of(
-            "--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4."
+            "--processes", f"must be from 1 to {MOST_PROCESSES}", args.processes, "Use 4."
         )
-    if chosen.layers < 1:
-        raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
+    if args.layers < 1:
+        raise RunConfigError.of("--layers", "must be at least 1", args.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
     from bridge.rehearse.rehearse import rehearse
     from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
 
-    values = read_run(chosen)
+    values = read_run(args)
     rehearsal = rehearse(
-        values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers
+        values, backend=args.backend, processes=args.processes, max_layers=args.layers
     )
     values = replace(values, reading=values.reading.rehearsed(rehearsal.versions["mcore"]))
-    if chosen.json:
-        print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=chosen.strict)))
+    if args.json:
+        print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=args.strict)))
     else:
         show(rehearsal_text(rehearsal))
         show_reading(values)
-    return rehearsal.exit_code(strict=chosen.strict)
+    return rehearsal.exit_code(strict=args.strict)

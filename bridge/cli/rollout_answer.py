@@ -32,15 +32,15 @@ def add_rollout(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def answer_rollout(chosen: argparse.Namespace) -> int:
+def answer_rollout(args: argparse.Namespace) -> int:
     """Print how rollout differs from training; return 1 where it does, else 0."""
     from bridge.convert.rollout.agreement import agreements
     from bridge.convert.rollout.comparison import DIFFERS, compare_rollout
 
-    run = read_run(chosen, strict=False)
-    found = compare_rollout(run, _rollout(chosen, run), _model_type(chosen))
+    run = read_run(args, strict=False)
+    found = compare_rollout(run, _rollout(args, run), _model_type(args))
     agreeing = agreements(found)
-    if chosen.json:
+    if args.json:
         content = {**found.to_dict(), "agreeing": [one.to_dict() for one in agreeing]}
         print_json(answer_dict(run, content))
     else:
@@ -53,43 +53,43 @@ def answer_rollout(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:
+def _rollout(args: argparse.Namespace, run: Run) -> Rollout:
     from bridge.convert.rollout.frameworks import rollout_of
     from bridge.convert.rollout.serving import of_flags, served_alone, with_config
 
-    words = chosen.rollout
+    words = args.rollout
     if words == STATED_IN_THE_RUN:
         return rollout_of(run)
     if not words.endswith(CONFIG_SUFFIX):
-        return of_flags(words, chosen.system)
-    stated = served_alone(chosen.system)
+        return of_flags(words, args.system)
+    stated = served_alone(args.system)
     if run.reading.generation:
         stated = rollout_of(run)
     return with_config(stated, Path(words))
 
 
-def _model_type(chosen: argparse.Namespace) -> str | None:
+def _model_type(args: argparse.Namespace) -> str | None:
     """Return the `model_type` of the command line, else that of the rollout's config.json.
 
     It is None where neither states one, or the config.json is of a family that is not known.
     """
-    if chosen.model_type is not None:
-        return str(chosen.model_type)
-    if not chosen.rollout.endswith(CONFIG_SUFFIX):
+    if args.model_type is not None:
+        return str(args.model_type)
+    if not args.rollout.endswith(CONFIG_SUFFIX):
         return None
     from bridge.convert.rollout.serving import model_type_of
     from bridge.convert.serving.names import BY_TYPE
 
-    model_type = model_type_of(Path(chosen.rollout))
+    model_type = model_type_of(Path(args.rollout))
     if model_type in BY_TYPE:
         return model_type
     return None
 
 
-def refuse_run_folder(chosen: argparse.Namespace) -> None:
+def refuse_run_folder(args: argparse.Namespace) -> None:
     """Refuse options of the other answers of `manifest`."""
     for option in ("run_folder", "against", "out"):
-        value = getattr(chosen, option)
+        value = getattr(args, option)
         if value is not None:
             name = {"run_folder": "--run"}.get(option, f"--{option}")
             rule = "is no option of the comparison with a rollout"

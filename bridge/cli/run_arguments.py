@@ -42,13 +42,13 @@ class RunWords:
     overrides: tuple[str, ...]
 
     @classmethod
-    def of(cls, chosen: argparse.Namespace) -> RunWords:
+    def of(cls, args: argparse.Namespace) -> RunWords:
         """Return the words of a parsed command line."""
         files: list[str] = []
-        if chosen.config is not None:
-            files.append(chosen.config)
+        if args.config is not None:
+            files.append(args.config)
         overrides = []
-        for word in chosen.overrides:
+        for word in args.overrides:
             if _is_path(word):
                 files.append(word)
             else:
@@ -119,7 +119,7 @@ def add_debug_features(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug-features", metavar="FILE", help=text)
 
 
-def file_of(chosen: argparse.Namespace) -> str | None:
+def file_of(args: argparse.Namespace) -> str | None:
     """Return the file or folder that the command line names.
 
     None: the config tree describes the run.
@@ -127,7 +127,7 @@ def file_of(chosen: argparse.Namespace) -> str | None:
     Raises:
         RunConfigError: It names several.
     """
-    files = RunWords.of(chosen).files
+    files = RunWords.of(args).files
     if len(files) > 1:
         rule = "this command, or one of its options, is about one run"
         raise RunConfigError(f"{files[0]}: {rule}, got {files[1]!r} too. Give one file.")
@@ -137,7 +137,7 @@ def file_of(chosen: argparse.Namespace) -> str | None:
 
 
 def read_run(
-    chosen: argparse.Namespace,
+    args: argparse.Namespace,
     *,
     recipe: str | None = None,
     strict: bool = True,
@@ -148,18 +148,18 @@ def read_run(
     A word without ``=`` or ``~`` that is no key is a recipe's name. Of a file with several runs it
     is the run `number`, or else the one that the arguments choose.
     """
-    return read_file(chosen, file_of(chosen), recipe=recipe, strict=strict, number=number)
+    return read_file(args, file_of(args), recipe=recipe, strict=strict, number=number)
 
 
-def read_saved(chosen: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
+def read_saved(args: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
     """Return the run of a file as it stands: no word of the command line is written over it."""
     from bridge.front.loader import load_run
 
-    return load_run((), config_file=file, trust=chosen.trust, strict=strict)
+    return load_run((), config_file=file, trust=args.trust, strict=strict)
 
 
 def read_file(
-    chosen: argparse.Namespace,
+    args: argparse.Namespace,
     file: str | None,
     *,
     recipe: str | None = None,
@@ -170,16 +170,16 @@ def read_file(
     from bridge.front.loader import load_run
 
     run = load_run(
-        _overrides(chosen, recipe),
-        chosen.config_path,
+        _overrides(args, recipe),
+        args.config_path,
         file,
-        config_name=chosen.config_name,
-        config_dir=chosen.config_dir,
+        config_name=args.config_name,
+        config_dir=args.config_dir,
         strict=strict,
-        trust=chosen.trust,
-        choice=_run_choice(chosen, file, number),
+        trust=args.trust,
+        choice=_run_choice(args, file, number),
     )
-    features = getattr(chosen, "debug_features", None)
+    features = getattr(args, "debug_features", None)
     if features is None:
         return run
     from bridge.read.debug_features import with_features
@@ -187,7 +187,7 @@ def read_file(
     return with_features(run, features)
 
 
-def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Run]:
+def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]:
     """Return the run that the arguments describe, and the launch on its script's other branches.
 
     The command line may choose one of them with ``--launch``, or state the mode, which is one for
@@ -197,16 +197,16 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
         RunConfigError: A strict reading of a run that cannot be planned, or of a script none of
             whose branches states a mode.
     """
-    first = read_run(chosen, strict=False)
+    first = read_run(args, strict=False)
     numbers: tuple[int, ...] = ()
-    if chosen.number is None:
+    if args.number is None:
         numbers = first.reading.branches
     runs = [first]
     answered = [first.reading.number]
     refused = []
     for number in numbers:
         try:
-            runs.append(read_run(chosen, strict=False, number=number))
+            runs.append(read_run(args, strict=False, number=number))
         except UnreadFileError:  # the branch trains without Megatron Core; --launch says so
             refused.append(number)
             continue
@@ -227,12 +227,12 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
     return branches
 
 
-def _overrides(chosen: argparse.Namespace, recipe: str | None) -> list[str]:
+def _overrides(args: argparse.Namespace, recipe: str | None) -> list[str]:
     """Return the overrides of a command line in Hydra's words, with another recipe if named."""
     from bridge.read.keys import KEYS
 
     words = []
-    for word in RunWords.of(chosen).overrides:
+    for word in RunWords.of(args).overrides:
         is_override = "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS
         override = word
         if not is_override:
@@ -242,8 +242,8 @@ def _overrides(chosen: argparse.Namespace, recipe: str | None) -> list[str]:
             words.append(_quoted(override))
     if recipe is not None:
         words.append(_quoted(f"mixed_precision={recipe}"))
-    if chosen.target is not None:
-        words.append(_quoted(f"target={chosen.target}"))
+    if args.target is not None:
+        words.append(_quoted(f"target={args.target}"))
     return words
 
 
@@ -255,30 +255,28 @@ def _quoted(word: str) -> str:
     return word
 
 
-def _run_choice(
-    chosen: argparse.Namespace, file: str | None, number: int | None
-) -> RunChoice | None:
+def _run_choice(args: argparse.Namespace, file: str | None, number: int | None) -> RunChoice | None:
     """Return the run that is meant and the variables of its script.
 
     None where the command line says neither.
     """
     if number is None:
-        number = chosen.number
-    if number is None and not chosen.context and not chosen.ask_megatron_bridge:
+        number = args.number
+    if number is None and not args.context and not args.ask_megatron_bridge:
         return None
     from bridge.preflight.file_reading import RunChoice
     from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
 
     if file is None:
-        option, value = "--context", " ".join(chosen.context)
-        if chosen.ask_megatron_bridge:
+        option, value = "--context", " ".join(args.context)
+        if args.ask_megatron_bridge:
             option, value = "--ask-megatron-bridge", "True"
         if number is not None:
             option, value = "--launch", str(number)
         raise RunConfigError(f"{option}: is about a file, got {value!r}. Give the file, too.")
     variables: list[str] = []
     checkpoint = None
-    for word in chosen.context:
+    for word in args.context:
         key, _, value = word.partition("=")
         if key == "variables":
             variables.append(value)
@@ -291,5 +289,5 @@ def _run_choice(
         number=number,
         variables=variables_of(" ".join(variables)),
         checkpoint=checkpoint,
-        asks_megatron_bridge=chosen.ask_megatron_bridge,
+        asks_megatron_bridge=args.ask_megatron_bridge,
     )

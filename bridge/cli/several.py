@@ -44,7 +44,7 @@ def add_several_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--brief", action="store_true", help=text)
 
 
-def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
+def paths_of_several(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the files and folders of a command line about several runs.
 
     Empty where it is about one. A folder with the file of its run, as a run of training leaves it,
@@ -54,18 +54,18 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
         RunConfigError: The command line chooses a run of one script, or names no file where it
             must.
     """
-    files = RunWords.of(chosen).files
-    if chosen.brief and not files:
+    files = RunWords.of(args).files
+    if args.brief and not files:
         raise RunConfigError("--brief: is about files, got none. Give files or folders.")
-    is_several = chosen.brief or len(files) > 1
+    is_several = args.brief or len(files) > 1
     if not is_several and files:
         is_several = _is_folder_of_several(files[0])
     if not is_several:
         return ()
     remedy = "Give one file, without --brief."
-    if chosen.number is not None:
-        raise RunConfigError.of("--launch", "is about one script", chosen.number, remedy)
-    context = " ".join(chosen.context)
+    if args.number is not None:
+        raise RunConfigError.of("--launch", "is about one script", args.number, remedy)
+    context = " ".join(args.context)
     if context:
         raise RunConfigError.of("--context", "is about one script", context, remedy)
     return files
@@ -83,7 +83,7 @@ def _is_folder_of_several(word: str) -> bool:
 
 
 def answer_several(
-    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]
+    args: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]
 ) -> int:
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
@@ -96,7 +96,7 @@ def answer_several(
     rows: list[dict[str, Any]] = []
     codes = [0]
     unread: list[UnreadFile] = []
-    read = partial(_read, chosen)
+    read = partial(_read, args)
     for file_run in runs_in(files_of(paths), read):
         if isinstance(file_run, UnreadFile):
             unread.append(file_run)
@@ -104,10 +104,10 @@ def answer_several(
         answer = _answer(file_run, answer_of)
         codes.append(answer.code)
         rows.append(_row(file_run, answer))
-        if not chosen.json:
+        if not args.json:
             print(f"{file_run.name}: {answer.text}")
     code = max(codes)
-    if chosen.json:
+    if args.json:
         not_read = list(map(asdict, unread))
         print_json({"runs": rows, "not_read": not_read, "exit_code": code})
         return code
@@ -122,9 +122,9 @@ def answer_several(
     return code
 
 
-def _read(chosen: argparse.Namespace, file: str, number: int | None) -> Run:
+def _read(args: argparse.Namespace, file: str, number: int | None) -> Run:
     """Return a run of a file, with the overrides of the command line."""
-    return read_file(chosen, file, strict=False, number=number)
+    return read_file(args, file, strict=False, number=number)
 
 
 def _answer(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:

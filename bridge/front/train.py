@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -33,11 +33,12 @@ from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
+    from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS = "findings.json"
 RULES_OF_THE_BUILD = frozenset(rule.id for rule in RULES)
-"""Ids of the rules that `require_startable` asks next, and that no silence lets pass."""
+"""Ids of the rules that `require_startable` checks again. They cannot be silenced."""
 
 log = logging.getLogger("train")
 
@@ -126,7 +127,9 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
             f"the rule; 'silence.{first}=why it is all right here' lets the run pass:",
             shown,
         )
-    sync_report = last_sync(config, config.mixed_precision, run.prediction)
+    # `container` of front/decode.py resolved the name.
+    precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
+    sync_report = last_sync(config, precision, run.prediction)
     return partial(train, config, checked, sync_report)
 
 

@@ -1,14 +1,15 @@
-"""`last_sync`: the sync that a run begins after.
+"""`last_sync`: the last sync before a run begins.
 
-It applies the plan that a prediction of the run has made already, unless the owners have changed
-since, and runs the checks of Megatron's that waited for it.
+It writes the precision into the model, optimizer and DDP configs of a container. Then it runs
+Megatron's checks that a config of Megatron Bridge puts off until its `finalize`.
 """
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from bridge.errors import Finding, SyncCheckError
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.inert import BUFFER
 from bridge.sync.owner import Owner
@@ -21,44 +22,70 @@ from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of, refusal
 log = logging.getLogger(__name__)
 
 
-def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> SyncReport | None:
-    """Write a finalized precision into the sections of a run's container.
+class Container(Protocol):
+    """The sections of a run's container, ours or Megatron Bridge's, that a sync reads and writes.
 
-    The checks that waited for it run too.
+    A section is None where the run has no such config.
+    """
+
+    mixed_precision: Any
+    model: Any
+    optimizer: Any
+    ddp: Any
+    train: Any
+
+
+def last_sync(
+    container: Container,
+    precision: MixedPrecisionConfig | None,
+    prediction: Prediction | None = None,
+) -> SyncReport | None:
+    """Write a finalized precision into the configs of a container, and run the checks put off.
+
+    The container holds the precision and the resolved schedule afterwards.
 
     Args:
-        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision and the
-            planned schedule then.
-        precision: The config; None: the owners keep their own settings, which have to agree.
-        known: The run as it was foreseen: its plan is applied unless the container has changed
-            since.
+        container: The configs of the run.
+        precision: The precision. Under None the configs keep their settings, which have to agree.
+        prediction: A prediction of this run. Its rows are applied if the container has not
+            changed since.
+
+    Returns:
+        The report of the sync; None under a precision of None.
+
+    Raises:
+        SyncCheckError: Megatron's validation or a rule refuses the result.
     """
-    owners: dict[str, Any] = {role: getattr(run, role) for role in PRECISION_OWNERS}
-    schedule = _schedule(run, precision, owners)
+    owners: dict[str, Any] = {role: getattr(container, role) for role in PRECISION_OWNERS}
+    schedule = _schedule(container, precision, owners)
     if any(owner is not None for owner in owners.values()):
-        owners["train"] = run.train  # alone it holds nothing of a precision
+        # The train config has no field of a precision, so it is written only next to another owner.
+        owners["train"] = container.train
     report = None
     if precision is None:
         _require_agreement(owners)
         _share_sharding(owners)
     else:
-        report = write(precision, owners, strict=True, known=known)
+        report = write(precision, owners, is_last=True, prediction=prediction)
     _finalize(owners)
-    run.mixed_precision = precision
+    container.mixed_precision = precision
     if schedule is not None:
-        run.precision_schedule = schedule
+        container.precision_schedule = schedule  # type: ignore[attr-defined]
     return report
 
 
-def _schedule(run: Any, precision: Any, owners: Mapping[str, Any]) -> Any:
-    """Return the schedule of a run, planned; None without one."""
-    rows = getattr(run, "precision_schedule", None)
+def _schedule(
+    container: Container, precision: MixedPrecisionConfig | None, owners: Mapping[str, Any]
+) -> Any:
+    """Return the resolved schedule of precisions; None if the container has no schedule."""
+    # Containers of Megatron Bridge have no such attribute.
+    rows = getattr(container, "precision_schedule", None)
     if rows is None:
         return None
     from bridge.registry.schedule import PrecisionSchedule  # few runs have one
 
     rows = getattr(rows, "rows", rows)
-    return PrecisionSchedule(rows, precision, train_iters=run.train.train_iters, **owners)
+    return PrecisionSchedule(rows, precision, train_iters=container.train.train_iters, **owners)
 
 
 def _require_agreement(owners: Mapping[str, Any]) -> None:

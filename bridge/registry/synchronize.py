@@ -50,6 +50,6 @@ def synchronize(
     config = get_mixed_precision_config(precision)
     config.finalize()
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    report = write(config, owners, on_conflict=on_conflict, strict=strict)
+    report = write(config, owners, on_conflict=on_conflict, is_last=strict)
     report.log_overrides(log)
     return report

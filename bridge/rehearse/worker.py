@@ -17,7 +17,7 @@ from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bridge.errors import (
     BridgeError,
@@ -35,6 +35,7 @@ from bridge.precision.fields import default_of
 from bridge.precision.module_row import schemes_of_rows
 from bridge.preflight import declared_gpu
 from bridge.read.given_run import GivenRun
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.topics.system.train_script import unaccepted, unhonoured, without_context_parallel
@@ -346,7 +347,9 @@ def _run(work: str, job: Job, launch: Round, folder: Path, outcome: Answer) -> N
         outcome["phase"] = PHASES[work]
     run, problems = run_of(GivenRun(sections=_sections(job, launch, files[work])))
     config = container(run, problems)
-    last_sync(config, config.mixed_precision)
+    # `container` resolved the name.
+    precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
+    last_sync(config, precision)
     outcome["phase"] = PHASES[work]
     summary = pretrain(config, run_dir=folder / work)
     if is_resumed:

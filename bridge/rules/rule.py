@@ -3,7 +3,7 @@
 A row reads without its code: `when` yields the places where a run breaks the law, and `message` and
 `remedies` are whole sentences over ``run``, the context, and over the words of a violation.
 
-    contradiction(id="PB204", setting="fp4", when=lambda run: run.is_fp8 and run.is_fp4, ...)
+    contradiction(id="PB204", setting="fp4", when=lambda context: context.is_fp8 and context.is_fp4, ...)
     error(id="PB264", when=more_layers_than_a_stage_has, ...)    # yields its violations
 """
 
@@ -41,7 +41,7 @@ The last two run when the config is made; the parser does not for configs built 
 
 SYNC = {
     "reported": "the sync reports it",
-    "strict": "the sync reports it, and refuses it where the run begins next",
+    "last": "the sync reports it, and the last sync before a run refuses it",
     "refused": "the sync refuses it",
 }
 """The reaction of a sync to a rule that it asks; it knows the precision and the owners alone."""

@@ -5,16 +5,16 @@ from bridge.rules.context import RuleContext
 from bridge.rules.violation import Violation
 
 
-def storing(run: RuleContext, family: str, *, severity: str | None = None) -> Violation:
+def storing(context: RuleContext, family: str, *, severity: str | None = None) -> Violation:
     """Return the violation of the setting that stores weights in a family, fp8 or fp4.
 
     It is the recipe's, or else that of the config that has it.
     """
     gather = f"{family}_param_gather"
-    if run.precision is None or is_stated(run.precision, gather):
+    if context.precision is None or is_stated(context.precision, gather):
         return Violation(gather, value=True, severity=severity)
     path = f"model.{family}_param"
-    if getattr(run.ddp, gather):
+    if getattr(context.ddp, gather):
         path = f"ddp.{gather}"
-    where = run.where(path) or path.partition(".")[0]
+    where = context.where(path) or path.partition(".")[0]
     return Violation(path, value=True, where=where, severity=severity)

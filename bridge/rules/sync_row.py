@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.values import plain
+
+Verdict = Literal["override", "set", "derive", "neutralise", "keep", "agree", "absent"]
+"""The effect of a sync on a value of an owner.
+
+override: a value that was set in the owner is replaced. set: a default is replaced. derive: the
+value follows from other values. neutralise: the field has no effect in this run and is reset.
+keep: the value that was set in the owner stays. agree: the owner has the value already. absent:
+the owner has no such attribute.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +28,12 @@ class SyncRow:
     """Field of the precision config behind it; None for what Megatron derives."""
     old: Any
     new: Any
-    verdict: str = "derive"
-    """The effect on the owner's value.
-
-    override: an owner's own value was replaced. set: a default was replaced. derive: follows from
-    others. neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do.
-    absent: no such thing.
-    """
+    verdict: Verdict = "derive"
     by: str
     """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
+    is_stated: bool = False
+    """Whether the new value is the one that the precision states."""
     replaces_own: bool = False
     """Whether the value that is replaced is an owner's own, not a class default."""
     since: str | None = None

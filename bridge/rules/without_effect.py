@@ -6,9 +6,9 @@ from bridge.rules.context import RuleContext
 from bridge.rules.violation import Violation
 
 
-def without_effect(run: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
+def without_effect(context: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
     """Yield a violation for each field that is stated, away from its default, and has no effect."""
-    stated = [name for name in fields if run.differs_from_default(name)]
+    stated = [name for name in fields if context.differs_from_default(name)]
     for name in stated:
-        if name in run.inert:
-            yield Violation(name, why=run.inert[name])
+        if name in context.inert:
+            yield Violation(name, why=context.inert[name])

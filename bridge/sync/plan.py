@@ -28,7 +28,7 @@ from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names, field_value, is_left_open, is_stated, source_of
 from bridge.rules.facts.off_switches import off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.sync_row import SyncRow
+from bridge.rules.sync_row import SyncRow, Verdict
 from bridge.sync.module_recipe import module_recipe
 from bridge.sync.owner import OwnerValues, same
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
@@ -93,7 +93,7 @@ def _without_reused_buffer(
     resolved = []
     for row in rows:
         if row.attribute == BUFFER and row.new:
-            verdict = "neutralise"
+            verdict: Verdict = "neutralise"
             if row.old is False:
                 verdict = "agree"
             neutralised = replace(
@@ -102,6 +102,7 @@ def _without_reused_buffer(
                 verdict=verdict,
                 by="ddp",
                 why="Megatron-FSDP does not implement it",
+                is_stated=False,
                 replaces_own=owners[row.owner].is_own(BUFFER),
             )
             resolved.append(neutralised)
@@ -156,7 +157,7 @@ def _same_named(field: str, owner: OwnerValues) -> Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Decision:
-    """A route to an attribute of an owner, which is about to be decided."""
+    """One route applied to one owner: the owner's value, and the value of the precision."""
 
     config: PrecisionConfig
     owner: OwnerValues
@@ -192,7 +193,7 @@ class _Decision:
             return module_recipe(self.config, self.owner)
         return None
 
-    def row(self, new: Any, verdict: str, *, by: str, why: str) -> SyncRow:
+    def row(self, new: Any, verdict: Verdict, *, by: str, why: str) -> SyncRow:
         """Return the row of the attribute.
 
         Args:
@@ -278,7 +279,8 @@ def _decide_stated(decision: _Decision, *, may_keep: bool) -> SyncRow:
         why = f"its own value; the recipe says {reading!r}"
         return decision.row(own, "keep", by=decision.owner.role, why=why)
     source = source_of(decision.config, decision.route.field)
-    return decision.row(reading, "set", by=source, why="stated")
+    row = decision.row(reading, "set", by=source, why="stated")
+    return replace(row, is_stated=True)
 
 
 def _decide_unstated(decision: _Decision) -> SyncRow:
@@ -293,7 +295,7 @@ def _decide_unstated(decision: _Decision) -> SyncRow:
     if rule == "switch":
         return decision.row(decision.reading, "set", by="mode", why=mode)
     if rule == "count" and decision.attribute in decision.owner.defaults:
-        verdict = "agree"
+        verdict: Verdict = "agree"
         if scheme_of(config):
             verdict = "keep"
         return decision.row(own, verdict, by=role, why=unstated)
@@ -378,7 +380,7 @@ def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
         why="its own value: the loss scale is not dynamic",
     )
     if config.fp16 and config.loss_scale is None:
-        verdict = "derive"
+        verdict: Verdict = "derive"
         if is_on is False:
             verdict = "agree"
         why = "a dynamic loss scale overflows by design, and this check would end the run"
@@ -458,7 +460,7 @@ def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
 
 def _following(row: SyncRow, kept: SyncRow) -> SyncRow:
     """Return the row of a setting with the value that another owner keeps."""
-    verdict = "derive"
+    verdict: Verdict = "derive"
     if same(row.old, kept.new):
         verdict = "agree"
     why = f"as {kept.path}, which has a value of its own that the recipe does not state"

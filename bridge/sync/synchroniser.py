@@ -62,8 +62,8 @@ def write(
     objects: Mapping[str, Any],
     *,
     on_conflict: str = "override",
-    strict: bool = False,
-    known: Prediction | None = None,
+    is_last: bool = False,
+    prediction: Prediction | None = None,
 ) -> SyncReport:
     """Write a finalized config into config objects, all or nothing.
 
@@ -71,8 +71,9 @@ def write(
         config: The precision.
         objects: Role -> object, or None for a role without one.
         on_conflict: A policy of `POLICIES`.
-        strict: The run begins after this sync.
-        known: The run as it was foreseen. Its plan is applied where it was made for these values.
+        is_last: The run begins after this sync.
+        prediction: A prediction of this run. Its rows are used if they were made for this precision
+            and these values of the owners.
 
     Raises:
         PrecisionTypeError: An object that is no config, or that plays another role.
@@ -84,19 +85,19 @@ def write(
     refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
     planned: Sequence[SyncRow]
-    if known is not None and known.precision is config and known.owners == tuple(values.values()):
-        planned = known.rows
+    if prediction is not None and _is_prediction_of(prediction, config, values):
+        planned = prediction.rows
     else:
         keep_own = on_conflict == "keep"
-        planned = plan(config, list(values.values()), keep_own=keep_own, is_last=strict)
+        planned = plan(config, list(values.values()), keep_own=keep_own, is_last=is_last)
     rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
     name = recipe_name(config) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(owners, rows, is_last=strict)
+    trial = try_on_copies(owners, rows, is_last=is_last)
     scheme = scheme_after_sync(config, values.values())
-    findings = sync_findings(config, values, trial.rows, scheme=scheme, is_last=strict)
-    _refuse_fatal(name, trial.findings, findings, strict=strict)
+    findings = sync_findings(config, values, trial.rows, scheme=scheme, is_last=is_last)
+    _refuse_fatal(name, trial.findings, findings, is_last=is_last)
     apply(owners, trial.values)
     _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
@@ -107,13 +108,20 @@ def write(
     )
 
 
+def _is_prediction_of(
+    prediction: Prediction, config: PrecisionConfig, values: Mapping[str, OwnerValues]
+) -> bool:
+    """Return whether a prediction was made for this precision and these values of the owners."""
+    return prediction.precision is config and prediction.owners == tuple(values.values())
+
+
 def _refuse_fatal(
-    name: str, of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, strict: bool
+    name: str, of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, is_last: bool
 ) -> None:
     """Raise a SyncCheckError with the errors that refuse the sync."""
     refusing = ["refused"]
-    if strict:
-        refusing.append("strict")
+    if is_last:
+        refusing.append("last")
     fatal = [finding for finding in of_megatron if finding.severity == "error"]
     for finding in of_rules:
         if finding.severity == "error" and BY_ID[finding.id].sync in refusing:

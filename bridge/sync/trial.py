@@ -214,7 +214,7 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
             # A config that waits for `finalize` has not computed it yet.
             old = getattr(owner.target, name, None)
             row = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
-        row_of[name] = replace(row, new=new, verdict="derive", by=by, why=why)
+        row_of[name] = replace(row, new=new, verdict="derive", by=by, why=why, is_stated=False)
     return list(row_of.values())
 
 
@@ -222,7 +222,7 @@ def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Find
     """Return a warning for each stated value that Megatron replaces by a derived value."""
     findings = []
     for row in rows:
-        if row.attribute not in derived or row.why != "stated" or row.verdict == "absent":
+        if row.attribute not in derived or not row.is_stated or row.verdict == "absent":
             continue
         remedy = OVERRULED_BY.get(
             row.attribute, "Drop it, or change the setting that it follows from."

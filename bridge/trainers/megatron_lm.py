@@ -24,7 +24,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.sync_row import SyncRow
+from bridge.rules.sync_row import SyncRow, Verdict
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import megatron_version
 from bridge.target.fields import FIELDS
@@ -170,7 +170,7 @@ def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> S
     if dest in BY_NAME:
         field = BY_NAME[dest].field
         by = source_of(config, field)
-    verdict = "set"
+    verdict: Verdict = "set"
     if value == default:
         verdict = "agree"
     return SyncRow(

@@ -69,30 +69,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
 
 
-def run(chosen: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> int | None:
     """Compare runs, or the activations and gradients of one batch, or write the twin of a run."""
-    _refuse_options_of_other_forms(chosen)
-    if chosen.runs:
+    _refuse_options_of_other_forms(args)
+    if args.runs:
         from bridge.cli.compare.runs import compare_runs
 
-        return compare_runs(chosen)
-    if chosen.gradients:
+        return compare_runs(args)
+    if args.gradients:
         from bridge.cli.compare.gradients import check_gradients
 
-        return check_gradients(chosen)
-    write_twin(chosen)
+        return check_gradients(args)
+    write_twin(args)
     return None
 
 
-def _refuse_options_of_other_forms(chosen: argparse.Namespace) -> None:
+def _refuse_options_of_other_forms(args: argparse.Namespace) -> None:
     """Refuse an option that has no effect in the chosen form; each command line has one form."""
     form = "--twin"
-    if chosen.runs:
+    if args.runs:
         form = "--runs"
-    elif chosen.gradients:
+    elif args.gradients:
         form = "--gradients"
     for option, forms in FORMS_OF_OPTION.items():
-        if getattr(chosen, option.lstrip("-")) is not None and form not in forms:
+        if getattr(args, option.lstrip("-")) is not None and form not in forms:
             raise RunConfigError(
                 f"{option}: acts with {' and '.join(forms)} alone, got {form}. Leave {option} out."
             )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"inside": 0, "outside": 1, "cannot tell": 3}
 
 
-def check_gradients(chosen: argparse.Namespace) -> int:
+def check_gradients(args: argparse.Namespace) -> int:
     """Print where the activations and gradients of one batch differ by more than roundings.
 
     Return 1 where it does, 3 where that is not decided.
@@ -30,27 +30,27 @@ def check_gradients(chosen: argparse.Namespace) -> int:
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = []
-    for word in RunWords.of(chosen).overrides:
+    for word in RunWords.of(args).overrides:
         if "=" not in word.partition(" ")[0]:
             recipes.append(word)
     if len(recipes) != 2:
         remedy = "Write precision-bridge compare --gradients bf16_mixed fp8_current."
         raise RunConfigError.of("--gradients", "compares two recipes", recipes, remedy)
-    others = [word for word in chosen.overrides if word not in recipes]
+    others = [word for word in args.overrides if word not in recipes]
     labels: list[str] = []
     configs: list[ConfigContainer] = []
     for name, *values in map(str.split, recipes):
         words = [*others, f"mixed_precision={name}"]
         for value in values:
             words.append(f"mixed_precision.{value}")
-        run = read_run(argparse.Namespace(**{**vars(chosen), "overrides": words}))
+        run = read_run(argparse.Namespace(**{**vars(args), "overrides": words}))
         label = "no recipe"
         if run.precision is not None:
             label = label_of(run.precision)
         labels.append(label)
         configs.append(container(run))
     band = check(*configs)
-    if chosen.json:
+    if args.json:
         print_json({"recipes": labels, **band_dict(band)})
     else:
         show(band_table(band, title=f"{labels[1]} against {labels[0]}"))

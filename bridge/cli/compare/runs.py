@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REMEDY = "Write precision-bridge compare --runs bf16.log fp8.log."
 
 
-def compare_runs(chosen: argparse.Namespace) -> int:
+def compare_runs(args: argparse.Namespace) -> int:
     """Print the verdict on the loss of each run against that of the first.
 
     Return 1 where a run is outside the gate, 3 where of one nothing can be told.
@@ -29,21 +29,21 @@ def compare_runs(chosen: argparse.Namespace) -> int:
 
     paths: dict[Path, Path] = {}  # the place -> the path as it was written first
     repeated = None
-    for word in chosen.overrides:
+    for word in args.overrides:
         path = Path(word)
         place = real_place(path)
         if place in paths:
             repeated = path
         paths.setdefault(place, path)
-    comparisons = _compared([*paths.values()], chosen.gate, repeated)
-    if chosen.output is not None:
-        folder = Path(chosen.output)
+    comparisons = _compared([*paths.values()], args.gate, repeated)
+    if args.output is not None:
+        folder = Path(args.output)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_comparisons(folder, comparisons)
         except OSError as error:
             raise unwritable(folder, "--output", error) from None
-    if chosen.json:
+    if args.json:
         print_json(list(map(comparison_dict, comparisons)))
     else:
         show_comparisons(comparisons)

@@ -42,28 +42,28 @@ BASE = "bf16_mixed"
 UNPLANNED = "not known, as the model cannot be planned"
 
 
-def write_twin(chosen: argparse.Namespace) -> None:
+def write_twin(args: argparse.Namespace) -> None:
     """Write the twin of a run, and print the proof that it differs in precision fields only."""
-    values = read_run(chosen)
-    name = chosen.base or BASE
+    values = read_run(args)
+    name = args.base or BASE
     base = REGISTRY.get(name)
-    if chosen.json and not chosen.output:
+    if args.json and not args.output:
         rule = "prints the proof, so the twin needs a file, got no --output"
         raise RunConfigError(f"--json: {rule}. Give --output FILE.")
     text = _text(values, recipe_name(base) or name)
-    if not chosen.output:
+    if not args.output:
         print(text, end="")
         return
-    path = Path(chosen.output)
+    path = Path(args.output)
     write_file(path, text, "--output")
-    twin = read_saved(chosen, str(path))
+    twin = read_saved(args, str(path))
     differences = list(_difference(values, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
     if names:
         raise RunConfigError(
             f"{path}: the twin must differ in precision fields only, got {names}. Remove it."
         )
-    if chosen.json:
+    if args.json:
         print_json({"twin": str(path), "differs_in": differences, **_plans(values, twin)})
         return
     print(_proof(path, values, twin, differences))

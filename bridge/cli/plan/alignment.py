@@ -8,7 +8,7 @@ from bridge.cli.planned_answer import answer_planned
 from bridge.cli.run_arguments import read_run
 
 
-def show_alignment(chosen: argparse.Namespace) -> int:
+def show_alignment(args: argparse.Namespace) -> int:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
 
     Return 2 where the check of the run finds an error, else 0.
@@ -16,7 +16,7 @@ def show_alignment(chosen: argparse.Namespace) -> int:
     from bridge.plan.alignment import align_report
     from bridge.report.align_table import align_table  # rich is heavy
 
-    run = read_run(chosen)
+    run = read_run(args)
     planned = run.planned
     report = align_report(planned.plan, planned.workload)
-    return answer_planned(chosen, run, report.to_dict(), align_table(report))
+    return answer_planned(args, run, report.to_dict(), align_table(report))

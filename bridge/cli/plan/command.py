@@ -55,42 +55,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", metavar="FILE", help=text)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
-    require_option(chosen, "--modules", MODULES_OPTIONS)
-    require_option(chosen, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
+    require_option(args, "--modules", MODULES_OPTIONS)
+    require_option(args, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
     for name in ABOUT_ONE:
-        if chosen.brief and getattr(chosen, name):
+        if args.brief and getattr(args, name):
             option = name.replace("_", "-")
             raise RunConfigError(
                 f"--{option}: is about one run, and --brief about several. Leave one of them out."
             )
-    if chosen.modules:
+    if args.modules:
         from bridge.cli.plan.modules import show_modules
 
-        return show_modules(chosen)
-    if chosen.align:
+        return show_modules(args)
+    if args.align:
         from bridge.cli.plan.alignment import show_alignment
 
-        return show_alignment(chosen)
-    if chosen.write_debug_features:
+        return show_alignment(args)
+    if args.write_debug_features:
         from bridge.cli.plan.debug_features import write_features
 
-        write_features(chosen)
+        write_features(args)
         return 0
     from bridge.cli.plan import table
 
-    if chosen.picture:
-        table.draw_plan(chosen)
-    elif chosen.csv:
-        table.print_csv(chosen)
-    elif chosen.against:
-        table.show_difference(chosen)
+    if args.picture:
+        table.draw_plan(args)
+    elif args.csv:
+        table.print_csv(args)
+    elif args.against:
+        table.show_difference(args)
     else:
-        paths = paths_of_several(chosen)
+        paths = paths_of_several(args)
         if not paths:
-            return table.show_plan(chosen)
+            return table.show_plan(args)
         from bridge.cli.plan.share import show_shares
 
-        return show_shares(chosen, paths)
+        return show_shares(args, paths)
     return 0

@@ -16,20 +16,20 @@ from bridge.plan.debug_file import EVERY, PURPOSES, features_of
 REMEDY = f"Write --every {EVERY}."
 
 
-def write_features(chosen: argparse.Namespace) -> None:
+def write_features(args: argparse.Namespace) -> None:
     """Write the features file of a run's plan."""
-    path = Path(chosen.write_debug_features)
-    inputs = [*RunWords.of(chosen).files]
-    if chosen.debug_features is not None:
-        inputs.append(chosen.debug_features)
+    path = Path(args.write_debug_features)
+    inputs = [*RunWords.of(args).files]
+    if args.debug_features is not None:
+        inputs.append(args.debug_features)
     refuse_inputs(path, "--write-debug-features", inputs)
     every = EVERY
-    if chosen.every is not None:
-        every = chosen.every
+    if args.every is not None:
+        every = args.every
     if every < 1:
         raise RunConfigError.of("--every", "must be a whole number of at least 1", every, REMEDY)
-    plan = plan_of(read_run(chosen))
-    purpose = chosen.purpose or PURPOSES[0]
+    plan = plan_of(read_run(args))
+    purpose = args.purpose or PURPOSES[0]
     content = features_of(plan, purpose, every=every)
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
     write_file(path, text, "--write-debug-features")

@@ -53,29 +53,29 @@ def _file_of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     raise RunConfigError.of("--write", rule, stage, remedy)
 
 
-def show_modules(chosen: argparse.Namespace) -> int:
+def show_modules(args: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it.
 
     Return 2 where the run's check finds an error, else 0.
     """
-    run = read_run(chosen)
-    if chosen.file:
-        run = _with_file(run, chosen.file)
+    run = read_run(args)
+    if args.file:
+        run = _with_file(run, args.file)
     from bridge.preflight.check import report_of
 
     plan = run.plan
     selection = plan.selection
     findings = [finding for finding in report_of(run).findings if finding.id in IDS]
     if not selection.rows:
-        _list(run, plan, findings, as_json=chosen.json)
+        _list(run, plan, findings, as_json=args.json)
         return planned_code(run)
-    if chosen.write:
-        _write(plan, Path(chosen.write))
+    if args.write:
+        _write(plan, Path(args.write))
         return 0
     from bridge.report.module_table import module_table, selection_dict  # rich is heavy
 
     layout, mode = _layout(plan), plan.settings.mode
-    if chosen.json:
+    if args.json:
         content = {"precision": plan.label, "layout": layout}
         print_planned(run, {**content, **selection_dict(selection, findings)})
     else:

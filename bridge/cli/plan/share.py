@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 
-def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
+def show_shares(args: argparse.Namespace, paths: Sequence[str]) -> int:
     """Print a line for each run, and return the largest exit code."""
-    return answer_several(chosen, paths, _share)
+    return answer_several(args, paths, _share)
 
 
 def _share(run: Run) -> RunAnswer:

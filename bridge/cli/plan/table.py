@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def show_plan(chosen: argparse.Namespace) -> int:
+def show_plan(args: argparse.Namespace) -> int:
     """Print the plan of a run.
 
     Return 2 where it is shown with an error of the run's check, else 0.
     """
-    return answer_runs(chosen, _answer, _show)
+    return answer_runs(args, _answer, _show)
 
 
-def draw_plan(chosen: argparse.Namespace) -> None:
+def draw_plan(args: argparse.Namespace) -> None:
     """Draw the plan of a run into a file."""
-    plan = _first_plan(read_run(chosen))
-    path = Path(chosen.picture)
+    plan = _first_plan(read_run(args))
+    path = Path(args.picture)
     if path.suffix not in PICTURES:
         raise RunConfigError(
             f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them."
@@ -49,25 +49,25 @@ def draw_plan(chosen: argparse.Namespace) -> None:
     print(f"{path}: {len(plan.layers)} rows.")
 
 
-def print_csv(chosen: argparse.Namespace) -> None:
+def print_csv(args: argparse.Namespace) -> None:
     """Print the plan of a run as CSV."""
     from bridge.report.plan_table import plan_csv  # rich is heavy
 
-    print(plan_csv(_first_plan(read_run(chosen))), end="")
+    print(plan_csv(_first_plan(read_run(args))), end="")
 
 
-def show_difference(chosen: argparse.Namespace) -> None:
+def show_difference(args: argparse.Namespace) -> None:
     """Print where the plan of a run differs from that of another recipe, or of a YAML file."""
     from bridge.report.plan_table import difference_table  # rich is heavy
 
-    plan = _first_plan(read_run(chosen))
-    if chosen.against.endswith((".yaml", ".yml")):
-        other = plan_of(read_saved(chosen, chosen.against))
+    plan = _first_plan(read_run(args))
+    if args.against.endswith((".yaml", ".yml")):
+        other = plan_of(read_saved(args, args.against))
     else:
-        other = plan_of(read_run(chosen, recipe=chosen.against))
+        other = plan_of(read_run(args, recipe=args.against))
     rows = plan.diff(other)
     content = {"a": plan.label, "b": other.label, "differences": list(map(asdict, rows))}
-    answer(chosen, content, difference_table(plan.label, other.label, rows))
+    answer(args, content, difference_table(plan.label, other.label, rows))
 
 
 def _first_plan(run: Run) -> PrecisionPlan:

@@ -46,64 +46,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = fields_by_subject()
 
 
-def run(chosen: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
-    require_option(chosen, "--support", ("--target", "--markdown"))
-    _refuse_without_effect(chosen)
-    if chosen.schema is not None:
+    require_option(args, "--support", ("--target", "--markdown"))
+    _refuse_without_effect(args)
+    if args.schema is not None:
         from bridge.front.json_schema import SCHEMAS  # of editors alone
 
-        print_json(SCHEMAS[chosen.schema]())
+        print_json(SCHEMAS[args.schema]())
         return
-    if chosen.support:
+    if args.support:
         from bridge.cli.recipes.support import show_support  # asks every rule about every GPU
 
-        show_support(chosen)
-    elif chosen.other is not None:
-        show_difference(
-            chosen.name, chosen.other, config_dir=chosen.config_dir, as_json=chosen.json
-        )
-    elif chosen.name is not None:
-        show_recipe(chosen, chosen.name)
+        show_support(args)
+    elif args.other is not None:
+        show_difference(args.name, args.other, config_dir=args.config_dir, as_json=args.json)
+    elif args.name is not None:
+        show_recipe(args, args.name)
     else:
-        _list(chosen)
+        _list(args)
 
 
-def _refuse_without_effect(chosen: argparse.Namespace) -> None:
+def _refuse_without_effect(args: argparse.Namespace) -> None:
     """Refuse options and names that would have no effect."""
-    is_one = chosen.name is not None and chosen.other is None and not chosen.support
+    is_one = args.name is not None and args.other is None and not args.support
     for option in ("stated", "all"):
-        if getattr(chosen, option) and not is_one:
+        if getattr(args, option) and not is_one:
             raise RunConfigError(
                 f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}."
             )
     lists = "--tag"
-    if chosen.support:
+    if args.support:
         lists = "--support"
-    if chosen.name is not None and (chosen.support or chosen.tag is not None):
+    if args.name is not None and (args.support or args.tag is not None):
         raise RunConfigError(
-            f"{lists}: lists recipes, got the name {chosen.name!r} too. Leave one of them out."
+            f"{lists}: lists recipes, got the name {args.name!r} too. Leave one of them out."
         )
-    if chosen.schema is not None and (chosen.name is not None or chosen.support):
+    if args.schema is not None and (args.name is not None or args.support):
         raise RunConfigError(
             "--schema: is about no recipe by its name. Write precision-bridge recipes --schema."
         )
-    if chosen.support and chosen.tag is not None:
+    if args.support and args.tag is not None:
         raise RunConfigError("--tag: has no effect with --support. Leave it out.")
-    if chosen.support and chosen.config_dir is not None:
+    if args.support and args.config_dir is not None:
         raise RunConfigError("--config-dir: has no effect with --support. Leave it out.")
 
 
-def _list(chosen: argparse.Namespace) -> None:
+def _list(args: argparse.Namespace) -> None:
     """Print the list; the registry logs each source that it could not load."""
     keys = ("name", "summary", "tags", "aliases", "place")
     rows = []
     for recipe in REGISTRY.recipes():
         rows.append({key: getattr(recipe, key) for key in keys})
-    rows += _recipes_of_folder(chosen.config_dir)
-    if chosen.tag is not None:
-        rows = _tagged(rows, chosen.tag)
-    if chosen.json:
+    rows += _recipes_of_folder(args.config_dir)
+    if args.tag is not None:
+        rows = _tagged(rows, args.tag)
+    if args.json:
         print_json(rows)
         return
     width = max((len(row["name"]) for row in rows), default=0)

@@ -24,12 +24,12 @@ def fields_by_subject() -> str:
     return "\n".join(lines)
 
 
-def show_recipe(chosen: argparse.Namespace, name: str) -> None:
+def show_recipe(args: argparse.Namespace, name: str) -> None:
     """Print a recipe: its description, and its fields by subject."""
-    named = NamedRecipe.of(name, chosen.config_dir)
+    named = NamedRecipe.of(name, args.config_dir)
     config = named.config
     faults = list(map(str, faults_of(config)))
-    if chosen.json:
+    if args.json:
         stated = [field for field in field_names(config) if is_stated(config, field)]
         content = {
             "name": named.name,
@@ -37,7 +37,7 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
             "aliases": named.aliases,
             "mode": mode_of(config),
             "scheme": scheme_of(config),
-            "fields": config.to_dict(full=not chosen.stated),
+            "fields": config.to_dict(full=not args.stated),
             "stated": stated,
             "faults": faults,
         }
@@ -45,7 +45,7 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
         return
     print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
     docs = field_docs(MixedPrecisionConfig)
-    shown = _shown(config, chosen)
+    shown = _shown(config, args)
     width = max(map(len, shown), default=0)
     for subject, names in GROUPS.items():
         lines = [f"  {subject}"]
@@ -55,14 +55,14 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
         if len(lines) > 1:
             print("\n".join(lines))
     others = len(field_names(config)) - len(shown)
-    if others and not chosen.stated:
+    if others and not args.stated:
         why = "not stated and off, or without effect here"
         print(f"\n  {others} more fields are {why}: --all lists them.")
     for fault in faults:
         print(f"fault: {fault}")
 
 
-def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str, str]:
+def _shown(config: MixedPrecisionConfig, args: argparse.Namespace) -> dict[str, str]:
     """Return each field that is to be printed with its value and what decides it."""
     values = config.to_dict(full=True)
     for name in ("params_dtype", "pipeline_dtype"):
@@ -78,6 +78,6 @@ def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str
             kind = "default"
         else:
             kind = "follows"
-        if kind == "stated" or chosen.all or (kind == "follows" and not chosen.stated):
+        if kind == "stated" or args.all or (kind == "follows" and not args.stated):
             shown[name] = f"{text_of(value):<12} {kind:<7}"
     return shown

@@ -17,17 +17,17 @@ TITLES = {"te": "TE", "cuda": "CUDA"}
 WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 
 
-def show_support(chosen: argparse.Namespace) -> None:
+def show_support(args: argparse.Namespace) -> None:
     """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
     from bridge.preflight.auto import matrix, support
     from bridge.target.declaration import parse_target
 
-    if chosen.json and chosen.markdown:
+    if args.json and args.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
     rows: list[dict[str, str]] = []
     content: Any
-    if chosen.target:
-        target = parse_target(chosen.target)
+    if args.target:
+        target = parse_target(args.target)
         recipes = {}
         for name in REGISTRY.names():
             supported = support(name, target)
@@ -42,10 +42,10 @@ def show_support(chosen: argparse.Namespace) -> None:
         rows = support_rows(whole)
     from bridge.report.table import markdown, table  # rich is heavy
 
-    if chosen.markdown:
+    if args.markdown:
         print(markdown(rows))
         return
-    answer(chosen, content, table(rows, wraps=("why",)))
+    answer(args, content, table(rows, wraps=("why",)))
 
 
 def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:

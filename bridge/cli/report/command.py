@@ -48,19 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = warnings_by_threshold()
 
 
-def run(chosen: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> int | None:
     """Write a report, or show a run in progress or a debugger's log.
 
     Of the latter two the exit code is 1 where a warning stands.
     """
-    require_option(chosen, "--watch", WATCH_OPTIONS)
-    for path in chosen.runs:
+    require_option(args, "--watch", WATCH_OPTIONS)
+    for path in args.runs:
         if is_log(path) and is_debug_log(path):
-            return report_debug_log(chosen, path)
-    if not chosen.watch:
-        write_page(chosen)
+            return report_debug_log(args, path)
+    if not args.watch:
+        write_page(args)
         return None
-    for option, value in (("--out", chosen.out), ("--format", chosen.format)):
+    for option, value in (("--out", args.out), ("--format", args.format)):
         if value is not None:
             raise RunConfigError(f"{option}: has no effect with --watch. Leave one of them out.")
-    return watch_run(chosen)
+    return watch_run(args)

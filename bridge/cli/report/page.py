@@ -31,17 +31,17 @@ BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
 """Mode -> the recipe without any scaling scheme, which a recipe of that mode is compared with."""
 
 
-def write_page(chosen: argparse.Namespace) -> None:
+def write_page(args: argparse.Namespace) -> None:
     """Write a report of some runs and print the names of its files; or print the report itself."""
     require_extra("train", "precision-bridge report")
     from bridge.report.html.page import content_json, render_markdown, render_page
 
-    form = chosen.format or FORMATS[0]
-    forms = _forms_of_files(chosen, form)
+    form = args.format or FORMATS[0]
+    forms = _forms_of_files(args, form)
     for file in forms:
-        refuse_inputs(file, "--out", chosen.runs)
-    folders = [path for path in chosen.runs if not is_log(path)]
-    logs = [path for path in chosen.runs if is_log(path)]
+        refuse_inputs(file, "--out", args.runs)
+    folders = [path for path in args.runs if not is_log(path)]
+    logs = [path for path in args.runs if is_log(path)]
     runs = [*_content_of_folders(folders), *_content_of_logs(logs)]
     render = {"html": render_page, "md": render_markdown, "json": content_json}
     if not forms:
@@ -53,11 +53,11 @@ def write_page(chosen: argparse.Namespace) -> None:
         print(file)
 
 
-def _forms_of_files(chosen: argparse.Namespace, form: str) -> dict[Path, str]:
+def _forms_of_files(args: argparse.Namespace, form: str) -> dict[Path, str]:
     """Return file -> its format, of the files that a report has; none for standard output."""
-    if str(chosen.out) == STANDARD_OUTPUT:
+    if str(args.out) == STANDARD_OUTPUT:
         return {}
-    out = chosen.out or _place_beside(chosen.runs[0], form)
+    out = args.out or _place_beside(args.runs[0], form)
     forms = {out: form}
     if form == "html":
         forms[out.with_suffix(".json")] = "json"

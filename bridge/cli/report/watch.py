@@ -32,7 +32,7 @@ def warnings_by_threshold() -> str:
     return "\n".join(lines)
 
 
-def watch_run(chosen: argparse.Namespace) -> int | None:
+def watch_run(args: argparse.Namespace) -> int | None:
     """Print the state of the run, on a terminal until it ends or Ctrl-C.
 
     Exit code 1 where a warning stands then.
@@ -40,31 +40,31 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
     from rich.console import Console
     from rich.live import Live
 
-    for name in chosen.silence:
+    for name in args.silence:
         if name not in WARNINGS:
             remedy = did_you_mean(close_matches(name, WARNINGS))
             if not remedy:
                 remedy = f"Warnings: {', '.join(WARNINGS)}."
             raise RunConfigError.of("--silence", "must be the name of a warning", name, remedy)
-    every = chosen.every
+    every = args.every
     if every is None:
         every = SECONDS
     if not every > 0:
         raise RunConfigError.of("--every", "must be more than 0 seconds", every, "Use 2.")
-    if len(chosen.runs) > 1:
-        raise RunConfigError.of("--watch", "is about one run", len(chosen.runs), "Give one folder.")
-    watched = _watched(chosen.runs[0], chosen.silence)
-    if chosen.json:
+    if len(args.runs) > 1:
+        raise RunConfigError.of("--watch", "is about one run", len(args.runs), "Give one folder.")
+    watched = _watched(args.runs[0], args.silence)
+    if args.json:
         print_json(watched.state())
-    elif chosen.once or watched.has_ended() or not Console().is_terminal:
+    elif args.once or watched.has_ended() or not Console().is_terminal:
         show(watched.view())
     else:
         with Live(watched.view(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
             while not watched.has_ended():
                 time.sleep(every)
-                watched = _watched(chosen.runs[0], chosen.silence)
+                watched = _watched(args.runs[0], args.silence)
                 live.update(watched.view(), refresh=True)
-        watched = _watched(chosen.runs[0], chosen.silence)
+        watched = _watched(args.runs[0], args.silence)
     return int(bool(watched.warnings()))
 
 

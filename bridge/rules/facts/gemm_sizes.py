@@ -18,35 +18,35 @@ GEMMS_OF = {
 """Width -> the linear layers that have it; any other width is one of all linear layers."""
 
 
-def tokens(run: RunContext) -> int | None:
+def tokens(context: RunContext) -> int | None:
     """Return the tokens of a micro-batch on a rank (M of its GEMMs); None where they are not known.
 
     Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own
     (PB408).
     """
-    length = run.model.seq_length or run.data.seq_length
-    batch = run.train.micro_batch_size
-    if not length or not batch or run.is_emulated:
+    length = context.model.seq_length or context.data.seq_length
+    batch = context.train.micro_batch_size
+    if not length or not batch or context.is_emulated:
         return None
-    ranks = run.parallel.of_tokens
+    ranks = context.parallel.of_tokens
     if length % ranks:
         return None
     return length * batch // ranks
 
 
-def alignment(run: RunContext) -> tuple[int, ...]:
+def alignment(context: RunContext) -> tuple[int, ...]:
     """Return the multiples of tokens and of widths that the scheme's GEMMs need."""
-    if run.row is None:
+    if context.row is None:
         return ()
-    return run.row.alignment or ()
+    return context.row.alignment or ()
 
 
-def low_modules(run: RunContext) -> set[str] | None:
+def low_modules(context: RunContext) -> set[str] | None:
     """Return the modules in FP8 or FP4 in a layer under a per-module recipe; None without one."""
-    if run.model.quant_recipe is None or run.selection is None:
+    if context.model.quant_recipe is None or context.selection is None:
         return None
-    modules = [*run.selection.unselected]
-    for row in run.selection.rows:
+    modules = [*context.selection.unselected]
+    for row in context.selection.rows:
         modules += row.taken
     return {module.module for module in modules if module.scheme is not None}
 
@@ -73,14 +73,14 @@ class _Whole(NamedTuple):
     """Number of the ranks."""
 
 
-def widths(run: RunContext) -> Iterator[Width]:
+def widths(context: RunContext) -> Iterator[Width]:
     """Yield the widths that GEMMs contract over or produce.
 
     A width that does not divide by the ranks is left out: that is a fault of its own (PB408). So is
     one whose linear layers a per-module recipe keeps in the dtype of the run.
     """
-    whole = [*_whole_widths(run)]
-    low = low_modules(run)
+    whole = [*_whole_widths(context)]
+    low = low_modules(context)
     for width in whole:
         if not width.size or width.size % width.parts:
             continue
@@ -92,24 +92,24 @@ def widths(run: RunContext) -> Iterator[Width]:
         yield Width(width.path, how, width.size // width.parts)
 
 
-def _whole_widths(run: RunContext) -> Iterator[_Whole]:
-    model, heads = run.model, run.model.num_attention_heads
-    tensor, expert_tensor = run.parallel.tensor, run.parallel.expert_tensor
-    qkv = _qkv_width(run, heads)
+def _whole_widths(context: RunContext) -> Iterator[_Whole]:
+    model, heads = context.model, context.model.num_attention_heads
+    tensor, expert_tensor = context.parallel.tensor, context.parallel.expert_tensor
+    qkv = _qkv_width(context, heads)
     yield _Whole("model.hidden_size", "", model.hidden_size, "TP", 1)
     yield _Whole("model.ffn_hidden_size", "", model.ffn_hidden_size, "TP", tensor)
     yield _Whole("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tensor)
-    if run.shape.is_moe:
+    if context.shape.is_moe:
         width = model.moe_ffn_hidden_size
         yield _Whole("model.moe_ffn_hidden_size", "", width, "expert TP", expert_tensor)
 
 
-def _qkv_width(run: RunContext, heads: int) -> int:
+def _qkv_width(context: RunContext, heads: int) -> int:
     """Return the width of the projection to queries, keys and values; 0 without such a layer."""
-    model = run.model
-    if not model.hidden_size or not heads or heads % run.parallel.tensor:
+    model = context.model
+    if not model.hidden_size or not heads or heads % context.parallel.tensor:
         return 0
-    if model.multi_latent_attention or run.shape.is_hybrid:
+    if model.multi_latent_attention or context.shape.is_hybrid:
         return 0
     head = model.kv_channels or model.hidden_size // max(1, heads)
     return head * (heads + 2 * (model.num_query_groups or heads))

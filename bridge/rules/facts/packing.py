@@ -20,9 +20,9 @@ class Packing(NamedTuple):
     """The setting that pads to a fixed length instead; "" where there is none."""
 
 
-def packing(run: RuleContext) -> Packing | None:
+def packing(context: RuleContext) -> Packing | None:
     """Return the padding of packed batches; None without packing, or to a fixed length."""
-    data = run.data
+    data = context.data
     if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
         # The rows of a micro-batch become one.
         path = "data.in_batch_packing_pad_to_multiple_of"
@@ -37,7 +37,7 @@ def packing(run: RuleContext) -> Packing | None:
     return Packing(
         path="data.dataset_kwargs.pad_seq_length_to_mult",
         multiple=multiple,
-        samples=run.train.micro_batch_size or 1,
+        samples=context.train.micro_batch_size or 1,
         fixed="data.dataset_kwargs.pad_to_max_length",
     )
 

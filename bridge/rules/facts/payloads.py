@@ -17,9 +17,9 @@ FACTORIES_SINCE_TE = "2.19"
 2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
 
 
-def payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def payloads(context: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (name.part, recipe) of each payload; the recipes of a run's chunks share them."""
-    for recipe in quant_recipes(run.model.quant_recipe)[:1]:
+    for recipe in quant_recipes(context.model.quant_recipe)[:1]:
         for name, body in recipe.configs.items():
             if not isinstance(body, Mapping):
                 continue
@@ -28,61 +28,61 @@ def payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{name}.{part}", body[part]
 
 
-def wrong_payloads(run: RuleContext) -> Iterator[Violation]:
+def wrong_payloads(context: RuleContext) -> Iterator[Violation]:
     """Yield the entries that Transformer Engine's per-module recipes refuse."""
-    if not run.has_model:
+    if not context.has_model:
         return
-    for key, row in payloads(run):
+    for key, row in payloads(context):
         for _, fault in payload_faults(row):
             yield Violation(key=key, what=fault)
 
 
-def named_factories(run: RuleContext) -> Iterator[tuple[str | None, str]]:
+def named_factories(context: RuleContext) -> Iterator[tuple[str | None, str]]:
     """Yield (setting, import path) of each quantizer factory, of modules and of the run."""
-    for _, row in payloads(run):
+    for _, row in payloads(context):
         factory = row.get("custom_recipe_factory")
         if factory:
-            yield about(run, None).path, str(factory)
+            yield about(context, None).path, str(factory)
     for family in FAMILIES:
         name = f"{family}_quantizer_factory"
-        if run.is_custom and run.format_of(family) and getattr(run.model, name):
-            yield name, str(getattr(run.model, name))
+        if context.is_custom and context.format_of(family) and getattr(context.model, name):
+            yield name, str(getattr(context.model, name))
 
 
-def missing_factories(run: RuleContext) -> Iterator[Violation]:
+def missing_factories(context: RuleContext) -> Iterator[Violation]:
     """Yield the quantizer factories that are not found on this machine, nor in the target's Transformer Engine.
 
     The emulated backend refuses every factory.
     """
-    if run.is_emulated:
+    if context.is_emulated:
         return
-    for path, factory in named_factories(run):
+    for path, factory in named_factories(context):
         is_of_te = shipped_factory(factory) is not None
-        if is_of_te and run.target.te is not None and not run.target.is_detected:
+        if is_of_te and context.target.te is not None and not context.target.is_detected:
             continue
         why = why_not_found(factory)
         if why is not None:
             yield Violation(path, value=factory, why=why)
 
 
-def factories_of_a_later_te(run: RuleContext) -> Iterator[Violation]:
+def factories_of_a_later_te(context: RuleContext) -> Iterator[Violation]:
     """Yield the factories of Transformer Engine that the target's release has not."""
-    for path, factory in named_factories(run):
+    for path, factory in named_factories(context):
         if (
             shipped_factory(factory) is not None
-            and at_least(run.target.te, FACTORIES_SINCE_TE) is False
+            and at_least(context.target.te, FACTORIES_SINCE_TE) is False
         ):
-            yield Violation(path, value=factory, te=run.target.te)
+            yield Violation(path, value=factory, te=context.target.te)
 
 
-def next_to_stored_weights(run: RunContext) -> Iterator[Violation]:
+def next_to_stored_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the patterns of a hybrid model's recipes in a run with stored weights.
 
     A GPT reads no fp8_param of a payload (PB289).
     """
-    if not run.is_low or not run.shape.is_hybrid:
+    if not context.is_low or not context.shape.is_hybrid:
         return
-    if not run.gathers_fp8 and not run.gathers_fp4:
+    if not context.gathers_fp8 and not context.gathers_fp4:
         return
-    for recipe in quant_recipes(run.model.quant_recipe)[:1]:
-        yield about(run, [matcher.select for matcher in recipe.matchers])
+    for recipe in quant_recipes(context.model.quant_recipe)[:1]:
+        yield about(context, [matcher.select for matcher in recipe.matchers])

@@ -21,62 +21,62 @@ LONGEST_LISTING = 6
 
 
 def about(
-    run: RuleContext, value: object, *, severity: str | None = None, **words: Any
+    context: RuleContext, value: object, *, severity: str | None = None, **words: Any
 ) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
-    if run.precision is not None and is_stated(run.precision, "modules"):
+    if context.precision is not None and is_stated(context.precision, "modules"):
         return Violation("modules", value=value, severity=severity, noun="row", **words)
     return Violation(PATH, value=value, severity=severity, noun="matcher", **words)
 
 
 def _about_row(
-    run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any
+    context: RuleContext, row: Selected, *, severity: str | None = None, **words: Any
 ) -> Violation:
     matcher = row.matcher
-    return about(run, matcher.select, severity=severity, name=matcher.name, **words)
+    return about(context, matcher.select, severity=severity, name=matcher.name, **words)
 
 
-def stated_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
+def stated_rows(context: RuleContext) -> tuple[ModuleRow, ...]:
     """Return the rows of the precision's `modules`."""
-    return module_rows(run.stated.get("modules"))
+    return module_rows(context.stated.get("modules"))
 
 
-def _selected(run: RunContext) -> Sequence[Selected]:
-    if run.selection is None:
+def _selected(context: RunContext) -> Sequence[Selected]:
+    if context.selection is None:
         return ()
-    return run.selection.rows
+    return context.selection.rows
 
 
-def empty_rows(run: RuleContext) -> Iterator[Violation]:
+def empty_rows(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows and matchers that take no linear layer.
 
     Rows of layers beyond the model are PB292's. A file of matchers may serve several models: a
     warning.
     """
-    if not isinstance(run, RunContext):
-        yield from _rows_of_no_model(run)
+    if not isinstance(context, RunContext):
+        yield from _rows_of_no_model(context)
         return
-    for row in _selected(run):
+    for row in _selected(context):
         if not row.is_empty or (row.beyond and not row.missed):
             continue
         reason = ""
         if row.unread:
             reason = f": it takes {_listed(row.unread)} alone, which read no per-module recipe"
         severity = None
-        if run.selection is not None and run.selection.is_foreign:
+        if context.selection is not None and context.selection.is_foreign:
             severity = "warning"
-        yield _about_row(run, row, severity=severity, reason=reason, near=_near(row.nearest))
+        yield _about_row(context, row, severity=severity, reason=reason, near=_near(row.nearest))
 
 
-def _rows_of_no_model(run: RuleContext) -> Iterator[Violation]:
+def _rows_of_no_model(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows that take no linear layer of any Megatron model; a sync has no plan."""
     names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
-    for number, row in enumerate(stated_rows(run)):
+    for number, row in enumerate(stated_rows(context)):
         if takes_a_linear_layer(row):
             continue
         last = (row.select or row.module).rpartition(".")[2].strip("*")
         near = _near(close_matches(last, names))
-        yield about(run, str(row), name=number, reason="", near=near)
+        yield about(context, str(row), name=number, reason="", near=near)
 
 
 def _near(names: Sequence[str]) -> str:
@@ -106,24 +106,24 @@ def _numbers(numbers: Sequence[int]) -> str:
     return f"layers {text}"
 
 
-def missed_layers(run: RuleContext) -> Iterator[Violation]:
+def missed_layers(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows that name layers in which they take nothing."""
-    if not isinstance(run, RunContext):
+    if not isinstance(context, RunContext):
         is_hybrid = (
-            run.model.is_hybrid_model
-            or run.model.hybrid_override_pattern
-            or run.model.hybrid_layer_pattern
+            context.model.is_hybrid_model
+            or context.model.hybrid_override_pattern
+            or context.model.hybrid_layer_pattern
         )
         if not is_hybrid:  # a pattern counts a hybrid model's layers
-            yield from _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
+            yield from _beyond_the_model(context, whole_number(context.model.num_layers) or 0)
         return
-    if run.selection is None:
+    if context.selection is None:
         return
-    yield from _beyond_the_model(run, run.selection.num_layers)
-    for row in run.selection.rows:
+    yield from _beyond_the_model(context, context.selection.num_layers)
+    for row in context.selection.rows:
         if row.missed and not row.is_empty:
             yield _about_row(
-                run,
+                context,
                 row,
                 severity="warning",
                 remedy="drop these numbers",
@@ -132,16 +132,16 @@ def missed_layers(run: RuleContext) -> Iterator[Violation]:
             )
 
 
-def _beyond_the_model(run: RuleContext, num_layers: int) -> Iterator[Violation]:
+def _beyond_the_model(context: RuleContext, num_layers: int) -> Iterator[Violation]:
     """Yield the rows that name layers which the model does not have, where its layers are known."""
     if num_layers < 1:
         return
     reason = f"the model's layers are 0 to {num_layers - 1}"
-    for number, row in enumerate(stated_rows(run)):
+    for number, row in enumerate(stated_rows(context)):
         beyond = layers_beyond(row.layer_numbers, num_layers)
         if beyond:
             yield about(
-                run,
+                context,
                 str(row),
                 name=number,
                 layers=_numbers(beyond),
@@ -150,26 +150,26 @@ def _beyond_the_model(run: RuleContext, num_layers: int) -> Iterator[Violation]:
             )
 
 
-def hidden_rows(run: RunContext) -> Iterator[Violation]:
+def hidden_rows(context: RunContext) -> Iterator[Violation]:
     """Yield the rows behind earlier ones that take all of their modules."""
-    for row in _selected(run):
+    for row in _selected(context):
         if row.is_hidden:
-            yield _about_row(run, row, by=" and ".join(row.shadowed_by))
+            yield _about_row(context, row, by=" and ".join(row.shadowed_by))
 
 
-def low_precision_of_unread_modules(run: RunContext) -> Iterator[Violation]:
+def low_precision_of_unread_modules(context: RunContext) -> Iterator[Violation]:
     """Yield the rows that choose FP8 or FP4 for modules too which read no such choice."""
-    for row in _selected(run):
+    for row in _selected(context):
         precision = row.matcher.precision
         if row.unread and not row.is_empty and precision != HIGH:
-            yield _about_row(run, row, precision=precision, modules=_listed(row.unread))
+            yield _about_row(context, row, precision=precision, modules=_listed(row.unread))
 
 
-def other_layers_in_other_stages(run: RunContext) -> Iterator[Violation]:
+def other_layers_in_other_stages(context: RunContext) -> Iterator[Violation]:
     """Yield the foreign matchers that mean other layers under another pipeline size."""
-    if run.selection is None:
+    if context.selection is None:
         return
-    for reach in run.selection.other_stages:
+    for reach in context.selection.other_stages:
         matcher = reach.row.matcher
         yield Violation(
             value=matcher.select,
@@ -181,42 +181,42 @@ def other_layers_in_other_stages(run: RunContext) -> Iterator[Violation]:
         )
 
 
-def no_module_left(run: RunContext) -> Iterator[Violation]:
+def no_module_left(context: RunContext) -> Iterator[Violation]:
     """Yield the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
-    if run.selection is None or not run.is_low or not run.selection.rows:
+    if context.selection is None or not context.is_low or not context.selection.rows:
         return
     names = []
-    modules = [*run.selection.unselected]
-    for row in run.selection.rows:
+    modules = [*context.selection.unselected]
+    for row in context.selection.rows:
         names.append(row.matcher.select)
         modules += row.taken
     if all(module.scheme is None for module in modules):
-        yield about(run, names)
+        yield about(context, names)
 
 
-def stored_in_another_scheme(run: RunContext) -> Iterator[Violation]:
+def stored_in_another_scheme(context: RunContext) -> Iterator[Violation]:
     """Yield the rows that multiply weights stored in the run's format in another scheme.
 
     A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
     """
     stored = []
-    if run.is_fp8 and run.gathers_fp8:
+    if context.is_fp8 and context.gathers_fp8:
         stored.append("fp8_param_gather=False")
-    if run.is_fp4 and run.gathers_fp4:
+    if context.is_fp4 and context.gathers_fp4:
         stored.append("fp4_param_gather=False")
     if not stored:
         return
-    if run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False:
+    if context.shape.is_hybrid and at_least(context.mcore, "0.18") is not False:
         return
-    for row in _selected(run):
-        other = _other_scheme(run, row)
+    for row in _selected(context):
+        other = _other_scheme(context, row)
         if other is not None and any(module.is_low for module in row.taken):
-            yield _about_row(run, row, other=other, unstored=" and ".join(stored))
+            yield _about_row(context, row, other=other, unstored=" and ".join(stored))
 
 
-def _other_scheme(run: RunContext, row: Selected) -> str | None:
+def _other_scheme(context: RunContext, row: Selected) -> str | None:
     """Return the scheme that a row chooses, inside or outside of FP8, where it is not the run's."""
     for scheme in (row.matcher.precision, row.matcher.outside):
-        if scheme is not None and scheme not in (HIGH, run.scheme):
+        if scheme is not None and scheme not in (HIGH, context.scheme):
             return scheme
     return None

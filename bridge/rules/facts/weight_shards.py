@@ -3,13 +3,13 @@
 from bridge.rules.run_context import RunContext
 
 
-def unsharded(run: RunContext) -> str:
+def unsharded(context: RunContext) -> str:
     """Return the settings that shard no weight further, joined by "and"; "" where none is sharded.
 
     Megatron's generalised tensor parallelism gathers such weights when they are used. A number of
     shards counts those of tensor parallelism too.
     """
-    model, ranks = run.model, run.parallel
+    model, ranks = context.model, context.parallel
     shards = model.tensor_parallel_num_weight_shards
     expert_shards = model.expert_tensor_parallel_num_weight_shards
     settings = []

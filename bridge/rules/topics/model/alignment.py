@@ -26,10 +26,10 @@ _PROJECTED = {
 """Mixer -> the field that decides most of its input projection, and the fields to change."""
 
 
-def refused_tokens(run: RunContext) -> Iterator[Violation]:
+def refused_tokens(context: RunContext) -> Iterator[Violation]:
     """Yield the tokens of a rank that are no multiple of the scheme's alignment."""
-    number, multiples = tokens(run), alignment(run)
-    if number is None or not multiples or low_modules(run) == set():
+    number, multiples = tokens(context), alignment(context)
+    if number is None or not multiples or low_modules(context) == set():
         return
     multiple = multiples[0]
     if number % multiple:
@@ -37,12 +37,12 @@ def refused_tokens(run: RunContext) -> Iterator[Violation]:
         yield Violation(tokens=number, multiple=multiple, nearest=nearest)
 
 
-def refused_widths(run: RunContext) -> Iterator[Violation]:
+def refused_widths(context: RunContext) -> Iterator[Violation]:
     """Yield the widths on a rank that are no multiple of the scheme's alignment."""
-    if run.is_emulated or not alignment(run):
+    if context.is_emulated or not alignment(context):
         return
-    multiple = max(alignment(run))
-    for width in widths(run):
+    multiple = max(alignment(context))
+    for width in widths(context):
         if width.size % multiple:
             yield _odd(width, multiple)
 
@@ -51,32 +51,32 @@ def _odd(width: Width, multiple: int) -> Violation:
     return Violation(width.path, how=width.how, size=width.size, multiple=multiple)
 
 
-def ragged_blocks(run: RunContext) -> Iterator[Violation]:
+def ragged_blocks(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
-    if not run.is_blockwise or run.is_emulated:
+    if not context.is_blockwise or context.is_emulated:
         return
-    for width in widths(run):
+    for width in widths(context):
         if width.size % BLOCK and not width.size % 16:
             yield _odd(width, BLOCK)
-    number = tokens(run)
+    number = tokens(context)
     if number is not None and number % BLOCK and not number % 16:
         yield _odd(Width("train.micro_batch_size", " tokens", number), BLOCK)
 
 
-def odd_packs(run: RunContext) -> Iterator[Violation]:
+def odd_packs(context: RunContext) -> Iterator[Violation]:
     """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
 
     Blockwise scaling runs ragged blocks, which PB503 is about: a warning; a remedy avoids them too.
     """
-    if not run.is_low or run.is_emulated:
+    if not context.is_low or context.is_emulated:
         return
-    packed, multiples = packing(run), alignment(run)
+    packed, multiples = packing(context), alignment(context)
     if packed is None or packed.multiple < 1 or not multiples:
         return
-    ranks = run.parallel.of_tokens
+    ranks = context.parallel.of_tokens
     padded = packed.multiple * packed.samples
     wanted = multiples[0]
-    if run.is_blockwise:
+    if context.is_blockwise:
         wanted = BLOCK
     if not padded % (wanted * ranks):
         return
@@ -97,7 +97,7 @@ def odd_packs(run: RunContext) -> Iterator[Violation]:
         severity=severity,
         padded=packed.multiple,
         name=packed.path.rpartition(".")[2],
-        by=_ranks_of_tokens(run),
+        by=_ranks_of_tokens(context),
         left=left,
         multiple=wanted,
         needed=f"{packed.path}={needed}",
@@ -105,9 +105,9 @@ def odd_packs(run: RunContext) -> Iterator[Violation]:
     )
 
 
-def _ranks_of_tokens(run: RunContext) -> str:
+def _ranks_of_tokens(context: RunContext) -> str:
     """Return the ranks that share the tokens of a batch, in words."""
-    parallel = run.parallel
+    parallel = context.parallel
     factors = []
     if parallel.sequence_parallel:
         factors.append(f"TP {parallel.tensor} with sequence parallelism")
@@ -116,22 +116,22 @@ def _ranks_of_tokens(run: RunContext) -> str:
     return " x ".join(factors) or "one rank"
 
 
-def odd_projection(run: RunContext) -> Iterator[Violation]:
+def odd_projection(context: RunContext) -> Iterator[Violation]:
     """Yield the width of a mixer's input projection that FP8 does not take.
 
     Megatron asserts the whole width, Transformer Engine that of a rank's part.
     """
-    is_mamba = run.shape.delta_net is None
-    mixer = run.shape.state_space or run.shape.delta_net
-    if mixer is None or not run.is_fp8 or run.row is None:
+    is_mamba = context.shape.delta_net is None
+    mixer = context.shape.state_space or context.shape.delta_net
+    if mixer is None or not context.is_fp8 or context.row is None:
         return
     multiple = 16
-    if run.is_mxfp8 and not is_mamba:
+    if context.is_mxfp8 and not is_mamba:
         multiple = 32
     width = mixer.projected
-    if not run.is_emulated:
-        multiple = max((multiple, *alignment(run)))
-        width //= run.parallel.tensor
+    if not context.is_emulated:
+        multiple = max((multiple, *alignment(context)))
+        width //= context.parallel.tensor
     field, others = _PROJECTED["delta_net"]
     if is_mamba:
         field, others = _PROJECTED["mamba"]
@@ -139,19 +139,19 @@ def odd_projection(run: RunContext) -> Iterator[Violation]:
         yield Violation(field, width=width, multiple=multiple, others=others)
 
 
-def small_gemms(run: RunContext) -> Iterator[Violation]:
+def small_gemms(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of widths too small to gain from FP8."""
-    if not run.is_low or run.is_emulated or not run.has_model:
+    if not context.is_low or context.is_emulated or not context.has_model:
         return
     names = []
-    for width in widths(run):
+    for width in widths(context):
         if 0 < width.size <= NARROW:
             name = width.path.partition(".")[2]
             names.append(f"{name}{width.how} = {width.size}")
     if not names:
         return
     smaller = ""
-    if run.parallel.tensor > 1:
+    if context.parallel.tensor > 1:
         smaller = "use a smaller tensor-parallel size"
     yield Violation(names=", ".join(names), smaller=smaller)
 

@@ -8,32 +8,36 @@ from bridge.rules.violation import Violation
 from bridge.target.versions import at_least, dotted
 
 
-def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
+def fp8_attention_without_backend(context: RuleContext) -> Iterator[Violation]:
     """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
-    if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
+    if (
+        not context.is_tensorwise
+        or not context.model.fp8_dot_product_attention
+        or context.is_emulated
+    ):
         return
-    if run.capability is not None and run.target.is_before(10):
-        has = dotted(run.capability)
+    if context.capability is not None and context.target.is_before(10):
+        has = dotted(context.capability)
         yield Violation(what=f"compute capability 10.0, and the target has {has}")
         return
     least = "9.13.1"
-    if at_least(run.te, "2.15"):
+    if at_least(context.te, "2.15"):
         least = "9.14"
-    if at_least(run.cudnn, least) is False:
+    if at_least(context.cudnn, least) is False:
         yield Violation(what=f"cuDNN {least}")
 
 
-def softmax_dtype_of_te(run: RuleContext) -> Iterator[Violation]:
+def softmax_dtype_of_te(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
     A framework's model class can have another default than Megatron's. Nobody stated it then, and
     the finding is an info.
     """
-    if run.model.transformer_impl != "transformer_engine" or run.is_emulated:
+    if context.model.transformer_impl != "transformer_engine" or context.is_emulated:
         return
-    if not run.differs_from_default("attention_softmax_in_fp32"):
+    if not context.differs_from_default("attention_softmax_in_fp32"):
         return
-    if "attention_softmax_in_fp32" in run.stated:
+    if "attention_softmax_in_fp32" in context.stated:
         yield Violation()
     else:
         yield Violation(severity="info")
@@ -57,7 +61,7 @@ RULES = (
         title="FP8 attention that does not reach MXFP8",
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.18"),),
-        when=lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention,
+        when=lambda context: context.is_mxfp8 and context.model.fp8_dot_product_attention,
         message="has no effect: megatron-core hands it to Transformer Engine "
         "under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
@@ -68,7 +72,9 @@ RULES = (
         title="FP8 attention that does not reach NVFP4",
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
-        when=lambda run: run.is_fp4 and run.model.fp8_dot_product_attention and run.is_nvfp4,
+        when=lambda context: (
+            context.is_fp4 and context.model.fp8_dot_product_attention and context.is_nvfp4
+        ),
         message="has no effect: megatron-core hands it to Transformer Engine "
         "under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
@@ -78,8 +84,9 @@ RULES = (
         id="PB444",
         title="softmax dtype overruled",
         setting="model.attention_softmax_in_fp32",
-        when=lambda run: (
-            run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32
+        when=lambda context: (
+            context.model.apply_query_key_layer_scaling
+            and not context.model.attention_softmax_in_fp32
         ),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
@@ -99,10 +106,10 @@ RULES = (
         title="norm of an indexer that is not there",
         setting="dsa_indexer_k_norm_fp32",
         versions=(mcore(since="0.19"),),
-        when=lambda run: (
-            run.has_model
-            and run.differs_from_default("dsa_indexer_k_norm_fp32")
-            and run.model.experimental_attention_variant != "dsa"
+        when=lambda context: (
+            context.has_model
+            and context.differs_from_default("dsa_indexer_k_norm_fp32")
+            and context.model.experimental_attention_variant != "dsa"
         ),
         message="has no effect: the model has no sparse attention of DeepSeek",
         remedies=("drop it", "set model.experimental_attention_variant=dsa"),

@@ -21,31 +21,34 @@ _OPEN = {
 """Mode -> the effect where the tokens of a step are not known."""
 
 
-def _pads(run: RuleContext) -> bool:
+def _pads(context: RuleContext) -> bool:
     """Return whether the router pads its map to sizes that FP8 and FP4 GEMMs take."""
-    return run.model.moe_router_padding_for_quantization or run.model.moe_router_padding_for_fp8
+    return (
+        context.model.moe_router_padding_for_quantization
+        or context.model.moe_router_padding_for_fp8
+    )
 
 
-def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
+def fused_experts_in_another_scheme(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
-    if not run.has_experts or not run.model.use_transformer_engine_op_fuser:
+    if not context.has_experts or not context.model.use_transformer_engine_op_fuser:
         return
-    if not run.is_low or run.is_mxfp8:
+    if not context.is_low or context.is_mxfp8:
         return
-    if run.is_fp4 and run.environment.get("FP4_RECIPE") == "nvfp4":
+    if context.is_fp4 and context.environment.get("FP4_RECIPE") == "nvfp4":
         return
-    if run.is_nvfp4:
+    if context.is_nvfp4:
         yield Violation(variable="set FP4_RECIPE=nvfp4")
     else:
         yield Violation(variable="")
 
 
-def low_precision_transport(run: RunContext) -> Iterator[Violation]:
+def low_precision_transport(context: RunContext) -> Iterator[Violation]:
     """Yield the dtypes of dispatch and combine for which the run has no dispatcher or kernel."""
-    if not run.has_experts:
+    if not context.has_experts:
         return
-    model = run.model
-    if run.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm:
+    model = context.model
+    if context.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm:
         return
     if model.moe_dispatch_fwd_dtype not in ("bf16", None):
         yield Violation("model.moe_dispatch_fwd_dtype")
@@ -53,47 +56,47 @@ def low_precision_transport(run: RunContext) -> Iterator[Violation]:
         yield Violation("model.moe_combine_bwd_dtype")
 
 
-def _lacks_the_fused_mlp(run: RuleContext) -> bool:
+def _lacks_the_fused_mlp(context: RuleContext) -> bool:
     variable = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
-    is_off = run.has_environment and run.environment.get(variable) != "1"
-    return run.target.is_before(10) or is_off
+    is_off = context.has_environment and context.environment.get(variable) != "1"
+    return context.target.is_before(10) or is_off
 
 
-def settings_of_absent_experts(run: RuleContext) -> Iterator[Violation]:
+def settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of experts in a model that has none."""
-    if not run.has_model or run.model.num_moe_experts:
+    if not context.has_model or context.model.num_moe_experts:
         return
     for name in _EXPERT_FIELDS:
-        if run.differs_from_default(name):
+        if context.differs_from_default(name):
             yield Violation(name)
 
 
-def two_numbers_of_processors(run: RunContext) -> bool:
+def two_numbers_of_processors(context: RunContext) -> bool:
     """Return whether Megatron Bridge's two names of one number hold two numbers."""
-    if not run.program.is_bridge or run.model.moe_flex_dispatcher_num_sms is not None:
+    if not context.program.is_bridge or context.model.moe_flex_dispatcher_num_sms is not None:
         return False
-    deepep, hybridep = run.model.moe_deepep_num_sms, run.model.moe_hybridep_num_sms
+    deepep, hybridep = context.model.moe_deepep_num_sms, context.model.moe_hybridep_num_sms
     return deepep is not None and hybridep is not None and deepep != hybridep
 
 
-def half_precision_counts(run: RunContext) -> Iterator[Violation]:
+def half_precision_counts(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of token counts that the dtype of the model cannot hold.
 
     It is an info where there is no count.
     """
-    if not run.has_experts or not run.is_half or not run.has_optimizer:
+    if not context.has_experts or not context.is_half or not context.has_optimizer:
         return
-    model = run.model
+    model = context.model
     if not model.moe_router_enable_expert_bias or not model.moe_router_bias_update_rate:
         return
-    length = model.seq_length or run.data.seq_length
-    batch = run.train.global_batch_size
-    balanced = _balanced_by_loss(run)
+    length = model.seq_length or context.data.seq_length
+    batch = context.train.global_batch_size
+    balanced = _balanced_by_loss(context)
     if not length or not batch:
-        yield Violation(effect=_OPEN[run.mode], balanced=balanced, severity="info")
+        yield Violation(effect=_OPEN[context.mode], balanced=balanced, severity="info")
         return
     routed = length * batch * model.moe_router_topk
-    if run.is_bf16:
+    if context.is_bf16:
         mean = routed // (model.num_moe_experts or 1)
         if mean > EXACT_BF16:
             spacing = _bf16_spacing(mean)
@@ -112,9 +115,9 @@ def _bf16_spacing(number: int) -> int:
     return 1 << (number.bit_length() - 8)
 
 
-def _balanced_by_loss(run: RuleContext) -> str:
+def _balanced_by_loss(context: RuleContext) -> str:
     """Return the words that balance a run without a bias; none where a loss balances it already."""
-    if run.model.moe_router_load_balancing_type in ("none", ["none"], None):
+    if context.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
     return ""
 
@@ -124,12 +127,12 @@ RULES = (
         id="PB421",
         title="expert batches of any size",
         setting="model.moe_router_padding_for_quantization",
-        when=lambda run: (
-            run.has_experts
-            and run.is_low
-            and not run.is_emulated
-            and not run.model.moe_pad_expert_input_to_capacity
-            and not _pads(run)
+        when=lambda context: (
+            context.has_experts
+            and context.is_low
+            and not context.is_emulated
+            and not context.model.moe_pad_expert_input_to_capacity
+            and not _pads(context)
         ),
         message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so "
         "every layer with experts runs kernels that pad them",
@@ -144,10 +147,10 @@ RULES = (
         id="PB422",
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
-        when=lambda run: (
-            run.has_experts
-            and _pads(run)
-            and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+        when=lambda context: (
+            context.has_experts
+            and _pads(context)
+            and context.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
         ),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
@@ -157,7 +160,7 @@ RULES = (
         id="PB423",
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
-        when=lambda run: run.has_experts and _pads(run) and not run.is_low,
+        when=lambda context: context.has_experts and _pads(context) and not context.is_low,
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source=MODEL_CHECK,
@@ -166,7 +169,7 @@ RULES = (
         id="PB424",
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
-        when=lambda run: run.has_experts and run.model.moe_router_padding_for_fp8,
+        when=lambda context: context.has_experts and context.model.moe_router_padding_for_fp8,
         message="is the old name of moe_router_padding_for_quantization, "
         "which Megatron sets from it",
         remedies=("use the new name",),
@@ -176,8 +179,10 @@ RULES = (
         id="PB426",
         title="router below FP32",
         setting="model.moe_router_dtype",
-        when=lambda run: (
-            run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
+        when=lambda context: (
+            context.has_experts
+            and context.is_half
+            and context.model.moe_router_dtype not in ("fp32", "fp64")
         ),
         message="the router's probabilities are computed in {run.mode}; FP32 is "
         "what most large runs use",
@@ -189,8 +194,10 @@ RULES = (
         id="PB427",
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
-        when=lambda run: (
-            run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32
+        when=lambda context: (
+            context.has_experts
+            and context.model.overlap_moe_expert_parallel_comm
+            and context.is_fp32
         ),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
@@ -201,8 +208,10 @@ RULES = (
         title="FP4 does not reach the overlapped schedule",
         setting="fp4",
         versions=(mcore(until="0.19.2"),),
-        when=lambda run: (
-            run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm
+        when=lambda context: (
+            context.has_experts
+            and context.is_fp4
+            and context.model.overlap_moe_expert_parallel_comm
         ),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, "
         "so GEMMs run in {run.mode}",
@@ -226,11 +235,11 @@ RULES = (
         title="single grouped weight under this scheme",
         setting="model.moe_single_grouped_weight",
         versions=(mcore(since="0.18"),),
-        when=lambda run: (
-            run.has_experts
-            and run.model.moe_single_grouped_weight
-            and run.is_low
-            and run.scheme not in ("mxfp8", "nvfp4")
+        when=lambda context: (
+            context.has_experts
+            and context.model.moe_single_grouped_weight
+            and context.is_low
+            and context.scheme not in ("mxfp8", "nvfp4")
         ),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this "
         "run is {run.scheme}",
@@ -252,7 +261,9 @@ RULES = (
         title="batch-invariant experts in low precision",
         setting="model.batch_invariant_mode",
         versions=(mcore(since="0.20"),),
-        when=lambda run: run.has_experts and run.model.batch_invariant_mode and run.is_low,
+        when=lambda context: (
+            context.has_experts and context.model.batch_invariant_mode and context.is_low
+        ),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -261,7 +272,9 @@ RULES = (
         id="PB433",
         title="grouped GEMM before Ampere",
         setting="model.moe_grouped_gemm",
-        when=lambda run: run.has_experts and run.model.moe_grouped_gemm and run.target.is_before(8),
+        when=lambda context: (
+            context.has_experts and context.model.moe_grouped_gemm and context.target.is_before(8)
+        ),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{run.capability[0]}.{run.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
@@ -272,12 +285,12 @@ RULES = (
         title="ncclep with a capacity factor in low precision",
         setting="model.moe_expert_capacity_factor",
         versions=(mcore(since="0.20"),),
-        when=lambda run: (
-            run.has_experts
-            and run.is_low
-            and run.has_ncclep
-            and _lacks_the_fused_mlp(run)
-            and run.model.moe_expert_capacity_factor is not None
+        when=lambda context: (
+            context.has_experts
+            and context.is_low
+            and context.has_ncclep
+            and _lacks_the_fused_mlp(context)
+            and context.model.moe_expert_capacity_factor is not None
         ),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
@@ -300,14 +313,14 @@ RULES = (
         title="checkpoint of grouped experts without a state",
         setting="model.moe_grouped_gemm",
         versions=(mcore(until="0.19"), te(since="2.18")),
-        when=lambda run: (
-            run.has_experts
-            and run.model.moe_grouped_gemm
-            and run.is_low
-            and not run.is_delayed
-            and not run.is_emulated
-            and run.te is not None
-            and run.mcore is not None
+        when=lambda context: (
+            context.has_experts
+            and context.model.moe_grouped_gemm
+            and context.is_low
+            and not context.is_delayed
+            and not context.is_emulated
+            and context.te is not None
+            and context.mcore is not None
         ),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
         "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it "
@@ -338,10 +351,10 @@ RULES = (
         title="gradients of experts that tensor-parallel ranks do not add",
         setting="model.expert_tensor_parallel_size",
         versions=(mcore(until="0.19"),),
-        when=lambda run: (
-            run.has_experts
-            and run.parallel.expert == 1
-            and run.parallel.expert_tensor != run.parallel.tensor
+        when=lambda context: (
+            context.has_experts
+            and context.parallel.expert == 1
+            and context.parallel.expert_tensor != context.parallel.tensor
         ),
         message="must be tensor_model_parallel_size, which is {run.parallel.tensor}, without "
         "expert parallelism: each tensor-parallel rank updates its copy of the experts with the "

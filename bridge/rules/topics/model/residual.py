@@ -13,38 +13,38 @@ _FUSED_ATTENTION = (*_FUSED, DENSE, f"{DENSE}_{MOE}")
 """The same without latent attention, in front of which the norm is separate."""
 
 
-def keeps_fp32_residual(run: RuleContext) -> bool:
+def keeps_fp32_residual(context: RuleContext) -> bool:
     """Return whether the residual stream of a half-precision run is meant to be FP32."""
-    return run.has_model and run.model.fp32_residual_connection and run.is_half
+    return context.has_model and context.model.fp32_residual_connection and context.is_half
 
 
-def fp32_residual_into_fused_norms(run: RunContext) -> bool:
+def fp32_residual_into_fused_norms(context: RunContext) -> bool:
     """Return whether a fused norm of Transformer Engine receives the stream in FP32."""
     return (
-        keeps_fp32_residual(run)
-        and run.model.transformer_impl == "transformer_engine"
-        and not run.is_emulated
-        and not run.model.enable_autocast
-        and not run.model.enable_mhc_connections
-        and _reaches_a_fused_norm(run)
+        keeps_fp32_residual(context)
+        and context.model.transformer_impl == "transformer_engine"
+        and not context.is_emulated
+        and not context.model.enable_autocast
+        and not context.model.enable_mhc_connections
+        and _reaches_a_fused_norm(context)
     )
 
 
-def _reaches_a_fused_norm(run: RunContext) -> bool:
+def _reaches_a_fused_norm(context: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
     The embedding gives the first layer an FP32 stream in every release. Further layers get one
     where the sum keeps it. Mamba casts the stream itself. A separate norm, in front of latent
     attention or experts, takes any dtype.
     """
-    shape = run.shape
+    shape = context.shape
     fused: tuple[str, ...] = _FUSED_ATTENTION
     if shape.latent is not None:
         fused = _FUSED
     if shape.kinds[0] in fused:
         return True
     has_dense_mlp = not shape.is_hybrid and not all(map(has_experts, shape.kinds))
-    if not at_least(run.mcore, RESIDUAL_IS_KEPT):
+    if not at_least(context.mcore, RESIDUAL_IS_KEPT):
         return False
     return has_dense_mlp or not {*fused}.isdisjoint(shape.kinds)
 
@@ -87,7 +87,7 @@ RULES = (
         title="FP32 residual with hyper-connections",
         setting="fp32_residual_connection",
         versions=(mcore(since="0.20"),),
-        when=lambda run: keeps_fp32_residual(run) and run.model.enable_mhc_connections,
+        when=lambda context: keeps_fp32_residual(context) and context.model.enable_mhc_connections,
         message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
         "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
@@ -99,10 +99,10 @@ RULES = (
         title="FP32 residual into captured layers",
         setting="fp32_residual_connection",
         versions=(mcore(since=RESIDUAL_IS_KEPT),),
-        when=lambda run: (
-            keeps_fp32_residual(run)
-            and run.model.cuda_graph_impl == "transformer_engine"
-            and not run.is_emulated
+        when=lambda context: (
+            keeps_fp32_residual(context)
+            and context.model.cuda_graph_impl == "transformer_engine"
+            and not context.is_emulated
         ),
         message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 "
         "stream is cast before each captured layer",

@@ -10,64 +10,69 @@ from bridge.rules.violation import Violation
 from bridge.target.versions import at_least
 
 
-def _gathers_through_the_buffer(run: RuleContext) -> bool:
+def _gathers_through_the_buffer(context: RuleContext) -> bool:
     """Return whether MXFP8 weights are gathered through the gradient buffer of DDP."""
     return (
-        run.is_mxfp8
-        and run.gathers_fp8
-        and run.reuses_buffer
-        and not run.has_megatron_fsdp
-        and not run.is_emulated
+        context.is_mxfp8
+        and context.gathers_fp8
+        and context.reuses_buffer
+        and not context.has_megatron_fsdp
+        and not context.is_emulated
     )
 
 
-def _overlaps(run: RuleContext) -> bool:
-    return run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather
+def _overlaps(context: RuleContext) -> bool:
+    return context.ddp.overlap_param_gather or context.optimizer.overlap_param_gather
 
 
-def mxfp8_weights_without_buffer(run: RuleContext) -> Iterator[Violation]:
+def mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting that stores MXFP8 weights without the shared buffer."""
-    if not run.is_mxfp8 or not run.gathers_fp8 or run.reuses_buffer or run.has_megatron_fsdp:
+    if (
+        not context.is_mxfp8
+        or not context.gathers_fp8
+        or context.reuses_buffer
+        or context.has_megatron_fsdp
+    ):
         return
-    if run.has_ddp or isinstance(run, RunContext):
-        yield storing(run, "fp8")
+    if context.has_ddp or isinstance(context, RunContext):
+        yield storing(context, "fp8")
 
 
-def buffer_without_mxfp8_weights(run: RuleContext) -> bool:
+def buffer_without_mxfp8_weights(context: RuleContext) -> bool:
     """Return whether the buffer is reused where no MXFP8 weights are gathered.
 
     A recipe that states FP8 off leaves the field without effect, which is no error.
     """
-    if not run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") and not run.reuses_buffer:
+    if not context.stated.get("reuse_grad_buf_for_mxfp8_param_ag") and not context.reuses_buffer:
         return False
-    if run.is_mxfp8 and run.gathers_fp8:
+    if context.is_mxfp8 and context.gathers_fp8:
         return False
-    is_stated_off = "fp8" in run.stated and not run.is_fp8
+    is_stated_off = "fp8" in context.stated and not context.is_fp8
     return not is_stated_off
 
 
-def wrong_fp4_weights(run: RuleContext) -> Iterator[Violation]:
+def wrong_fp4_weights(context: RuleContext) -> Iterator[Violation]:
     """Yield the releases without which weights stored in FP4 come out wrong."""
-    if not run.is_fp4 or not run.gathers_fp4 or run.is_emulated:
+    if not context.is_fp4 or not context.gathers_fp4 or context.is_emulated:
         return
     missing = []
-    if at_least(run.te, "2.14") is not True:
+    if at_least(context.te, "2.14") is not True:
         missing.append("Transformer Engine 2.14")
-    if at_least(run.mcore, "0.18") is not True:
+    if at_least(context.mcore, "0.18") is not True:
         missing.append("megatron-core 0.18")
     yield Violation(releases=" and ".join(missing))
 
 
-def nvfp4_transform_outside_bf16(run: RuleContext) -> bool:
+def nvfp4_transform_outside_bf16(context: RuleContext) -> bool:
     """Return whether NVFP4's random Hadamard transform gets tensors that are not BF16.
 
     It is on unless a variable turns it off.
     """
-    if not run.is_nvfp4 or run.is_bf16:
+    if not context.is_nvfp4 or context.is_bf16:
         return False
-    if run.environment.get("NVTE_NVFP4_DISABLE_RHT") == "1":
+    if context.environment.get("NVTE_NVFP4_DISABLE_RHT") == "1":
         return False
-    casts_to_bf16 = run.model.enable_autocast and run.model.autocast_dtype == "bf16"
+    casts_to_bf16 = context.model.enable_autocast and context.model.autocast_dtype == "bf16"
     return not casts_to_bf16
 
 
@@ -77,7 +82,9 @@ RULES = (
         title="MXFP8 weights gathered without overlap",
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.18"),),
-        when=lambda run: run.has_ddp and _gathers_through_the_buffer(run) and not _overlaps(run),
+        when=lambda context: (
+            context.has_ddp and _gathers_through_the_buffer(context) and not _overlaps(context)
+        ),
         message="MXFP8 weights gathered through the gradient buffer became NaN "
         "without overlapped gathering",
         remedies=(
@@ -96,7 +103,7 @@ RULES = (
         title="MXFP8 weights stale after evaluation or a checkpoint",
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.19"),),
-        when=lambda run: _gathers_through_the_buffer(run) and _overlaps(run),
+        when=lambda context: _gathers_through_the_buffer(context) and _overlaps(context),
         message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when "
         "gathering is overlapped",
         remedies=(
@@ -111,7 +118,7 @@ RULES = (
         id="PB243",
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
-        sync="strict",
+        sync="last",
         when=mxfp8_weights_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
@@ -133,10 +140,10 @@ RULES = (
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=lambda run: (
-            run.is_mxfp8
-            and run.reuses_buffer
-            and run.optimizer.overlap_param_gather_with_optimizer_step
+        when=lambda context: (
+            context.is_mxfp8
+            and context.reuses_buffer
+            and context.optimizer.overlap_param_gather_with_optimizer_step
         ),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
@@ -146,7 +153,9 @@ RULES = (
         id="PB246",
         title="MXFP8 without MXFP8 weights costs memory",
         setting="fp8_param_gather",
-        when=lambda run: run.is_mxfp8 and not run.gathers_fp8 and not run.has_megatron_fsdp,
+        when=lambda context: (
+            context.is_mxfp8 and not context.gathers_fp8 and not context.has_megatron_fsdp
+        ),
         message="{run.mode} weights and both MXFP8 copies of them are kept",
         remedies=(
             "state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
@@ -181,9 +190,11 @@ RULES = (
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        when=lambda run: (
-            run.is_nvfp4
-            and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)
+        when=lambda context: (
+            context.is_nvfp4
+            and not (
+                context.model.first_last_layers_bf16 and context.model.num_layers_at_end_in_bf16
+            )
         ),
         message="the published NVFP4 runs keep their last layers in BF16",
         remedies=(
@@ -196,7 +207,9 @@ RULES = (
         id="PB250",
         title="FP4 does not reach multi-token prediction",
         setting="fp4",
-        when=lambda run: run.is_fp4 and run.shape.has_mtp and not run.shape.is_hybrid,
+        when=lambda context: (
+            context.is_fp4 and context.shape.has_mtp and not context.shape.is_hybrid
+        ),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 "
         "context only, so it runs in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
@@ -208,7 +221,7 @@ RULES = (
         title="FP4 does not reach hybrid models",
         setting="fp4",
         versions=(mcore(until="0.17"),),
-        when=lambda run: run.is_fp4 and run.shape.is_hybrid,
+        when=lambda context: context.is_fp4 and context.shape.is_hybrid,
         message="Mamba and hybrid blocks know FP8 only, so this run would be {run.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",

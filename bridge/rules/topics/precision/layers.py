@@ -20,30 +20,30 @@ from bridge.rules.without_effect import without_effect
 from bridge.target.fields import DEFAULTS
 
 
-def _keeps_layers(run: RuleContext) -> bool:
+def _keeps_layers(context: RuleContext) -> bool:
     """Return whether layers are kept in BF16."""
-    return run.model.first_last_layers_bf16 and _kept(run) > 0
+    return context.model.first_last_layers_bf16 and _kept(context) > 0
 
 
-def _kept(run: RuleContext) -> int:
-    return run.model.num_layers_at_start_in_bf16 + run.model.num_layers_at_end_in_bf16
+def _kept(context: RuleContext) -> int:
+    return context.model.num_layers_at_start_in_bf16 + context.model.num_layers_at_end_in_bf16
 
 
-def both_counts_are_zero(run: RuleContext) -> bool:
+def both_counts_are_zero(context: RuleContext) -> bool:
     """Return whether layers are kept in BF16 by two counts of 0; a recipe has to state both."""
-    if not run.is_low:
+    if not context.is_low:
         return False
-    if not run.stated.get("first_last_layers_bf16", run.model.first_last_layers_bf16):
+    if not context.stated.get("first_last_layers_bf16", context.model.first_last_layers_bf16):
         return False
     for name in LAYER_COUNTS:
-        if run.stated.get(name, getattr(run.model, name)) != 0:
+        if context.stated.get(name, getattr(context.model, name)) != 0:
             return False
-        if run.precision is not None and name not in run.stated:
+        if context.precision is not None and name not in context.stated:
             return False
     return True
 
 
-def counts_without_switch(run: RuleContext) -> Iterator[Violation]:
+def counts_without_switch(context: RuleContext) -> Iterator[Violation]:
     """Yield the first of the counts without effect.
 
     Megatron's defaults are an info, since a saved config has them anyway.
@@ -51,60 +51,64 @@ def counts_without_switch(run: RuleContext) -> Iterator[Violation]:
     severity: str | None = "info"
     for name in LAYER_COUNTS:
         default = DEFAULTS["model"][name]
-        if run.stated.get(name, default) != default:
+        if context.stated.get(name, default) != default:
             severity = None
     switch = ""
-    if run.is_low:
+    if context.is_low:
         switch = "state first_last_layers_bf16=True"
-    for found in without_effect(run, LAYER_COUNTS):
+    for found in without_effect(context, LAYER_COUNTS):
         yield Violation(found.path, severity=severity, why=found.words["why"], switch=switch)
         return
 
 
-def more_layers_than_a_stage_has(run: RunContext) -> Iterator[Violation]:
+def more_layers_than_a_stage_has(context: RunContext) -> Iterator[Violation]:
     """Yield the counts that are beyond a pipeline stage's share of the layers.
 
     It is Megatron's own check under FP8, and stricter than needed: the counts are those of the
     whole model.
     """
-    if run.is_fp8 and run.model.first_last_layers_bf16:
-        yield from _beyond(run, run.model.num_layers // run.parallel.pipeline)
+    if context.is_fp8 and context.model.first_last_layers_bf16:
+        yield from _beyond(context, context.model.num_layers // context.parallel.pipeline)
 
 
-def more_layers_than_the_model_has(run: RunContext) -> Iterator[Violation]:
+def more_layers_than_the_model_has(context: RunContext) -> Iterator[Violation]:
     """Yield the counts that are beyond the layers of a model in FP4."""
-    if run.is_fp4 and run.model.first_last_layers_bf16:
-        yield from _beyond(run, run.model.num_layers)
+    if context.is_fp4 and context.model.first_last_layers_bf16:
+        yield from _beyond(context, context.model.num_layers)
 
 
-def _beyond(run: RuleContext, limit: int) -> Iterator[Violation]:
-    if run.model.num_layers < 1:
+def _beyond(context: RuleContext, limit: int) -> Iterator[Violation]:
+    if context.model.num_layers < 1:
         return
     for name in LAYER_COUNTS:
-        count = getattr(run.model, name)
+        count = getattr(context.model, name)
         if count > limit:
             yield Violation(name, value=count, limit=limit)
 
 
-def no_layer_left_in_low_precision(run: RuleContext) -> bool:
+def no_layer_left_in_low_precision(context: RuleContext) -> bool:
     """Return whether both counts together, each of them possible, keep all layers in BF16."""
-    if not run.is_low or not run.model.first_last_layers_bf16 or run.model.num_layers <= 0:
+    if (
+        not context.is_low
+        or not context.model.first_last_layers_bf16
+        or context.model.num_layers <= 0
+    ):
         return False
-    most = max(run.model.num_layers_at_start_in_bf16, run.model.num_layers_at_end_in_bf16)
-    return most <= run.model.num_layers <= _kept(run)
+    most = max(context.model.num_layers_at_start_in_bf16, context.model.num_layers_at_end_in_bf16)
+    return most <= context.model.num_layers <= _kept(context)
 
 
-def switch_without_effect(run: RuleContext) -> Iterator[Violation]:
+def switch_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the switch of layers in BF16 in a run without low precision."""
-    if run.stated.get("first_last_layers_bf16"):
-        yield from without_effect(run, ["first_last_layers_bf16"])
+    if context.stated.get("first_last_layers_bf16"):
+        yield from without_effect(context, ["first_last_layers_bf16"])
 
 
-def prediction_layers_in_low_precision(run: RunContext) -> Iterator[Violation]:
+def prediction_layers_in_low_precision(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of linear layers of multi-token prediction that compute in FP8 or FP4."""
-    if not run.is_low or not run.model.keep_mtp_spec_in_bf16:
+    if not context.is_low or not context.model.keep_mtp_spec_in_bf16:
         return
-    linears = run.prediction_schemes
+    linears = context.prediction_schemes
     schemes = [scheme for scheme in linears if scheme is not None]
     if schemes:
         named = " and ".join(dict.fromkeys(schemes))
@@ -141,7 +145,7 @@ RULES = (
         id="PB263",
         title="layers in BF16 under delayed scaling",
         setting="first_last_layers_bf16",
-        when=lambda run: run.is_delayed and run.model.first_last_layers_bf16,
+        when=lambda context: context.is_delayed and context.model.first_last_layers_bf16,
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
         source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
@@ -181,12 +185,12 @@ RULES = (
         title="layers in BF16 under tensor-parallel overlap",
         setting="model.tp_comm_overlap",
         versions=(te(until="2.8"),),
-        when=lambda run: (
-            run.is_fp8
-            and _keeps_layers(run)
-            and run.model.tp_comm_overlap
-            and run.parallel.tensor > 1
-            and not run.is_emulated
+        when=lambda context: (
+            context.is_fp8
+            and _keeps_layers(context)
+            and context.model.tp_comm_overlap
+            and context.parallel.tensor > 1
+            and not context.is_emulated
         ),
         message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
         remedies=(
@@ -203,8 +207,11 @@ RULES = (
         id="PB268",
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
-        when=lambda run: (
-            run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid
+        when=lambda context: (
+            context.is_fp8
+            and _keeps_layers(context)
+            and context.shape.has_mtp
+            and not context.shape.is_hybrid
         ),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in "
         "FP8 whatever the counts are",
@@ -226,8 +233,10 @@ RULES = (
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=lambda run: (
-            run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine"
+        when=lambda context: (
+            context.is_fp8
+            and _keeps_layers(context)
+            and context.model.cuda_graph_impl == "transformer_engine"
         ),
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=(
@@ -241,7 +250,7 @@ RULES = (
         id="PB271",
         title="blocks of a hybrid model count as layers",
         setting="first_last_layers_bf16",
-        when=lambda run: run.is_low and _keeps_layers(run) and run.shape.is_hybrid,
+        when=lambda context: context.is_low and _keeps_layers(context) and context.shape.is_hybrid,
         message="each Mamba, attention and MLP block counts as one of the {run.model.num_layers} "
         "layers, so the counts keep blocks, not pairs of them",
         remedies=("count blocks",),

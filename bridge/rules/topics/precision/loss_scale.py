@@ -21,12 +21,12 @@ def _is_scale(value: float | None) -> TypeGuard[float]:
     return value is not None and abs(value) <= LARGEST and value > 0
 
 
-def unusable_scales(run: RuleContext) -> Iterator[Violation]:
+def unusable_scales(context: RuleContext) -> Iterator[Violation]:
     """Yield the numbers of the loss scale that the grad scaler cannot work with."""
-    optimizer = run.optimizer
+    optimizer = context.optimizer
     scale, initial = optimizer.loss_scale, optimizer.initial_loss_scale
     # An owner's 0 is none to Megatron's optimizer.
-    is_unset = scale == 0 and "loss_scale" not in run.stated
+    is_unset = scale == 0 and "loss_scale" not in context.stated
     if scale is not None and not _is_scale(scale) and not is_unset:
         what = f"{POSITIVE}; Megatron takes 0 for unset"
         hint = "use a number above 0, or None: dynamic under FP16, no scale otherwise"
@@ -34,52 +34,52 @@ def unusable_scales(run: RuleContext) -> Iterator[Violation]:
     if not _is_scale(optimizer.min_loss_scale):
         yield Violation("min_loss_scale", what=POSITIVE, hint="use 1.0, Megatron's default")
     hint = "use 4294967296, Megatron's default"
-    if initial is None and run.has_dynamic_scale:
+    if initial is None and context.has_dynamic_scale:
         what = "a number: a dynamic scale has to begin somewhere"
         yield Violation("initial_loss_scale", what=what, hint=hint)
     elif initial is not None and not _is_scale(initial):
         yield Violation("initial_loss_scale", what=POSITIVE, hint=hint)
 
 
-def scale_that_begins_below_its_floor(run: RuleContext) -> bool:
+def scale_that_begins_below_its_floor(context: RuleContext) -> bool:
     """Return whether the first loss scale is below the least."""
-    initial, least = run.optimizer.initial_loss_scale, run.optimizer.min_loss_scale
+    initial, least = context.optimizer.initial_loss_scale, context.optimizer.min_loss_scale
     return _is_scale(initial) and _is_scale(least) and initial < least
 
 
-def fractional_window(run: RuleContext) -> bool:
+def fractional_window(context: RuleContext) -> bool:
     """Return whether the window of the loss scale is no whole number of steps."""
-    window = run.optimizer.loss_scale_window
+    window = context.optimizer.loss_scale_window
     return not _is_scale(window) or window < 1 or window != int(window)
 
 
-def schedule_without_effect(run: RuleContext) -> Iterator[Violation]:
+def schedule_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings of a dynamic loss scale in a run that has none."""
-    return without_effect(run, SCALER_SCHEDULE)
+    return without_effect(context, SCALER_SCHEDULE)
 
 
-def checks_that_end_the_run(run: RunContext) -> Iterator[Violation]:
+def checks_that_end_the_run(context: RunContext) -> Iterator[Violation]:
     """Yield the NaN checks that take an overflow of a dynamic loss scale for a fault."""
-    if not run.has_dynamic_scale:
+    if not context.has_dynamic_scale:
         return
-    stops_at_loss = run.sections["train"].is_given and run.train.check_for_nan_in_loss
-    if run.ddp.check_for_nan_in_grad:
+    stops_at_loss = context.sections["train"].is_given and context.train.check_for_nan_in_loss
+    if context.ddp.check_for_nan_in_grad:
         yield Violation("ddp.check_for_nan_in_grad")
     if stops_at_loss:
         yield Violation("train.check_for_nan_in_loss")
 
 
-def optimizers_of_experts(run: RunContext) -> Iterator[Violation]:
+def optimizers_of_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the layout whose experts lie on other ranks than the layers: two optimizers.
 
     Before megatron-core 0.19 expert parallelism alone counts.
     """
-    if not run.has_dynamic_scale or not run.has_optimizer or not run.has_experts:
+    if not context.has_dynamic_scale or not context.has_optimizer or not context.has_experts:
         return
-    parallel = run.parallel
+    parallel = context.parallel
     if parallel.expert > 1:
         yield Violation(same="expert_model_parallel_size=1")
-    elif parallel.expert_tensor != parallel.tensor and at_least(run.mcore, "0.19"):
+    elif parallel.expert_tensor != parallel.tensor and at_least(context.mcore, "0.19"):
         yield Violation(same=f"expert_tensor_parallel_size={parallel.tensor}")
 
 
@@ -125,12 +125,12 @@ RULES = (
         id="PB145",
         title="loss scale without effect",
         setting="loss_scale",
-        when=lambda run: (
-            run.is_fp32
-            and run.has_optimizer
-            and bool(run.optimizer.loss_scale)
-            and not run.is_sharded
-            and run.optimizer.use_distributed_optimizer is False
+        when=lambda context: (
+            context.is_fp32
+            and context.has_optimizer
+            and bool(context.optimizer.loss_scale)
+            and not context.is_sharded
+            and context.optimizer.use_distributed_optimizer is False
         ),
         message="has no effect: Megatron's FP32 optimizer has no loss scale "
         "unless it is distributed",
@@ -154,7 +154,7 @@ RULES = (
         id="PB147",
         title="no FP16 for this optimizer",
         setting="optimizer.optimizer",
-        when=lambda run: run.is_fp16 and run.has_emerging_optimizer,
+        when=lambda context: context.is_fp16 and context.has_emerging_optimizer,
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
@@ -163,8 +163,10 @@ RULES = (
         id="PB148",
         title="loss scale reaches only part of the optimizer",
         setting="loss_scale",
-        when=lambda run: (
-            run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer
+        when=lambda context: (
+            context.is_bf16
+            and bool(context.optimizer.loss_scale)
+            and context.has_emerging_optimizer
         ),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so "
         "they unscale differently",

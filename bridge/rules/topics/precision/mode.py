@@ -23,112 +23,123 @@ from bridge.target.versions import at_least
 MODES = ("fp32", "fp16", "bf16")
 
 
-def several_modes(run: RuleContext) -> Iterator[Violation]:
+def several_modes(context: RuleContext) -> Iterator[Violation]:
     """Yield the last of several modes that a recipe states, or a config that has both halves on."""
-    on = [mode for mode in MODES if run.stated.get(mode)]
+    on = [mode for mode in MODES if context.stated.get(mode)]
     if len(on) > 1:
         yield Violation(on[-1], value=on)
         return
     both = []
     for role in ("model", "optimizer"):
-        owner = run.views[role]
+        owner = context.views[role]
         if owner.fp16 and owner.bf16:
             both.append(role)
     if both:
         yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
 
 
-def only_mode_is_off(run: RuleContext) -> Iterator[Violation]:
+def only_mode_is_off(context: RuleContext) -> Iterator[Violation]:
     """Yield the mode that is stated to be off, and the field whose dtype belongs to it."""
-    if not run.is_fp32 or run.stated.get("fp32"):
+    if not context.is_fp32 or context.stated.get("fp32"):
         return
     for name in ("params_dtype", "pipeline_dtype"):
-        dtype = run.stated.get(name, "fp32")
-        if dtype != "fp32" and run.stated.get(dtype) is False:
+        dtype = context.stated.get(name, "fp32")
+        if dtype != "fp32" and context.stated.get(dtype) is False:
             yield Violation(dtype, name=name, dtype=dtype)
             return
 
 
-def dtype_of_another_mode(run: RuleContext) -> Iterator[Violation]:
+def dtype_of_another_mode(context: RuleContext) -> Iterator[Violation]:
     """Yield the dtypes of weights and of pipeline buffers that do not belong to the mode."""
-    if weights_are_not_cast(run) or [*only_mode_is_off(run)] or [*several_modes(run)]:
+    if weights_are_not_cast(context) or [*only_mode_is_off(context)] or [*several_modes(context)]:
         return
     of_weights = ["fp32"]
-    if run.is_half:
-        of_weights = [run.mode, "fp32"]
+    if context.is_half:
+        of_weights = [context.mode, "fp32"]
     of_stages = [*of_weights]
-    if run.model.enable_autocast and run.model.autocast_dtype:
-        of_stages.append(run.model.autocast_dtype)
+    if context.model.enable_autocast and context.model.autocast_dtype:
+        of_stages.append(context.model.autocast_dtype)
     legal = {"params_dtype": of_weights, "pipeline_dtype": [*dict.fromkeys(of_stages)]}
     for name, dtypes in legal.items():
-        value = getattr(run.model, name)
+        value = getattr(context.model, name)
         if value is not None and value not in dtypes:
             yield Violation(name, value=value, legal=" or ".join(dtypes))
 
 
-def received_in_another_dtype(run: RunContext) -> Iterator[Violation]:
+def received_in_another_dtype(context: RunContext) -> Iterator[Violation]:
     """Yield the dtype that a pipeline stage sends where the next one receives another."""
-    if not run.has_model or run.model.pipeline_dtype is None or run.parallel.pipeline <= 1:
+    if (
+        not context.has_model
+        or context.model.pipeline_dtype is None
+        or context.parallel.pipeline <= 1
+    ):
         return
-    if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
+    if (
+        context.model.fp32_residual_connection
+        and at_least(context.mcore, RESIDUAL_IS_KEPT) is not False
+    ):
         return  # Megatron's __post_init__ makes it FP32
-    is_local = run.model.transformer_impl == "local"
-    if run.program.is_own and run.backend not in ("te", "te_cpu") and not run.has_gpu:
+    is_local = context.model.transformer_impl == "local"
+    if context.program.is_own and context.backend not in ("te", "te_cpu") and not context.has_gpu:
         is_local = True
-    sent = sent_between_stages(run.views["model"].values, run.mcore, is_local=is_local)
-    if sent is not None and sent != run.model.pipeline_dtype:
+    sent = sent_between_stages(context.views["model"].values, context.mcore, is_local=is_local)
+    if sent is not None and sent != context.model.pipeline_dtype:
         yield Violation(sent=sent)
 
 
-def weights_are_not_cast(run: RuleContext) -> bool:
+def weights_are_not_cast(context: RuleContext) -> bool:
     """Return whether weights are in half precision without a mode, and so not Megatron's own.
 
     FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast.
     """
-    return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
+    return (
+        context.precision is None
+        and context.is_fp32
+        and context.model.params_dtype in ("fp16", "bf16")
+    )
 
 
-def half_precision_without_masters(run: RuleContext) -> Iterator[Violation]:
+def half_precision_without_masters(context: RuleContext) -> Iterator[Violation]:
     """Yield the half-precision weights without masters, or without a loss scale.
 
     The distributed optimizer and Megatron-FSDP make FP32 masters by the dtype of the weights,
     whatever the mode.
     """
-    if not weights_are_not_cast(run):
+    if not weights_are_not_cast(context):
         return
-    has_masters = run.has_optimizer and (run.is_sharded or run.has_megatron_fsdp)
-    dtype = run.model.params_dtype
+    has_masters = context.has_optimizer and (context.is_sharded or context.has_megatron_fsdp)
+    dtype = context.model.params_dtype
     if not has_masters:
         missing = "or the optimizer steps on them without FP32 masters"
         yield Violation(missing=missing, dtype=dtype)
-    elif dtype == "fp16" and not run.optimizer.loss_scale:
+    elif dtype == "fp16" and not context.optimizer.loss_scale:
         yield Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)
 
 
-def low_precision_without_mode(run: RuleContext) -> Iterator[Violation]:
+def low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
     """Yield the FP8 or FP4 format of a run whose mode nothing states."""
-    if not run.is_low or not run.is_fp32:
+    if not context.is_low or not context.is_fp32:
         return
     family = "fp4"
-    if run.is_fp8:
+    if context.is_fp8:
         family = "fp8"
-    value = run.format_of(family)
-    if run.precision is not None:
-        if not run.stated.get("fp32"):
+    value = context.format_of(family)
+    if context.precision is not None:
+        if not context.stated.get("fp32"):
             confirm = "state fp32=True, if that is meant"
             yield Violation(family, value=value, state="state bf16=True", confirm=confirm)
         return
-    if not isinstance(run, RunContext) or not run.has_model:
+    if not isinstance(context, RunContext) or not context.has_model:
         return
-    if run.sections["model"].stated.isdisjoint(("bf16", "fp16")):
+    if context.sections["model"].stated.isdisjoint(("bf16", "fp16")):
         state = "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
         confirm = "silence this if FP32 is meant"
         yield Violation(f"model.{family}", value=value, state=state, confirm=confirm)
 
 
-def autocast_dtype_without_effect(run: RuleContext) -> Iterator[Violation]:
+def autocast_dtype_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the dtype of an autocast that is off."""
-    return without_effect(run, ["autocast_dtype"])
+    return without_effect(context, ["autocast_dtype"])
 
 
 RULES = (
@@ -177,9 +188,9 @@ RULES = (
         title="autocast to FP32",
         setting="autocast_enabled",
         sync="reported",
-        when=lambda run: (
-            run.model.enable_autocast
-            and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        when=lambda context: (
+            context.model.enable_autocast
+            and (context.model.autocast_dtype or context.model.params_dtype) == "fp32"
         ),
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
@@ -199,7 +210,7 @@ RULES = (
         id="PB106",
         title="FP32 residual in an FP32 run",
         setting="model.fp32_residual_connection",
-        when=lambda run: run.model.fp32_residual_connection and run.is_fp32,
+        when=lambda context: context.model.fp32_residual_connection and context.is_fp32,
         message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
         source=PARSER,
@@ -208,7 +219,7 @@ RULES = (
         id="PB107",
         title="FP16 cross entropy outside FP16",
         setting="model.fp16_lm_cross_entropy",
-        when=lambda run: run.model.fp16_lm_cross_entropy and not run.is_fp16,
+        when=lambda context: context.model.fp16_lm_cross_entropy and not context.is_fp16,
         message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
         source=PARSER,
@@ -217,8 +228,10 @@ RULES = (
         id="PB108",
         title="pipeline without a dtype",
         setting="model.pipeline_dtype",
-        when=lambda run: (
-            run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None
+        when=lambda context: (
+            context.has_model
+            and context.parallel.pipeline > 1
+            and context.model.pipeline_dtype is None
         ),
         message="pipeline stages need the dtype of what they receive",
         remedies=(
@@ -248,10 +261,10 @@ RULES = (
         id="PB110",
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
-        when=lambda run: (
-            run.model.enable_autocast
-            and run.model.overlap_moe_expert_parallel_comm
-            and run.shape.is_moe
+        when=lambda context: (
+            context.model.enable_autocast
+            and context.model.overlap_moe_expert_parallel_comm
+            and context.shape.is_moe
         ),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters "
         "another context instead",
@@ -262,7 +275,9 @@ RULES = (
         id="PB111",
         title="a switch of the whole process",
         setting="model.disable_bf16_reduced_precision_matmul",
-        when=lambda run: run.is_bf16 and run.model.disable_bf16_reduced_precision_matmul,
+        when=lambda context: (
+            context.is_bf16 and context.model.disable_bf16_reduced_precision_matmul
+        ),
         message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
         source=MODEL_CHECK,
@@ -271,7 +286,9 @@ RULES = (
         id="PB112",
         title="batch-invariant mode outside BF16",
         setting="model.batch_invariant_mode",
-        when=lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16",
+        when=lambda context: (
+            context.model.batch_invariant_mode and context.model.params_dtype != "bf16"
+        ),
         message="batch-invariant kernels are made for BF16 weights, which "
         "Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
@@ -281,7 +298,7 @@ RULES = (
         id="PB113",
         title="autocast dtype that autocast does not take",
         setting="autocast_dtype",
-        when=lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
+        when=lambda context: context.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
         message="must be bf16, fp16 or fp32",
         remedies=("use one of these", "drop it"),
         source="PyTorch 2.13 torch/amp/autocast_mode.py",
@@ -290,8 +307,9 @@ RULES = (
         id="PB114",
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
-        when=lambda run: (
-            run.differs_from_default("disable_bf16_reduced_precision_matmul") and not run.is_bf16
+        when=lambda context: (
+            context.differs_from_default("disable_bf16_reduced_precision_matmul")
+            and not context.is_bf16
         ),
         message="has no effect: Megatron sets the switch in bf16 runs only, "
         "and this one is {run.mode}",
@@ -303,10 +321,10 @@ RULES = (
         title="dtype of Mamba's states without Mamba",
         setting="mamba_training_ssm_states_dtype",
         versions=(mcore(since="0.19"),),
-        when=lambda run: (
-            run.differs_from_default("mamba_training_ssm_states_dtype")
-            and run.has_model
-            and not run.shape.is_hybrid
+        when=lambda context: (
+            context.differs_from_default("mamba_training_ssm_states_dtype")
+            and context.has_model
+            and not context.shape.is_hybrid
         ),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),

@@ -28,11 +28,11 @@ MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
 
 
-def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
+def rows_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows of a run without FP8 and FP4 where none of them chooses either."""
-    if run.is_low:
+    if context.is_low:
         return
-    rows = stated_rows(run)
+    rows = stated_rows(context)
     if not rows:
         return
     for row in rows:
@@ -41,58 +41,58 @@ def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
     yield Violation(value=[str(row) for row in rows[:LONGEST_LISTING]])
 
 
-def _effects(run: RuleContext) -> dict[str, Effect]:
+def _effects(context: RuleContext) -> dict[str, Effect]:
     """Return row, or foreign matcher that is on -> its effect in training."""
-    rows = stated_rows(run)
+    rows = stated_rows(context)
     found: dict[str, Effect] = {}
     if rows:
-        for matcher in row_matchers(rows, 0, run=run.fp8 or run.fp4).matchers:
+        for matcher in row_matchers(rows, 0, run=context.fp8 or context.fp4).matchers:
             if matcher.training is not None:
                 found.setdefault(matcher.select, matcher.training)
     else:
-        for matcher in matchers_in(run.model.quant_recipe):
+        for matcher in matchers_in(context.model.quant_recipe):
             if matcher.training is not None:
                 found.setdefault(matcher.name, matcher.training)
     return found
 
 
-def schemes_without_effect(run: RuleContext) -> Iterator[Violation]:
+def schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes of modules that act nowhere, since the run enters no FP8 or FP4 context."""
-    if run.is_low:
+    if context.is_low:
         return
-    low = [effect for effect in _effects(run).values() if effect.family is not None]
+    low = [effect for effect in _effects(context).values() if effect.family is not None]
     if not low or any(effect.chooses_in_high for effect in low):
         return
     schemes = dict.fromkeys(str(effect.scheme) for effect in low)
     yield Violation(value=len(low), schemes=", ".join(schemes))
 
 
-def stale_weights(run: RuleContext) -> Iterator[Violation]:
+def stale_weights(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows in FP8 of a run without it, which keeps the first quantised weights."""
-    if run.is_low or run.is_emulated or run.model.disable_parameter_transpose_cache:
+    if context.is_low or context.is_emulated or context.model.disable_parameter_transpose_cache:
         return
-    acting = [name for name, effect in _effects(run).items() if effect.chooses_in_high]
+    acting = [name for name, effect in _effects(context).items() if effect.chooses_in_high]
     if acting:
-        yield about(run, ", ".join(acting))
+        yield about(context, ", ".join(acting))
 
 
-def schemes_beyond_the_gpu(run: RuleContext) -> Iterator[Violation]:
+def schemes_beyond_the_gpu(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes of single modules that the GPU cannot run.
 
     PB602 and PB603 are about the scheme of the run.
     """
-    if run.capability is None or not run.has_gpu or run.is_emulated:
+    if context.capability is None or not context.has_gpu or context.is_emulated:
         return
     chosen = set()
-    for effect in _effects(run).values():
-        if effect.acts(is_low=run.is_low):
+    for effect in _effects(context).values():
+        if effect.acts(is_low=context.is_low):
             chosen.add(effect.scheme)
-    chosen.discard(run.scheme)
-    has = dotted(run.capability)
+    chosen.discard(context.scheme)
+    has = dotted(context.capability)
     for row in SCHEMES:
-        needs = _capabilities_needed(row, run.capability)
+        needs = _capabilities_needed(row, context.capability)
         if row.name in chosen and needs:
-            yield about(run, row.name, needs=" and ".join(needs), has=has)
+            yield about(context, row.name, needs=" and ".join(needs), has=has)
 
 
 def _capabilities_needed(row: Scheme, capability: tuple[int, int]) -> list[str]:
@@ -106,28 +106,28 @@ def _capabilities_needed(row: Scheme, capability: tuple[int, int]) -> list[str]:
     return needs
 
 
-def stored_by_payload(run: RuleContext) -> Iterator[Violation]:
+def stored_by_payload(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows and matchers whose payload stores weights in FP8 or FP4."""
-    names = [name for name, effect in _effects(run).items() if effect.stored]
+    names = [name for name, effect in _effects(context).items() if effect.stored]
     if names:
-        yield about(run, ", ".join(names))
+        yield about(context, ", ".join(names))
 
 
-def stored_by_payload_in_a_gpt(run: RunContext) -> Iterator[Violation]:
+def stored_by_payload_in_a_gpt(context: RunContext) -> Iterator[Violation]:
     """Yield the rows and matchers whose payload stores weights of a GPT."""
-    if not run.shape.is_hybrid:
-        yield from stored_by_payload(run)
+    if not context.shape.is_hybrid:
+        yield from stored_by_payload(context)
 
 
-def chunks_with_recipes_of_their_own(run: RuleContext) -> Iterator[Violation]:
+def chunks_with_recipes_of_their_own(context: RuleContext) -> Iterator[Violation]:
     """Yield the stages whose model chunks have different recipes."""
-    if run.precision is None:
+    if context.precision is None:
         return
-    recipe = run.model.quant_recipe
+    recipe = context.model.quant_recipe
     parts = getattr(recipe, "files", recipe)
     if not isinstance(parts, list | tuple):
         return
-    stages = run.model.pipeline_model_parallel_size or 1
+    stages = context.model.pipeline_model_parallel_size or 1
     if len(parts) <= stages or len(parts) % stages:
         return
     differing = []
@@ -136,13 +136,13 @@ def chunks_with_recipes_of_their_own(run: RuleContext) -> Iterator[Violation]:
             differing.append(str(stage))
     if not differing:
         return
-    rows = [str(row) for row in stated_rows(run) if row.layer_numbers]
+    rows = [str(row) for row in stated_rows(context) if row.layer_numbers]
     yield Violation(value=rows, stages=", ".join(differing), chunks=len(parts) // stages)
 
 
-def matchers_that_are_off(run: RuleContext) -> Iterator[Violation]:
+def matchers_that_are_off(context: RuleContext) -> Iterator[Violation]:
     """Yield the matchers of a foreign recipe that do not say whether they are on."""
-    recipe = run.model.quant_recipe
+    recipe = context.model.quant_recipe
     if not isinstance(recipe, Mapping):
         return
     matchers = recipe.get("matchers")
@@ -153,9 +153,9 @@ def matchers_that_are_off(run: RuleContext) -> Iterator[Violation]:
             yield Violation(value=row.get("pattern"), name=name)
 
 
-def path_of_a_file(run: RuleContext) -> bool:
+def path_of_a_file(context: RuleContext) -> bool:
     """Return whether the per-module recipe is text, the path of its file for example."""
-    recipe = run.model.quant_recipe
+    recipe = context.model.quant_recipe
     return isinstance(recipe, str) and recipe != ""
 
 
@@ -164,7 +164,7 @@ RULES = (
         id="PB281",
         title="a choice per module that takes nothing",
         setting="model.quant_recipe",
-        sync="strict",
+        sync="last",
         when=empty_rows,
         message="{noun} {name} takes no linear layer of this model{reason}",
         remedies=("use a name that `precision-bridge plan --modules` lists{near}", "drop it"),

@@ -34,10 +34,10 @@ def _hint(value: object, known: tuple[str, ...]) -> str:
     return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
-def unknown_format(run: RuleContext) -> Iterator[Violation]:
+def unknown_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the formats that are none of their family's, with the nearest."""
     for family, known in _FORMATS.items():
-        value = run.format_of(family)
+        value = context.format_of(family)
         if not value or value in known:
             continue
         hint = _hint(value, known)
@@ -48,111 +48,111 @@ def unknown_format(run: RuleContext) -> Iterator[Violation]:
         yield Violation(family, known=listed(known), hint=hint)
 
 
-def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
+def unknown_scheme(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes, read by the run or stated, that are none of their family's."""
     for family, known in _SCHEMES.items():
         name = f"{family}_recipe"
-        scheme = run.value_of(name)
-        is_read = run.format_of(family) or (name in run.stated and scheme is not None)
+        scheme = context.value_of(name)
+        is_read = context.format_of(family) or (name in context.stated and scheme is not None)
         if is_read and scheme not in known:
             yield Violation(name, known=listed(known), hint=_hint(scheme, known))
 
 
-def unknown_algorithm(run: RuleContext) -> Iterator[Violation]:
+def unknown_algorithm(context: RuleContext) -> Iterator[Violation]:
     """Yield the amax algorithm that delayed scaling does not know."""
-    algorithm = run.value_of("fp8_amax_compute_algo")
+    algorithm = context.value_of("fp8_amax_compute_algo")
     if algorithm not in _ALGORITHMS:
         yield Violation(hint=_hint(algorithm, _ALGORITHMS))
 
 
-def scheme_without_format(run: RuleContext) -> Iterator[Violation]:
+def scheme_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes that are stated without the format of their family.
 
     A family that is stated to be off, or a run in the other one, leaves no doubt.
     """
     for family in FAMILIES:
-        scheme = run.stated.get(f"{family}_recipe")
-        if scheme is None or family in run.stated or run.stated.get(_OTHER[family]):
+        scheme = context.stated.get(f"{family}_recipe")
+        if scheme is None or family in context.stated or context.stated.get(_OTHER[family]):
             continue
         chosen = _FORMATS[family][-1]
         row = FP8_SCHEMES.get(scheme)
         if family == "fp8" and row is not None:
             chosen = row.formats[-1]
-        mode = run.mode.upper()
+        mode = context.mode.upper()
         yield Violation(f"{family}_recipe", family=family, chosen=chosen, mode=mode)
 
 
-def custom_without_factory(run: RuleContext) -> Iterator[Violation]:
+def custom_without_factory(context: RuleContext) -> Iterator[Violation]:
     """Yield the factories of a custom scheme that are no dotted path."""
     for family in FAMILIES:
-        if not run.is_custom or not run.format_of(family):
+        if not context.is_custom or not context.format_of(family):
             continue
         name = f"{family}_quantizer_factory"
-        if "." not in (getattr(run.model, name) or ""):
+        if "." not in (getattr(context.model, name) or ""):
             yield Violation(f"model.{name}")
 
 
-def unread_settings(run: RuleContext) -> Iterator[Violation]:
+def unread_settings(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings that no scheme of the run reads.
 
     A setting that asks for less than the default is an info: nothing of it is done anyway.
     """
-    for violation in without_effect(run, _settings_of_schemes(run)):
+    for violation in without_effect(context, _settings_of_schemes(context)):
         if violation.path in ASKS_FOR_LESS:
             violation.severity = "info"
         yield violation
 
 
-def _settings_of_schemes(run: RuleContext) -> list[str]:
+def _settings_of_schemes(context: RuleContext) -> list[str]:
     """Return the settings that are a matter of effect, and not of an error."""
     settings = []
     for name in (*SCHEME_SETTINGS, PADDING):
         # A model's own FP8 output head and router padding are errors (PB215, PB423).
         is_error = name == BUFFER or (
-            name in ("fp8_output_proj", PADDING) and name not in run.stated
+            name in ("fp8_output_proj", PADDING) and name not in context.stated
         )
         if not is_error:
             settings.append(name)
-    if not run.is_fp8:
+    if not context.is_fp8:
         settings.append("fp8_wgrad")
     for family in FAMILIES:
-        settings += _left_without_format(run, family)
-    if _is_left_out(run, "fp8") and run.stated.get(BUFFER):
+        settings += _left_without_format(context, family)
+    if _is_left_out(context, "fp8") and context.stated.get(BUFFER):
         settings.append(BUFFER)
     # The precision-aware optimizer reads the scheme in runs without FP8 too.
-    if run.has_owners and run.has_precision_aware and run.has_optimizer:
+    if context.has_owners and context.has_precision_aware and context.has_optimizer:
         settings = [name for name in settings if name != "fp8_recipe"]
     return settings
 
 
-def _left_without_format(run: RuleContext, family: str) -> list[str]:
+def _left_without_format(context: RuleContext, family: str) -> list[str]:
     """Return the stated scheme and stored weights of a family that the run leaves out."""
-    if not _is_left_out(run, family):
+    if not _is_left_out(context, family):
         return []
     settings = []
-    if run.stated.get(f"{family}_recipe"):
+    if context.stated.get(f"{family}_recipe"):
         settings.append(f"{family}_recipe")
     for name in (f"{family}_param_gather", f"{family}_param"):
-        if name in run.stated:
-            if run.stated[name]:
+        if name in context.stated:
+            if context.stated[name]:
                 settings.append(name)
             break
     return settings
 
 
-def _is_left_out(run: RuleContext, family: str) -> bool:
+def _is_left_out(context: RuleContext, family: str) -> bool:
     """Return whether a family is stated to be off, or the run is in the other one.
 
     Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
     PB305, PB244).
     """
-    return not run.format_of(family) and (family in run.stated or run.is_low)
+    return not context.format_of(family) and (family in context.stated or context.is_low)
 
 
-def refused_values(run: RuleContext) -> Iterator[Violation]:
+def refused_values(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated values that are no choice of Megatron's."""
     for name, choices in CHOICES.items():
-        if run.stated.get(name) not in (None, *choices):
+        if context.stated.get(name) not in (None, *choices):
             legal = listed([choice.replace("uint8", "fp8") for choice in choices])
             yield Violation(name, legal=legal)
 
@@ -191,7 +191,7 @@ RULES = (
         id="PB204",
         title="FP8 and FP4 together",
         setting="fp4",
-        when=lambda run: run.is_fp8 and run.is_fp4,
+        when=lambda context: context.is_fp8 and context.is_fp4,
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source=MODEL_CHECK,
@@ -211,7 +211,7 @@ RULES = (
         title="format that the scheme was not made for",
         setting="fp8",
         sync="reported",
-        when=lambda run: run.is_mxfp8 and run.fp8 == "hybrid",
+        when=lambda context: context.is_mxfp8 and context.fp8 == "hybrid",
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
         source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine "
@@ -222,7 +222,7 @@ RULES = (
         id="PB207",
         title="format under blockwise scaling",
         setting="fp8",
-        when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
+        when=lambda context: context.is_blockwise and context.fp8 in ("hybrid", "e4m3"),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise "
         "scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
@@ -243,7 +243,7 @@ RULES = (
         id="PB209",
         title="custom scheme does not read the format",
         setting="fp8",
-        when=lambda run: run.is_custom and run.fp8 == "e4m3",
+        when=lambda context: context.is_custom and context.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
@@ -264,7 +264,7 @@ RULES = (
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
+        when=lambda context: context.is_fp8 and context.model.fp8_wgrad is False,
         message="has no effect: Transformer Engine 2.0 and later run the "
         "weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
@@ -275,8 +275,8 @@ RULES = (
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        when=lambda run: (
-            run.is_low and run.model.transformer_impl == "local" and not run.is_emulated
+        when=lambda context: (
+            context.is_low and context.model.transformer_impl == "local" and not context.is_emulated
         ),
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run "
         "would be {run.mode}",
@@ -315,7 +315,7 @@ RULES = (
         title="FP8 output head without MXFP8",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=lambda run: run.model.fp8_output_proj and not run.is_mxfp8,
+        when=lambda context: context.model.fp8_output_proj and not context.is_mxfp8,
         message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
@@ -325,7 +325,9 @@ RULES = (
         title="FP8 output head of a hybrid model",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.shape.is_hybrid,
+        when=lambda context: (
+            context.is_mxfp8 and context.model.fp8_output_proj and context.shape.is_hybrid
+        ),
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
@@ -334,8 +336,8 @@ RULES = (
         id="PB217",
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
-        when=lambda run: (
-            run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit
+        when=lambda context: (
+            context.model.activation_func_fp8_input_store and not context.model.gated_linear_unit
         ),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
@@ -355,11 +357,11 @@ RULES = (
         id="PB219",
         title="FP8 activation input without the fused activation",
         setting="activation_func_fp8_input_store",
-        when=lambda run: (
-            run.differs_from_default("activation_func_fp8_input_store")
-            and run.has_model
-            and not run.model.bias_activation_fusion
-            and not run.model.use_te_activation_func
+        when=lambda context: (
+            context.differs_from_default("activation_func_fp8_input_store")
+            and context.has_model
+            and not context.model.bias_activation_fusion
+            and not context.model.use_te_activation_func
         ),
         message="has no effect: only a fused activation stores its input in FP8",
         remedies=("drop it", "set model.bias_activation_fusion=True"),
@@ -372,10 +374,10 @@ DELAYED_RULES = (
         id="PB222",
         title="largest of one amax",
         setting="fp8_amax_history_len",
-        when=lambda run: (
-            run.is_delayed
-            and run.model.fp8_amax_compute_algo == "max"
-            and run.model.fp8_amax_history_len == 1
+        when=lambda context: (
+            context.is_delayed
+            and context.model.fp8_amax_compute_algo == "max"
+            and context.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
         remedies=(
@@ -388,7 +390,7 @@ DELAYED_RULES = (
         id="PB223",
         title="first step without a scale",
         setting="model.fp8_param",
-        when=lambda run: run.is_delayed and run.model.fp8_param,
+        when=lambda context: context.is_delayed and context.model.fp8_param,
         message="delayed scaling begins with scale 1, and weights stored in "
         "FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),

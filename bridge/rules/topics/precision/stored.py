@@ -34,54 +34,54 @@ FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
 """Family -> the format that a remedy states."""
 
 
-def fp8_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
+def fp8_weights_unsharded(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting that stores weights in FP8 under an optimizer that is not sharded.
 
     Megatron Bridge trains published recipes so by layers; Megatron-LM's parser refuses it.
     """
-    if not _lacks_sharding(run, "fp8"):
+    if not _lacks_sharding(context, "fp8"):
         return
-    if not _is_by_layer(run):
-        yield storing(run, "fp8")
-    elif not at_least(run.mcore, LAYER_WISE_FP8):
-        yield storing(run, "fp8", severity="warning")
+    if not _is_by_layer(context):
+        yield storing(context, "fp8")
+    elif not at_least(context.mcore, LAYER_WISE_FP8):
+        yield storing(context, "fp8", severity="warning")
 
 
-def fp4_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
+def fp4_weights_unsharded(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting that stores weights in FP4 under an optimizer that is not sharded."""
-    if not _lacks_sharding(run, "fp4"):
+    if not _lacks_sharding(context, "fp4"):
         return
-    if _is_by_layer(run):
-        yield storing(run, "fp4", severity="warning")
+    if _is_by_layer(context):
+        yield storing(context, "fp4", severity="warning")
     else:
-        yield storing(run, "fp4")
+        yield storing(context, "fp4")
 
 
-def _lacks_sharding(run: RuleContext, family: str) -> bool:
+def _lacks_sharding(context: RuleContext, family: str) -> bool:
     """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
     is_known = False
     for role in ("optimizer", "ddp"):
-        if role in run.present and run.views[role].use_distributed_optimizer is not None:
+        if role in context.present and context.views[role].use_distributed_optimizer is not None:
             is_known = True
             break
-    is_sharded = run.is_sharded or run.has_fsdp
-    return run.gathers(family) and is_known and not is_sharded
+    is_sharded = context.is_sharded or context.has_fsdp
+    return context.gathers(family) and is_known and not is_sharded
 
 
-def _is_by_layer(run: RuleContext) -> bool:
+def _is_by_layer(context: RuleContext) -> bool:
     """Return whether the optimizer shards whole layers."""
-    optimizer = run.optimizer
+    optimizer = context.optimizer
     if optimizer.use_layer_wise_distributed_optimizer:
         return True
     return str(optimizer.optimizer).startswith("dist_")
 
 
-def half_known_storage(run: RuleContext) -> Iterator[Violation]:
+def half_known_storage(context: RuleContext) -> Iterator[Violation]:
     """Yield the families in which weights are stored by the model alone, or by DDP alone."""
-    if not run.has_model or not run.has_ddp:
+    if not context.has_model or not context.has_ddp:
         return
-    gathers = {"fp8": run.ddp.fp8_param_gather, "fp4": run.ddp.fp4_param_gather}
-    stores = {"fp8": run.model.fp8_param, "fp4": run.model.fp4_param}
+    gathers = {"fp8": context.ddp.fp8_param_gather, "fp4": context.ddp.fp4_param_gather}
+    stores = {"fp8": context.model.fp8_param, "fp4": context.model.fp4_param}
     for family in FAMILIES:
         theirs = gathers[family]
         if stores[family] != theirs:
@@ -89,47 +89,47 @@ def half_known_storage(run: RuleContext) -> Iterator[Violation]:
             yield Violation(f"model.{family}_param", other=other, theirs=theirs)
 
 
-def two_answers(run: RuleContext) -> Iterator[Violation]:
+def two_answers(context: RuleContext) -> Iterator[Violation]:
     """Yield the families whose two names are stated with two values."""
     for family in FAMILIES:
         mine, theirs = f"{family}_param", f"{family}_param_gather"
-        if mine in run.stated and theirs in run.stated:
-            value, other = run.stated[mine], run.stated[theirs]
+        if mine in context.stated and theirs in context.stated:
+            value, other = context.stated[mine], context.stated[theirs]
             if value != other:
                 yield Violation(mine, value=value, other=theirs, theirs=other)
 
 
-def stored_without_format(run: RuleContext) -> Iterator[Violation]:
+def stored_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the families in which weights are stored and that the run is not in.
 
     A family that is stated to be off leaves no doubt about the run.
     """
     for family, chosen in FORMATS.items():
-        if run.format_of(family) or family in run.stated:
+        if context.format_of(family) or family in context.stated:
             continue
-        is_owners = run.precision is None and run.gathers(family)
+        is_owners = context.precision is None and context.gathers(family)
         for name in (f"{family}_param_gather", f"{family}_param"):
-            if run.stated.get(name) or is_owners:
+            if context.stated.get(name) or is_owners:
                 words = {"family": family, "name": family.upper(), "chosen": chosen}
                 yield Violation(name, value=True, **words)
                 break
 
 
-def unsaved_projections(run: RunContext) -> Iterator[Violation]:
+def unsaved_projections(context: RunContext) -> Iterator[Violation]:
     """Yield the setting that stores input projections in NVFP4, which no checkpoint can split.
 
     A checkpoint of Megatron-FSDP does not split them.
     """
-    if not run.gathers_fp4 or not run.calls_te or run.has_fsdp or not run.has_model:
+    if not context.gathers_fp4 or not context.calls_te or context.has_fsdp or not context.has_model:
         return
-    if run.shape.state_space is not None:
+    if context.shape.state_space is not None:
         mixers = "Mamba layers"
-    elif run.shape.delta_net is not None:
+    elif context.shape.delta_net is not None:
         mixers = "gated delta nets"
     else:
         return
-    if FORMATS["fp4"] in run.stored_formats("in_proj"):
-        violation = storing(run, "fp4")
+    if FORMATS["fp4"] in context.stored_formats("in_proj"):
+        violation = storing(context, "fp4")
         violation.words["mixers"] = mixers
         yield violation
 
@@ -139,7 +139,7 @@ RULES = (
         id="PB301",
         title="FP8 weights without sharded optimizer",
         setting="fp8_param_gather",
-        sync="strict",
+        sync="last",
         when=fp8_weights_unsharded,
         message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
         remedies=(
@@ -152,7 +152,7 @@ RULES = (
         id="PB302",
         title="FP4 weights without sharded optimizer",
         setting="fp4_param_gather",
-        sync="strict",
+        sync="last",
         when=fp4_weights_unsharded,
         message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
         remedies=(
@@ -199,8 +199,11 @@ RULES = (
         id="PB306",
         title="FP8 that takes more memory",
         setting="fp8_param_gather",
-        when=lambda run: (
-            run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated
+        when=lambda context: (
+            context.is_fp8
+            and context.has_owners
+            and not context.gathers_fp8
+            and not context.is_emulated
         ),
         message="weights stay in {run.mode} and are cast again in every step: expect more memory "
         "than {run.mode} alone, not less",
@@ -216,12 +219,12 @@ RULES = (
         id="PB307",
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=lambda run: (
-            run.is_mxfp8
-            and run.is_fp16
-            and run.gathers_fp8
-            and run.reuses_buffer
-            and run.ddp.grad_reduce_in_fp32
+        when=lambda context: (
+            context.is_mxfp8
+            and context.is_fp16
+            and context.gathers_fp8
+            and context.reuses_buffer
+            and context.ddp.grad_reduce_in_fp32
         ),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the "
         "mode, so FP16 weights lose three bits",
@@ -236,7 +239,9 @@ RULES = (
         id="PB308",
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
-        when=lambda run: run.gathers_fp8 and run.model.use_cpu_initialization and run.calls_te,
+        when=lambda context: (
+            context.gathers_fp8 and context.model.use_cpu_initialization and context.calls_te
+        ),
         message="must be off where weights are stored in FP8, whose masters would be memory that "
         "nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
@@ -250,13 +255,13 @@ RULES = (
         id="PB309",
         title="stored weights without masters",
         setting="fp8_param_gather",
-        when=lambda run: (
-            run.gathers_fp8
-            and run.is_fp32
-            and not run.is_delayed
-            and not run.has_fsdp
-            and run.calls_te
-            and run.optimizer.optimizer == "adam"
+        when=lambda context: (
+            context.gathers_fp8
+            and context.is_fp32
+            and not context.is_delayed
+            and not context.has_fsdp
+            and context.calls_te
+            and context.optimizer.optimizer == "adam"
         ),
         message="an FP32 run has no master weights, and Transformer Engine's Adam refuses to "
         "update {run.scheme} weights without them in the first step",
@@ -270,12 +275,12 @@ RULES = (
         id="PB310",
         title="a shared buffer that the training loop has to fill",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=lambda run: (
-            run.is_mxfp8
-            and run.gathers_fp8
-            and run.reuses_buffer
-            and run.ddp.overlap_param_gather
-            and not run.has_megatron_fsdp
+        when=lambda context: (
+            context.is_mxfp8
+            and context.gathers_fp8
+            and context.reuses_buffer
+            and context.ddp.overlap_param_gather
+            and not context.has_megatron_fsdp
         ),
         message="under overlap_param_gather the training loop has to copy the master weights into "
         "the shared buffer before each step, or the loss stays where it was, without an error",

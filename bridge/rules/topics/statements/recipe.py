@@ -24,12 +24,12 @@ NAME_TOKENS = {
 """Part of a recipe's name -> the scheme that it promises."""
 
 
-def replaced_values(run: RunContext) -> Iterator[Violation]:
+def replaced_values(context: RunContext) -> Iterator[Violation]:
     """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
-    for row in run.rows:
+    for row in context.rows:
         is_overridden = row.verdict == "override" and row.replaces_own
-        is_replaced = is_overridden or (row.changes and _is_written(run, row))
-        if not is_replaced or not run.is_own_known(row.path):
+        is_replaced = is_overridden or (row.changes and _is_written(context, row))
+        if not is_replaced or not context.is_own_known(row.path):
             continue
         recipe = f"the recipe states {row.new!r}"
         if row.verdict not in ("override", "set"):
@@ -53,104 +53,104 @@ def _kept_by(row: SyncRow) -> str:
     return f"state mixed_precision.{row.field}={row.old} to keep it"
 
 
-def _is_written(run: RunContext, row: SyncRow) -> bool:
+def _is_written(context: RunContext, row: SyncRow) -> bool:
     """Return whether the command line states the value of a row, or a file that is written by hand.
 
     A file that lists most fields was saved by a program.
     """
-    where = run.where(row.path) or ""
+    where = context.where(row.path) or ""
     if where == COMMAND_LINE:
         return True
     if row.verdict != "set" or not where.endswith((".yaml", ".yml")):
         return False
-    section = run.sections[row.owner]
+    section = context.sections[row.owner]
     return not section.is_mapping or 2 * len(section.stated) < len(NAMES[row.owner])
 
 
-def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
+def disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that two configs hold with two values.
 
     The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
     It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
     FP8 weights alone.
     """
-    is_check = isinstance(run, RunContext)
+    is_check = isinstance(context, RunContext)
     for pair in PAIRS:
-        if not _is_compared(run, pair, is_check=is_check):
+        if not _is_compared(context, pair, is_check=is_check):
             continue
         role, name = pair.first
         other_role, other_name = pair.second
-        first = getattr(run.views[role], name)
-        second = getattr(run.views[other_role], other_name)
+        first = getattr(context.views[role], name)
+        second = getattr(context.views[other_role], other_name)
         is_known = is_check or (first is not None and second is not None)
         if first != second and is_known:
             other = f"{other_role}.{other_name}"
             yield Violation(f"{role}.{name}", value=first, other=other, theirs=second)
 
 
-def _is_compared(run: RuleContext, pair: Pair, *, is_check: bool) -> bool:
+def _is_compared(context: RuleContext, pair: Pair, *, is_check: bool) -> bool:
     """Return whether both configs of a pair are there, and this asker compares them."""
     role, name = pair.first
     other_role, _ = pair.second
-    if role == other_role or role not in run.present or other_role not in run.present:
+    if role == other_role or role not in context.present or other_role not in context.present:
         return False
     if is_check and not pair.is_checked:
         return False
     if name != "fp8_recipe":
         return True
-    is_asked = run.optimizer.fp8_recipe is not None or run.gathers_fp8
-    return run.is_fp8 and is_asked
+    is_asked = context.optimizer.fp8_recipe is not None or context.gathers_fp8
+    return context.is_fp8 and is_asked
 
 
-def misnamed_recipe(run: RuleContext) -> Iterator[Violation]:
+def misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
     """Yield the scheme of a recipe whose name promises another."""
-    if run.precision is None:
+    if context.precision is None:
         return
-    name = recipe_name(run.precision) or ""
+    name = recipe_name(context.precision) or ""
     for token, promised in NAME_TOKENS.items():
         if token in name:
-            if promised != run.scheme:
-                actual = run.scheme or "no scheme"
-                yield Violation(value=run.scheme, promised=promised, actual=actual, name=name)
+            if promised != context.scheme:
+                actual = context.scheme or "no scheme"
+                yield Violation(value=context.scheme, promised=promised, actual=actual, name=name)
             return
 
 
-def fields_without_home(run: RuleContext) -> Iterator[Violation]:
+def fields_without_home(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated fields whose home this Megatron Core does not have."""
-    for row in run.rows:
-        if row.since is None or row.owner not in run.present:
+    for row in context.rows:
+        if row.since is None or row.owner not in context.present:
             continue
-        if run.differs_from_default(row.field or ""):
+        if context.differs_from_default(row.field or ""):
             yield Violation(row.field, home=row.path, since=row.since)
 
 
-def switches_put_aside(run: RuleContext) -> Iterator[Violation]:
+def switches_put_aside(context: RuleContext) -> Iterator[Violation]:
     """Yield the switches that a later statement turned off, together with the switch they need."""
-    for name, by in run.put_aside.items():
+    for name, by in context.put_aside.items():
         yield Violation(name, by=by)
 
 
-def fields_of_no_config(run: RuleContext) -> Iterator[Violation]:
+def fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated fields, of a recipe's own class, that no config has."""
     known = {*FIELD_DEFAULTS}
-    for row in run.rows:
+    for row in context.rows:
         if row.field is not None:
             known.add(row.field)
-    for name in run.stated:
+    for name in context.stated:
         if name not in known:
             yield Violation(f"mixed_precision.{name}")
 
 
-def left_open_values(run: RuleContext) -> Iterator[Violation]:
+def left_open_values(context: RuleContext) -> Iterator[Violation]:
     """Yield the values that owners keep where a foreign precision holds a class default."""
-    if run.precision is None:
+    if context.precision is None:
         return
-    left_open = untold_fields(run.precision)
-    for row in run.rows:
+    left_open = untold_fields(context.precision)
+    for row in context.rows:
         if row.verdict != "keep" or row.field not in left_open:
             continue
         is_changed = row.new != DEFAULTS[row.owner][row.attribute]
-        if is_changed and run.is_own_known(row.path):
+        if is_changed and context.is_own_known(row.path):
             yield Violation(row.path, value=row.new, field=row.field)
 
 

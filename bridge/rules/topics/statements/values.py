@@ -22,22 +22,22 @@ LEAST = {
 """Count -> its least value."""
 
 
-def wrong_types(run: RunContext) -> Iterator[Violation]:
+def wrong_types(context: RunContext) -> Iterator[Violation]:
     """Yield the values that are not of their field's type."""
-    for fault in run.malformed:
+    for fault in context.malformed:
         yield Violation(fault.path, value=fault.value, why=fault.rule, rests_on=[fault.path])
 
 
-def misspelt_fields(run: RunContext) -> Iterator[Violation]:
+def misspelt_fields(context: RunContext) -> Iterator[Violation]:
     """Yield the keys that are no field: all of the precision, of a config those near to a field.
 
     A key that is near to a field stated together with it is a model provider's own.
     """
-    for name, value in run.unknown.items():
+    for name, value in context.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
         yield Violation(f"mixed_precision.{name}", value=value, hint=hint)
     for role in NAMES:
-        section = run.sections[role]
+        section = context.sections[role]
         for name, value in section.unknown.items():
             nearest = nearest_fields(role, name)
             if nearest and nearest[0] not in section.stated:
@@ -45,39 +45,39 @@ def misspelt_fields(run: RunContext) -> Iterator[Violation]:
                 yield Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path])
 
 
-def off_that_is_not_none(run: RuleContext) -> Iterator[Violation]:
+def off_that_is_not_none(context: RuleContext) -> Iterator[Violation]:
     """Yield the families that are switched off by another value than None."""
     for name in FAMILIES:
-        if getattr(run.model, name) in ("", False):
+        if getattr(context.model, name) in ("", False):
             yield Violation(f"model.{name}")
 
 
-def sizes_below_one(run: RuleContext) -> Iterator[Violation]:
+def sizes_below_one(context: RuleContext) -> Iterator[Violation]:
     """Yield the parallel sizes below one."""
     for name in PARALLEL_SIZES:
-        if (getattr(run.model, name) or 0) < 1:
+        if (getattr(context.model, name) or 0) < 1:
             yield Violation(f"model.{name}")
 
 
-def counts_below_their_least(run: RuleContext) -> Iterator[Violation]:
+def counts_below_their_least(context: RuleContext) -> Iterator[Violation]:
     """Yield the counts of a precision that are below their least value."""
     for name, least in LEAST.items():
-        if run.value_of(name) < least:
+        if context.value_of(name) < least:
             yield Violation(name, least=least)
 
 
-def default_dropouts(run: RunContext) -> Iterator[Violation]:
+def default_dropouts(context: RunContext) -> Iterator[Violation]:
     """Yield the dropouts of a model with layers that nothing states."""
-    if not run.has_model or run.model.num_layers <= 0:
+    if not context.has_model or context.model.num_layers <= 0:
         return
     for name in ("hidden_dropout", "attention_dropout"):
-        if name not in run.sections["model"].stated:
+        if name not in context.sections["model"].stated:
             yield Violation(f"model.{name}", rests_on=(f"model.{name}",))
 
 
-def refused_words(run: RunContext) -> Iterator[Violation]:
+def refused_words(context: RunContext) -> Iterator[Violation]:
     """Yield the words of the command line that the program's parser refuses."""
-    for fault in run.program.refused:
+    for fault in context.program.refused:
         yield Violation(
             fault.path,
             value=fault.value,

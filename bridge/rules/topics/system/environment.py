@@ -18,64 +18,64 @@ BACKENDS = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfu
 """Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
 
 
-def _is_on(run: RuleContext, name: str) -> bool:
-    return run.environment.get(name, "").lower() not in ("", "0", "none")
+def _is_on(context: RuleContext, name: str) -> bool:
+    return context.environment.get(name, "").lower() not in ("", "0", "none")
 
 
-def _refuses_fp32_scales(run: RuleContext) -> bool:
-    return run.target.is_from(10) and _is_on(run, FP32_SCALES)
+def _refuses_fp32_scales(context: RuleContext) -> bool:
+    return context.target.is_from(10) and _is_on(context, FP32_SCALES)
 
 
-def another_precision(run: RuleContext) -> bool:
+def another_precision(context: RuleContext) -> bool:
     """Return whether Accelerate's variable states another precision than the run's."""
-    stated = run.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    if not stated or ACCELERATE_MODES.get(stated) == run.mode:
+    stated = context.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    if not stated or ACCELERATE_MODES.get(stated) == context.mode:
         return False
-    return not (stated == "fp8" and run.is_fp8)
+    return not (stated == "fp8" and context.is_fp8)
 
 
-def changed_numbers(run: RuleContext) -> Iterator[Violation]:
+def changed_numbers(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
-    if not run.is_low:
+    if not context.is_low:
         return
-    variables = concerning(run.scheme, run.environment, attention=False)
+    variables = concerning(context.scheme, context.environment, attention=False)
     refused = set()
     for row, _ in variables:
-        if run.scheme in row.refused_by:
+        if context.scheme in row.refused_by:
             refused.add(row.name)
-    if _refuses_fp32_scales(run):
+    if _refuses_fp32_scales(context):
         refused.add(FP32_SCALES)
     for row, text in variables:
         if row.keyword and row.is_active(text) is not False and row.name not in refused:
             yield Violation(f"environment.{row.name}")
 
 
-def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
+def attention_in_two_places(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that Megatron refuses under the chosen attention backend."""
-    stated = run.model.attention_backend
+    stated = context.model.attention_backend
     chosen = str(getattr(stated, "name", stated) or "auto").lower()
     if chosen not in BACKENDS:
         return
     for name, on in zip(ATTENTION, BACKENDS[chosen], strict=True):
-        if run.environment.get(name, on) != on:
+        if context.environment.get(name, on) != on:
             yield Violation(f"environment.{name}", on=on, chosen=chosen)
 
 
-def query_key_scaling_in_one_place(run: RuleContext) -> bool:
+def query_key_scaling_in_one_place(context: RuleContext) -> bool:
     """Return whether config and variable differ about query-key scaling."""
-    if not run.has_environment or run.is_emulated:
+    if not context.has_environment or context.is_emulated:
         return False
-    if run.model.transformer_impl != "transformer_engine":
+    if context.model.transformer_impl != "transformer_engine":
         return False
-    in_environment = _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING")
-    return run.model.apply_query_key_layer_scaling != in_environment
+    in_environment = _is_on(context, "NVTE_APPLY_QK_LAYER_SCALING")
+    return context.model.apply_query_key_layer_scaling != in_environment
 
 
-def overruled_fp8_attention(run: RuleContext) -> bool:
+def overruled_fp8_attention(context: RuleContext) -> bool:
     """Return whether a variable replaces the scheme of an attention in FP8."""
-    if not run.environment.get("NVTE_DPA_FP8_RECIPE"):
+    if not context.environment.get("NVTE_DPA_FP8_RECIPE"):
         return False
-    return run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention
+    return context.model.fp8_dot_product_attention or context.model.fp8_multi_head_attention
 
 
 RULES = (
@@ -83,7 +83,7 @@ RULES = (
         id="PB521",
         title="FP32 block scales on Blackwell",
         setting=f"environment.{FP32_SCALES}",
-        when=lambda run: run.is_blockwise and _refuses_fp32_scales(run),
+        when=lambda context: context.is_blockwise and _refuses_fp32_scales(context),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: "
@@ -105,11 +105,11 @@ RULES = (
         id="PB523",
         title="determinism set in one place only",
         setting="model.deterministic_mode",
-        when=lambda run: (
-            run.has_environment
-            and run.model.deterministic_mode
-            and not run.is_emulated
-            and run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
+        when=lambda context: (
+            context.has_environment
+            and context.model.deterministic_mode
+            and not context.is_emulated
+            and context.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
         ),
         message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
@@ -142,7 +142,7 @@ RULES = (
         id="PB526",
         title="backward override under delayed scaling",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE"),
+        when=lambda context: context.is_delayed and _is_on(context, "NVTE_BACKWARD_OVERRIDE"),
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",

@@ -16,19 +16,19 @@ JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 """Fields whose rule compares the owners: PB124."""
 
 
-def not_forwarded(run: RunContext) -> Iterator[Violation]:
+def not_forwarded(context: RunContext) -> Iterator[Violation]:
     """Yield the settings and options that the framework of the run's file does not forward."""
-    for fault in run.program.faulty_options:
+    for fault in context.program.faulty_options:
         yield Violation(
             fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
         )
-    for dropped in run.program.dropped_fields:
+    for dropped in context.program.dropped_fields:
         role, _, name = dropped.path.partition(".")
-        if _is_fault(dropped, run) and getattr(run.views[role], name) != dropped.value:
+        if _is_fault(dropped, context) and getattr(context.views[role], name) != dropped.value:
             yield _violation(dropped)
 
 
-def _is_fault(dropped: DroppedField, run: RunContext) -> bool:
+def _is_fault(dropped: DroppedField, context: RunContext) -> bool:
     """Return whether a field would act in the run, and no other rule speaks of it."""
     if (
         dropped.path in JUDGED_BY_OTHER_RULES
@@ -36,7 +36,7 @@ def _is_fault(dropped: DroppedField, run: RunContext) -> bool:
         or not dropped.value
     ):
         return False
-    return dropped.path not in LOW_PRECISION_FIELDS or run.is_low
+    return dropped.path not in LOW_PRECISION_FIELDS or context.is_low
 
 
 def _violation(dropped: DroppedField) -> Violation:

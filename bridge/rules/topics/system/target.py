@@ -24,46 +24,46 @@ FORMATS = {
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
 
 
-def is_blockwise_on_blackwell(run: RuleContext) -> bool:
+def is_blockwise_on_blackwell(context: RuleContext) -> bool:
     """Return whether blockwise GEMMs run as MXFP8 GEMMs."""
-    return run.is_blockwise and run.target.is_from(10)
+    return context.is_blockwise and context.target.is_from(10)
 
 
-def gpu_too_old(run: RuleContext) -> Iterator[Violation]:
+def gpu_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least compute capability of the scheme where the GPU is below it."""
-    if not run.needs_gpu_formats or run.row is None or run.capability is None:
+    if not context.needs_gpu_formats or context.row is None or context.capability is None:
         return
-    least = run.row.min_compute_capability
-    if least is not None and run.capability < least:
-        yield Violation(limit=dotted(least), has=dotted(run.capability))
+    least = context.row.min_compute_capability
+    if least is not None and context.capability < least:
+        yield Violation(limit=dotted(least), has=dotted(context.capability))
 
 
-def gpu_too_new(run: RuleContext) -> Iterator[Violation]:
+def gpu_too_new(context: RuleContext) -> Iterator[Violation]:
     """Yield the compute capability that the scheme ends before where the GPU is at it or above."""
-    if not run.needs_gpu_formats or run.row is None or run.capability is None:
+    if not context.needs_gpu_formats or context.row is None or context.capability is None:
         return
-    limit = run.row.below_compute_capability
-    if limit is not None and run.capability >= limit:
-        yield Violation(limit=dotted(limit), has=dotted(run.capability))
+    limit = context.row.below_compute_capability
+    if limit is not None and context.capability >= limit:
+        yield Violation(limit=dotted(limit), has=dotted(context.capability))
 
 
-def nvfp4_on_rtx(run: RuleContext) -> bool:
+def nvfp4_on_rtx(context: RuleContext) -> bool:
     """Return whether NVFP4 runs on compute capability 12 with transform or stochastic rounding."""
-    if not run.needs_gpu_formats or not run.target.is_from(12) or not run.is_nvfp4:
+    if not context.needs_gpu_formats or not context.target.is_from(12) or not context.is_nvfp4:
         return False
-    return any(run.environment.get(name) != "1" for name in NVFP4_VARIABLES)
+    return any(context.environment.get(name) != "1" for name in NVFP4_VARIABLES)
 
 
-def cuda_too_old(run: RuleContext) -> Iterator[Violation]:
+def cuda_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least CUDA of the scheme where the target's is below it."""
-    if run.needs_gpu_formats and run.row is not None:
-        yield from _below(run.cuda, run.row.min_cuda)
+    if context.needs_gpu_formats and context.row is not None:
+        yield from _below(context.cuda, context.row.min_cuda)
 
 
-def te_too_old(run: RuleContext) -> Iterator[Violation]:
+def te_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least Transformer Engine of the scheme where the target's is below it."""
-    if run.needs_gpu_formats and run.row is not None:
-        yield from _below(run.te, run.row.min_transformer_engine)
+    if context.needs_gpu_formats and context.row is not None:
+        yield from _below(context.te, context.row.min_transformer_engine)
 
 
 def _below(version: Version | None, floor: str | None) -> Iterator[Violation]:
@@ -71,107 +71,116 @@ def _below(version: Version | None, floor: str | None) -> Iterator[Violation]:
         yield Violation(floor=floor)
 
 
-def te_older_than_the_rules(run: RuleContext) -> bool:
+def te_older_than_the_rules(context: RuleContext) -> bool:
     """Return whether Transformer Engine is older than the rules know, and not named already."""
-    if not run.is_low or run.is_emulated or at_least(run.te, SUPPORTED) is not False:
+    if not context.is_low or context.is_emulated or at_least(context.te, SUPPORTED) is not False:
         return False
-    return not [*te_too_old(run)]
+    return not [*te_too_old(context)]
 
 
-def unknown_versions(run: RuleContext) -> Iterator[Violation]:
+def unknown_versions(context: RuleContext) -> Iterator[Violation]:
     """Yield the least versions of the scheme whose products the target does not name."""
-    row = run.row
-    if not run.needs_gpu_formats or row is None or run.capability is None:
+    row = context.row
+    if not context.needs_gpu_formats or row is None or context.capability is None:
         return
-    if run.target.has_te is False:
+    if context.target.has_te is False:
         return
     floors = []
-    if run.te is None and row.min_transformer_engine:
+    if context.te is None and row.min_transformer_engine:
         floors.append(f"Transformer Engine {row.min_transformer_engine}")
-    if run.cuda is None and row.min_cuda:
+    if context.cuda is None and row.min_cuda:
         floors.append(f"CUDA {row.min_cuda}")
     if floors:
         yield Violation(floors=" and ".join(floors))
 
 
-def gpu_without_the_format(run: RuleContext) -> Iterator[Violation]:
+def gpu_without_the_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the formats of a GPU that is not NVIDIA's, where the scheme's is none of them."""
-    gpu = run.target.gpu
-    needed = FORMATS.get(run.scheme or "")
-    if not run.needs_gpu_formats or gpu is None or run.capability is not None or needed is None:
+    gpu = context.target.gpu
+    needed = FORMATS.get(context.scheme or "")
+    if (
+        not context.needs_gpu_formats
+        or gpu is None
+        or context.capability is not None
+        or needed is None
+    ):
         return
-    if nvfp4_on_rocm(run):
+    if nvfp4_on_rocm(context):
         return
     if needed not in gpu.formats:
         yield Violation(formats=", ".join(gpu.formats))
 
 
-def blockwise_on_rocm(run: RuleContext) -> bool:
+def blockwise_on_rocm(context: RuleContext) -> bool:
     """Return whether ROCm's Transformer Engine would have to run blockwise scaling."""
-    gpu = run.target.gpu
+    gpu = context.target.gpu
     return (
-        run.is_blockwise
+        context.is_blockwise
         and gpu is not None
         and gpu.generation.startswith("CDNA")
-        and not run.is_emulated
+        and not context.is_emulated
     )
 
 
-def nvfp4_on_rocm(run: RuleContext) -> bool:
+def nvfp4_on_rocm(context: RuleContext) -> bool:
     """Return whether ROCm's Transformer Engine would have to run NVFP4."""
-    gpu = run.target.gpu
+    gpu = context.target.gpu
     return (
-        run.scheme == "nvfp4"
+        context.scheme == "nvfp4"
         and gpu is not None
         and gpu.generation.startswith("CDNA")
-        and not run.is_emulated
+        and not context.is_emulated
     )
 
 
-def another_vendor(run: RuleContext) -> bool:
+def another_vendor(context: RuleContext) -> bool:
     """Return whether the scheme is not known to be refused on a GPU that is not NVIDIA's."""
-    if not run.needs_gpu_formats or run.capability is not None or run.target.gpu is None:
+    if (
+        not context.needs_gpu_formats
+        or context.capability is not None
+        or context.target.gpu is None
+    ):
         return False
-    if blockwise_on_rocm(run) or nvfp4_on_rocm(run):
+    if blockwise_on_rocm(context) or nvfp4_on_rocm(context):
         return False
-    return not [*gpu_without_the_format(run)]
+    return not [*gpu_without_the_format(context)]
 
 
-def te_without_gpu(run: RuleContext) -> Iterator[Violation]:
+def te_without_gpu(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of Transformer Engine asked for on a machine without a GPU."""
-    if not run.is_low or run.backend != "te":
+    if not context.is_low or context.backend != "te":
         return
-    if run.target.gpu is None or run.target.gpu.is_gpu:
+    if context.target.gpu is None or context.target.gpu.is_gpu:
         return
     missing = ""
-    if run.target.has_te is False:
+    if context.target.has_te is False:
         missing = " and transformer_engine"
     yield Violation(missing=missing)
 
 
-def not_emulated(run: RuleContext) -> Iterator[Violation]:
+def not_emulated(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that are on and that the emulated backend does not run."""
-    if not run.is_low or not run.is_emulated:
+    if not context.is_low or not context.is_emulated:
         return
-    if run.model.fp8_dot_product_attention:
+    if context.model.fp8_dot_product_attention:
         yield Violation("fp8_dot_product_attention")
-    if run.model.fp8_multi_head_attention:
+    if context.model.fp8_multi_head_attention:
         yield Violation("fp8_multi_head_attention")
-    if run.model.tp_comm_overlap:
+    if context.model.tp_comm_overlap:
         yield Violation("model.tp_comm_overlap")
-    if "moe_act" in run.recomputed or "layernorm" in run.recomputed:
+    if "moe_act" in context.recomputed or "layernorm" in context.recomputed:
         yield Violation("model.recompute_modules")
 
 
-def more_memory_than_the_gpu_has(run: RunContext) -> Iterator[Violation]:
+def more_memory_than_the_gpu_has(context: RunContext) -> Iterator[Violation]:
     """Yield the fullest rank, where it does not fit."""
-    if run.overflow is not None:
-        yield run.overflow
+    if context.overflow is not None:
+        yield context.overflow
 
 
-def unplanned_model(run: RunContext) -> Iterator[Violation]:
+def unplanned_model(context: RunContext) -> Iterator[Violation]:
     """Yield the reasons for which the model has no plan."""
-    for fault in unplanned(run.built_model):
+    for fault in unplanned(context.built_model):
         remedy = fault.remedy.removesuffix(".")
         yield Violation(fault.path, value=fault.value, why=fault.rule, remedy=remedy)
 
@@ -181,7 +190,7 @@ RULES = (
         id="PB601",
         title="no target declared",
         setting="target",
-        when=lambda run: run.is_low and run.target.gpu is None,
+        when=lambda context: context.is_low and context.target.gpu is None,
         message="whether a GPU, its CUDA and its Transformer Engine run "
         "{run.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
@@ -261,7 +270,7 @@ RULES = (
         id="PB608",
         title="no Transformer Engine",
         setting="target.te",
-        when=lambda run: run.needs_gpu_formats and run.target.has_te is False,
+        when=lambda context: context.needs_gpu_formats and context.target.has_te is False,
         message="{run.scheme} needs Transformer Engine: without it Megatron's local layers run "
         "{run.mode} and say nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
@@ -272,7 +281,7 @@ RULES = (
         id="PB609",
         title="blockwise scaling emulated on Blackwell",
         setting="fp8_recipe",
-        when=lambda run: run.needs_gpu_formats and is_blockwise_on_blackwell(run),
+        when=lambda context: context.needs_gpu_formats and is_blockwise_on_blackwell(context),
         message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
         source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; "
@@ -282,10 +291,10 @@ RULES = (
         id="PB610",
         title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
         setting="target.te",
-        when=lambda run: (
-            run.needs_gpu_formats
-            and is_blockwise_on_blackwell(run)
-            and at_least(run.te, BLOCKWISE_ON_BLACKWELL) is False
+        when=lambda context: (
+            context.needs_gpu_formats
+            and is_blockwise_on_blackwell(context)
+            and at_least(context.te, BLOCKWISE_ON_BLACKWELL) is False
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
@@ -295,7 +304,7 @@ RULES = (
         id="PB611",
         title="emulated low precision",
         setting="target.gpu",
-        when=lambda run: run.is_low and run.is_emulated and run.backend != "te",
+        when=lambda context: context.is_low and context.is_emulated and context.backend != "te",
         message="nothing there runs {run.scheme} natively: the values can be "
         "emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
@@ -314,11 +323,11 @@ RULES = (
         id="PB613",
         title="no native BF16",
         setting="target.gpu",
-        when=lambda run: (
-            run.is_bf16
-            and run.has_gpu
-            and run.target.gpu is not None
-            and not run.target.gpu.has_native_bf16
+        when=lambda context: (
+            context.is_bf16
+            and context.has_gpu
+            and context.target.gpu is not None
+            and not context.target.gpu.has_native_bf16
         ),
         message="BF16 is emulated before compute capability 8.0, whatever "
         "torch.cuda.is_bf16_supported() says",
@@ -350,7 +359,7 @@ RULES = (
         id="PB616",
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
-        when=lambda run: run.is_custom and not run.calls_te,
+        when=lambda context: context.is_custom and not context.calls_te,
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=(
             "choose a named scheme",
@@ -363,7 +372,9 @@ RULES = (
         id="PB617",
         title="blockwise scaling on compute capability 12",
         setting="fp8_recipe",
-        when=lambda run: run.is_blockwise and run.target.is_from(12) and not run.is_emulated,
+        when=lambda context: (
+            context.is_blockwise and context.target.is_from(12) and not context.is_emulated
+        ),
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
         source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",

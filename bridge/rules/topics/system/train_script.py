@@ -152,17 +152,17 @@ def without_context_parallel(
             )
 
 
-def _fields(run: RunContext, backend: str | None) -> Iterator[Violation]:
+def _fields(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields that the build would leave out."""
     for section in HONOURED:
-        yield from unhonoured(section, run.views[section].values, backend=backend)
-        for name, value in run.sections[section].of_newer_release.items():
+        yield from unhonoured(section, context.views[section].values, backend=backend)
+        for name, value in context.sections[section].of_newer_release.items():
             yield _fault(f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE)
-    pattern = HybridPattern.of(run.views["model"].values)
+    pattern = HybridPattern.of(context.views["model"].values)
     if pattern is None or pattern.faults:
         return
     for name in sorted(NOT_IN_HYBRIDS["model"]):
-        value = getattr(run.model, name)
+        value = getattr(context.model, name)
         if (
             value and value != "selective"
         ):  # the recomputation of a part of a layer, which is the layer's
@@ -170,33 +170,33 @@ def _fields(run: RunContext, backend: str | None) -> Iterator[Violation]:
             yield _fault(f"model.{name}", value, clause, _REMOVE)
 
 
-def _values(run: RunContext, backend: str | None) -> Iterator[Violation]:
+def _values(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the values that no run can have."""
     for section in ACCEPTED:
-        yield from unaccepted(section, run.views[section].values, backend=backend)
-    model = run.model
-    pattern = HybridPattern.of(run.views["model"].values)
+        yield from unaccepted(section, context.views[section].values, backend=backend)
+    model = context.model
+    pattern = HybridPattern.of(context.views["model"].values)
     if pattern is not None and not pattern.faults and not _is_built(pattern):
         rule = (
             "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers "
             "from 0.17 on"
         )
-        yield _model_fault(run, pattern.field, rule, "Write those alone")
+        yield _model_fault(context, pattern.field, rule, "Write those alone")
     experts = model.num_moe_experts
     if experts and not 1 <= model.moe_router_topk <= experts:
         yield _model_fault(
-            run, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it"
+            context, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it"
         )
     if (
         experts and model.add_bias_linear and backend not in (*TE_BACKENDS, None)
     ):  # local experts add them in place
         rule = "experts have no biases without Transformer Engine's layers"
-        yield _model_fault(run, "add_bias_linear", rule, "Set model.add_bias_linear=false")
+        yield _model_fault(context, "add_bias_linear", rule, "Set model.add_bias_linear=false")
     if model.experimental_attention_variant == SPARSE and model.dsa_indexer_loss_coeff is None:
         rule = (
             "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         )
-        yield _model_fault(run, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
+        yield _model_fault(context, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
 
 
 def _is_built(pattern: HybridPattern) -> bool:
@@ -204,19 +204,21 @@ def _is_built(pattern: HybridPattern) -> bool:
     return BUILT_LAYERS.issuperset(pattern.layers) and not pattern.chunks and not pattern.depths
 
 
-def _layouts(run: RunContext, backend: str | None) -> Iterator[Violation]:
+def _layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields of a layout that no backend here has, or that trains another model."""
-    model, parallel = run.model, run.parallel
+    model, parallel = context.model, context.parallel
     if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
         rule = (
             f"interleaves the stages of a pipeline, and there is {parallel.pipeline} "
             "(pipeline_model_parallel_size)"
         )
-        yield _model_fault(run, "virtual_pipeline_model_parallel_size", rule, "Leave it at None")
+        yield _model_fault(
+            context, "virtual_pipeline_model_parallel_size", rule, "Leave it at None"
+        )
     if parallel.context > 1:
-        yield from without_context_parallel(run.views["model"].values, backend=backend)
+        yield from without_context_parallel(context.views["model"].values, backend=backend)
     if parallel.tensor > 1:
-        yield from _tensor_parallel(run, backend)
+        yield from _tensor_parallel(context, backend)
     is_spread = model.num_moe_experts and parallel.expert > 1 and parallel.expert_tensor > 1
     if is_spread and model.moe_token_dispatcher_type == ALL_TO_ALL and backend not in ("te", None):
         rule = (
@@ -227,22 +229,22 @@ def _layouts(run: RunContext, backend: str | None) -> Iterator[Violation]:
         yield _fault("model.expert_tensor_parallel_size", parallel.expert_tensor, rule, remedy)
 
 
-def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation]:
+def _tensor_parallel(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields with which Megatron trains another model under tensor parallelism."""
-    model, has_te_layers = run.model, backend in (*TE_BACKENDS, None)
+    model, has_te_layers = context.model, backend in (*TE_BACKENDS, None)
     if model.num_moe_experts and not model.sequence_parallel:
         rule = (
             "must be on for experts under tensor parallelism, without which Megatron Core "
             "does not train them"
         )
-        yield _model_fault(run, "sequence_parallel", rule, "Set model.sequence_parallel=true")
+        yield _model_fault(context, "sequence_parallel", rule, "Set model.sequence_parallel=true")
     if model.multi_latent_attention and not model.sequence_parallel:
         remedy = (
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are "
             "not those of the model. Set model.sequence_parallel=true"
         )
         yield _model_fault(
-            run,
+            context,
             "sequence_parallel",
             "must be on for latent attention under tensor parallelism",
             remedy,
@@ -253,18 +255,18 @@ def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation
             "Megatron Core's own would reduce gradients in half precision into an FP32 "
             "tensor, which is an error"
         )
-        yield _model_fault(run, "sequence_parallel", rule, "Set model.sequence_parallel=false")
+        yield _model_fault(context, "sequence_parallel", rule, "Set model.sequence_parallel=false")
     if model.experimental_attention_variant == SPARSE and not has_te_layers:
         rule = (
             "must be 1 for sparse attention without Transformer Engine's layers: its indexer "
             "is whole on every rank"
         )
-        yield _model_fault(run, "tensor_model_parallel_size", rule, "Set it to 1")
+        yield _model_fault(context, "tensor_model_parallel_size", rule, "Set it to 1")
 
 
-def _model_fault(run: RunContext, name: str, clause: str, remedy: str) -> Violation:
+def _model_fault(context: RunContext, name: str, clause: str, remedy: str) -> Violation:
     """Return the violation of a field of the model."""
-    return _fault(f"model.{name}", getattr(run.model, name), clause, remedy)
+    return _fault(f"model.{name}", getattr(context.model, name), clause, remedy)
 
 
 def _fault(path: str, value: object, clause: str, remedy: str) -> Violation:
@@ -276,13 +278,13 @@ def _fault(path: str, value: object, clause: str, remedy: str) -> Violation:
 def _broken(
     law: Callable[[RunContext, str | None], Iterator[Violation]],
 ) -> Callable[[RunContext], list[Violation]]:
-    def found(run: RunContext) -> list[Violation]:
-        if not run.program.is_own:
+    def found(context: RunContext) -> list[Violation]:
+        if not context.program.is_own:
             return []
-        backend = run.backend
-        if backend is None and run.target.gpu is not None:
-            backend = "te" if run.has_gpu else "emulated"
-        return list(law(run, backend))
+        backend = context.backend
+        if backend is None and context.target.gpu is not None:
+            backend = "te" if context.has_gpu else "emulated"
+        return list(law(context, backend))
 
     return found
 

@@ -12,25 +12,25 @@ from bridge.target.versions import VersionRange
 UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
-def odd_adapter_rank(run: RunContext) -> Iterator[Violation]:
+def odd_adapter_rank(context: RunContext) -> Iterator[Violation]:
     """Yield the rank of adapters whose GEMMs are Transformer Engine's and do not take it.
 
     Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses
     them.
     """
-    if not run.has_peft or not run.is_low:
+    if not context.has_peft or not context.is_low:
         return
-    is_of_te = run.peft.type is None or run.model.use_transformer_engine_op_fuser
-    rank = run.peft.rank or run.peft.dim or 0
+    is_of_te = context.peft.type is None or context.model.use_transformer_engine_op_fuser
+    rank = context.peft.rank or context.peft.dim or 0
     if is_of_te and rank % 16:
         yield Violation(value=rank)
 
 
-def frozen_stored_weights(run: RunContext) -> Iterator[Violation]:
+def frozen_stored_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of frozen weights stored in FP8; an info where not blockwise."""
-    if not run.has_peft or not run.gathers_fp8 or run.is_emulated:
+    if not context.has_peft or not context.gathers_fp8 or context.is_emulated:
         return
-    if run.is_blockwise:
+    if context.is_blockwise:
         yield Violation()
     else:
         yield Violation(severity="info")
@@ -42,11 +42,11 @@ RULES = (
         title="delayed scaling's state is pickled",
         setting=f"environment.{UNSAFE_PICKLE}",
         versions=(VersionRange(product="te", versions=SpecifierSet(">=2.16.1,!=2.17.0")),),
-        when=lambda run: (
-            run.program.is_resumed
-            and run.is_delayed
-            and run.has_environment
-            and run.environment.get(UNSAFE_PICKLE) != "1"
+        when=lambda context: (
+            context.program.is_resumed
+            and context.is_delayed
+            and context.has_environment
+            and context.environment.get(UNSAFE_PICKLE) != "1"
         ),
         message="Transformer Engine reads delayed scaling's state from a "
         "checkpoint with this set to 1 only",

@@ -20,44 +20,48 @@ TRAINING = (
 )
 
 
-def is_flash(run: RuleContext) -> bool:
+def is_flash(context: RuleContext) -> bool:
     """Return whether the attention backend is FlashAttention, as a member of Megatron's enum or as its name."""
-    stated = run.model.attention_backend
+    stated = context.model.attention_backend
     name = str(getattr(stated, "name", stated))
     return name.rpartition(".")[2].lower() == "flash"
 
 
-def split_or_random_attention(run: RuleContext) -> Iterator[Violation]:
+def split_or_random_attention(context: RuleContext) -> Iterator[Violation]:
     """Yield context parallelism and attention dropout under batch-invariant mode."""
-    if not run.model.batch_invariant_mode:
+    if not context.model.batch_invariant_mode:
         return
-    if (run.model.context_parallel_size or 1) > 1:
+    if (context.model.context_parallel_size or 1) > 1:
         yield Violation("model.context_parallel_size")
-    if run.model.attention_dropout:
+    if context.model.attention_dropout:
         yield Violation("model.attention_dropout")
 
 
-def batch_invariant_in_low_precision(run: RuleContext) -> bool:
+def batch_invariant_in_low_precision(context: RuleContext) -> bool:
     """Return whether batch-invariant GEMMs are in FP8 or FP4, apart from experts that Megatron refuses (PB432)."""
-    is_refused = bool(run.model.num_moe_experts) and at_least(run.target.mcore, "0.20") is True
-    return bool(run.model.batch_invariant_mode) and run.is_low and not is_refused
+    is_refused = (
+        bool(context.model.num_moe_experts) and at_least(context.target.mcore, "0.20") is True
+    )
+    return bool(context.model.batch_invariant_mode) and context.is_low and not is_refused
 
 
-def kernels_without_an_order(run: RunContext) -> Iterator[Violation]:
+def kernels_without_an_order(context: RunContext) -> Iterator[Violation]:
     """Yield the kernels that Megatron's training refuses under deterministic mode."""
-    if not run.model.deterministic_mode or run.program.is_own:
+    if not context.model.deterministic_mode or context.program.is_own:
         return
-    if run.model.cross_entropy_loss_fusion:
+    if context.model.cross_entropy_loss_fusion:
         yield Violation("model.cross_entropy_loss_fusion")
-    if run.model.tp_comm_overlap and at_least(run.target.mcore, "0.19") is True:
+    if context.model.tp_comm_overlap and at_least(context.target.mcore, "0.19") is True:
         yield Violation("model.tp_comm_overlap")
 
 
-def other_algorithm_of_nccl(run: RunContext) -> Iterator[Violation]:
+def other_algorithm_of_nccl(context: RunContext) -> Iterator[Violation]:
     """Yield NCCL's algorithm where Megatron Bridge refuses it under deterministic mode."""
-    if not (run.has_environment and run.program.is_bridge and run.model.deterministic_mode):
+    if not (
+        context.has_environment and context.program.is_bridge and context.model.deterministic_mode
+    ):
         return
-    chosen = run.environment.get("NCCL_ALGO")
+    chosen = context.environment.get("NCCL_ALGO")
     if chosen not in NCCL_ALGORITHMS:
         yield Violation(value=chosen, known=", ".join(NCCL_ALGORITHMS))
 
@@ -67,7 +71,7 @@ RULES = (
         id="PB531",
         title="batch-invariant mode without FlashAttention",
         setting="model.attention_backend",
-        when=lambda run: run.model.batch_invariant_mode and not is_flash(run),
+        when=lambda context: context.model.batch_invariant_mode and not is_flash(context),
         message="must be flash under batch_invariant_mode, as no other attention has batch-invariant kernels",
         remedies=("set model.attention_backend=flash", "set batch_invariant_mode=False"),
         source="megatron-core 0.16.1 to 0.19.2 transformer_config.py __post_init__",
@@ -77,8 +81,9 @@ RULES = (
         title="batch-invariant mode without a version of FlashAttention",
         setting="model.flash_attention_version",
         versions=(mcore(since="0.19"),),
-        when=lambda run: (
-            run.model.batch_invariant_mode and run.model.flash_attention_version not in FIXED_SPLITS
+        when=lambda context: (
+            context.model.batch_invariant_mode
+            and context.model.flash_attention_version not in FIXED_SPLITS
         ),
         message="must be 3 or 4 under batch_invariant_mode, so that training and inference run one kernel",
         remedies=("set model.flash_attention_version=3", "set batch_invariant_mode=False"),
@@ -98,7 +103,7 @@ RULES = (
         id="PB534",
         title="batch-invariant mode with overlapped tensor parallelism",
         setting="model.tp_comm_overlap",
-        when=lambda run: run.model.batch_invariant_mode and run.model.tp_comm_overlap,
+        when=lambda context: context.model.batch_invariant_mode and context.model.tp_comm_overlap,
         message="the batch-invariant GEMM refuses the user buffers that tp_comm_overlap multiplies in",
         remedies=("set it to False", "set batch_invariant_mode=False"),
         source=GEMM,

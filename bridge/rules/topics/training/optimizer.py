@@ -22,96 +22,96 @@ _MOMENTS = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _STATES = ("main_grads_dtype", *_MOMENTS)
 
 
-def states_without_precision_aware(run: RuleContext) -> Iterator[Violation]:
+def states_without_precision_aware(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes that an optimizer which is not precision-aware does not take."""
-    if not run.has_optimizer or run.has_precision_aware:
+    if not context.has_optimizer or context.has_precision_aware:
         return
     for name in _STATES:
-        if getattr(run.optimizer, name) not in ("fp32", None):
+        if getattr(context.optimizer, name) not in ("fp32", None):
             yield Violation(f"optimizer.{name}")
 
 
-def offloaded_without_precision_aware(run: RunContext) -> Iterator[Violation]:
+def offloaded_without_precision_aware(context: RunContext) -> Iterator[Violation]:
     """Yield an offloaded optimizer that is not precision-aware."""
-    is_offloaded = run.has_optimizer and run.optimizer.optimizer_cpu_offload
-    if is_offloaded and not run.has_precision_aware:
-        yield Violation(severity=_severity_of_parser(run))
+    is_offloaded = context.has_optimizer and context.optimizer.optimizer_cpu_offload
+    if is_offloaded and not context.has_precision_aware:
+        yield Violation(severity=_severity_of_parser(context))
 
 
-def offloaded_with_fp8_weights(run: RunContext) -> Iterator[Violation]:
+def offloaded_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
     """Yield an offloaded optimizer whose weights are stored in FP8 with scales of the present."""
-    if run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed:
-        yield Violation(severity=_severity_of_parser(run))
+    if context.gathers_fp8 and context.optimizer.optimizer_cpu_offload and not context.is_delayed:
+        yield Violation(severity=_severity_of_parser(context))
 
 
-def _severity_of_parser(run: RunContext) -> str | None:
+def _severity_of_parser(context: RunContext) -> str | None:
     """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere.
 
     Neither Megatron Core 0.19.2 (optimizer/__init__.py, optimizer_config.py) nor Megatron Bridge
     0.6.2 (training/config.py, ConfigContainer.validate) has a check of its own for it.
     """
-    if run.program.is_without_parser:
+    if context.program.is_without_parser:
         return "warning"
     return None
 
 
-def unread_states(run: RuleContext) -> Iterator[Violation]:
+def unread_states(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes that an offloaded optimizer does not read."""
-    if not run.has_precision_aware or not run.optimizer.optimizer_cpu_offload:
+    if not context.has_precision_aware or not context.optimizer.optimizer_cpu_offload:
         return
     for name in _MOMENTS:
-        if getattr(run.optimizer, name) not in ("fp32", None):
+        if getattr(context.optimizer, name) not in ("fp32", None):
             yield Violation(f"optimizer.{name}")
 
 
-def impossible_states(run: RuleContext) -> Iterator[Violation]:
+def impossible_states(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes of the optimizer's own config that no optimizer has."""
-    if not run.has_precision_aware:
+    if not context.has_precision_aware:
         return
     for name in _STATES:
-        if name in run.stated:
+        if name in context.stated:
             continue
-        if getattr(run.optimizer, name) not in (*CHOICES[name], None):
+        if getattr(context.optimizer, name) not in (*CHOICES[name], None):
             legal = ", ".join(CHOICES[name]).replace("uint8", "fp8")
             yield Violation(f"optimizer.{name}", legal=legal)
 
 
-def _leaves_the_fused_path(run: RuleContext) -> bool:
+def _leaves_the_fused_path(context: RuleContext) -> bool:
     """Return whether Megatron keeps the FP32 masters of the precision-aware optimizer itself."""
     return (
-        run.optimizer.fp8_recipe not in FUSED_RECIPES
-        and not run.has_megatron_fsdp
-        and run.optimizer.main_params_dtype == "fp32"
-        and not run.optimizer.optimizer_cpu_offload
+        context.optimizer.fp8_recipe not in FUSED_RECIPES
+        and not context.has_megatron_fsdp
+        and context.optimizer.main_params_dtype == "fp32"
+        and not context.optimizer.optimizer_cpu_offload
     )
 
 
-def masters_outside_the_fused_adam(run: RunContext) -> Iterator[Violation]:
+def masters_outside_the_fused_adam(context: RunContext) -> Iterator[Violation]:
     """Yield the scheme that stands in the optimizer's config of a run without FP8.
 
     Megatron Bridge writes it in every mode, so that nobody chose it: an info.
     """
-    if not run.has_precision_aware or run.is_fp8 or not _leaves_the_fused_path(run):
+    if not context.has_precision_aware or context.is_fp8 or not _leaves_the_fused_path(context):
         return
-    if run.is_fp4 and run.gathers_fp4:
+    if context.is_fp4 and context.gathers_fp4:
         return
     instead = ""
-    if run.is_bf16 and run.optimizer.store_param_remainders:
+    if context.is_bf16 and context.optimizer.store_param_remainders:
         instead = ", not 2 bytes of remainders"
-    if run.program.is_bridge:
+    if context.program.is_bridge:
         yield Violation(name="mixed_precision.fp8_recipe", instead=instead, severity="info")
     else:
         yield Violation(name="optimizer.fp8_recipe", instead=instead)
 
 
-def stored_blocks(run: RuleContext) -> Iterator[Violation]:
+def stored_blocks(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
-    if not run.has_precision_aware or run.has_megatron_fsdp:
+    if not context.has_precision_aware or context.has_megatron_fsdp:
         return
-    optimizer = run.optimizer
-    if run.is_fp4 and run.gathers_fp4:
+    optimizer = context.optimizer
+    if context.is_fp4 and context.gathers_fp4:
         words = {"family": "FP4", "setting": "fp4_param_gather=False"}
-    elif run.is_fp8 and run.gathers_fp8 and not run.is_delayed:
+    elif context.is_fp8 and context.gathers_fp8 and not context.is_delayed:
         words = {"family": "FP8", "setting": "fp8_param_gather=False"}
     else:
         return
@@ -125,36 +125,36 @@ def stored_blocks(run: RuleContext) -> Iterator[Violation]:
         yield Violation("optimizer.main_params_dtype", remedy=remedy, **words)
     elif is_fp4 and optimizer.fp8_recipe in FUSED_RECIPES:
         remedy = "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
-        if isinstance(run, RunContext) and run.program.is_bridge:
+        if isinstance(context, RunContext) and context.program.is_bridge:
             remedy = "set mixed_precision.fp8_recipe=tensorwise"
         yield Violation("optimizer.fp8_recipe", remedy=remedy, **words)
 
 
-def remainders_without_effect(run: RuleContext) -> Iterator[Violation]:
+def remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of param remainders that no optimizer keeps, with the reason."""
-    if not run.differs_from_default("store_param_remainders") or not run.has_optimizer:
+    if not context.differs_from_default("store_param_remainders") or not context.has_optimizer:
         return
-    if not run.has_precision_aware:
+    if not context.has_precision_aware:
         yield Violation(why="the optimizer is not precision-aware")
         return
-    masters = run.optimizer.main_params_dtype
+    masters = context.optimizer.main_params_dtype
     if masters != "fp32":
         yield Violation(why=f"the master weights are {masters}, not fp32")
-    elif not run.is_bf16:
-        yield Violation(why=f"the weights are {run.mode}, not bf16")
+    elif not context.is_bf16:
+        yield Violation(why=f"the weights are {context.mode}, not bf16")
 
 
-def gathering_inside_the_step(run: RuleContext) -> Iterator[Violation]:
+def gathering_inside_the_step(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of gathering inside the step without its conditions.
 
     Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is
     wrong with it, a warning.
     """
-    if not run.has_optimizer or not run.optimizer.overlap_param_gather_with_optimizer_step:
+    if not context.has_optimizer or not context.optimizer.overlap_param_gather_with_optimizer_step:
         return
-    if not run.is_sharded or not run.model.virtual_pipeline_model_parallel_size:
+    if not context.is_sharded or not context.model.virtual_pipeline_model_parallel_size:
         yield Violation()
-    elif not run.optimizer.overlap_param_gather:
+    elif not context.optimizer.overlap_param_gather:
         yield Violation(severity="warning")
 
 
@@ -207,7 +207,7 @@ RULES = (
         id="PB345",
         title="precision-aware optimizer that is not Adam",
         setting="optimizer.optimizer",
-        when=lambda run: run.has_precision_aware and run.optimizer.optimizer != "adam",
+        when=lambda context: context.has_precision_aware and context.optimizer.optimizer != "adam",
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
         source=OPTIMIZER_CHECK,
@@ -216,10 +216,10 @@ RULES = (
         id="PB346",
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
-        when=lambda run: (
-            run.has_precision_aware
-            and not run.optimizer.use_distributed_optimizer
-            and not run.has_megatron_fsdp
+        when=lambda context: (
+            context.has_precision_aware
+            and not context.optimizer.use_distributed_optimizer
+            and not context.has_megatron_fsdp
         ),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
@@ -240,7 +240,9 @@ RULES = (
         id="PB348",
         title="precision-aware optimizer together with FP8 scaling",
         setting="optimizer.use_precision_aware_optimizer",
-        when=lambda run: run.has_precision_aware and run.is_fp8 and _leaves_the_fused_path(run),
+        when=lambda context: (
+            context.has_precision_aware and context.is_fp8 and _leaves_the_fused_path(context)
+        ),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts "
         "gradients to FP32, so BF16 main gradients and param remainders save nothing; the "
         "moments' dtypes still do",
@@ -255,10 +257,10 @@ RULES = (
         id="PB350",
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
-        when=lambda run: (
-            run.has_precision_aware
-            and run.target.has_te is False
-            and not run.optimizer.optimizer_cpu_offload
+        when=lambda context: (
+            context.has_precision_aware
+            and context.target.has_te is False
+            and not context.optimizer.optimizer_cpu_offload
         ),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
@@ -280,8 +282,8 @@ RULES = (
         id="PB352",
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
-        when=lambda run: (
-            run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer
+        when=lambda context: (
+            context.has_precision_aware and context.optimizer.use_layer_wise_distributed_optimizer
         ),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),
@@ -301,10 +303,10 @@ RULES = (
         id="PB354",
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
-        when=lambda run: (
-            run.differs_from_default("muon_fp32_matmul_prec")
-            and run.has_optimizer
-            and "muon" not in str(run.optimizer.optimizer)
+        when=lambda context: (
+            context.differs_from_default("muon_fp32_matmul_prec")
+            and context.has_optimizer
+            and "muon" not in str(context.optimizer.optimizer)
         ),
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),
@@ -314,7 +316,7 @@ RULES = (
         id="PB356",
         title="stored weights that the fused Adam cannot update",
         setting="optimizer.fp8_recipe",
-        sync="strict",
+        sync="last",
         when=stored_blocks,
         message="leaves the masters to the optimizer, which gets no tensor for weights stored in "
         "{family}: the first step ends in an AttributeError",
@@ -345,10 +347,10 @@ RULES = (
         title="offloading that moves nothing",
         setting="optimizer.optimizer_offload_fraction",
         sync="reported",
-        when=lambda run: (
-            run.has_optimizer
-            and run.optimizer.optimizer_cpu_offload
-            and not run.optimizer.optimizer_offload_fraction
+        when=lambda context: (
+            context.has_optimizer
+            and context.optimizer.optimizer_cpu_offload
+            and not context.optimizer.optimizer_offload_fraction
         ),
         message="leaves masters and moments on the GPU, in FP32, although optimizer_cpu_offload "
         "is on; 0 is the default of OptimizerConfig, and only Megatron-LM's parser has 1",

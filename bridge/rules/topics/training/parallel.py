@@ -12,18 +12,18 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
 
-def gathered_blocks(run: RunContext) -> bool:
+def gathered_blocks(context: RunContext) -> bool:
     """Return whether sequence parallelism gathers blockwise tensors of ragged blocks."""
-    if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
+    if not context.is_blockwise or not context.parallel.sequence_parallel or context.is_emulated:
         return False
-    return _has_odd_size(run.model.hidden_size, tokens(run))
+    return _has_odd_size(context.model.hidden_size, tokens(context))
 
 
-def odd_user_buffers(run: RunContext) -> bool:
+def odd_user_buffers(context: RunContext) -> bool:
     """Return whether user buffers under MXFP8 have widths that are no multiples of 128."""
-    if not run.is_mxfp8 or not run.model.tp_comm_overlap or run.is_emulated:
+    if not context.is_mxfp8 or not context.model.tp_comm_overlap or context.is_emulated:
         return False
-    return _has_odd_size(run.model.hidden_size, run.model.ffn_hidden_size)
+    return _has_odd_size(context.model.hidden_size, context.model.ffn_hidden_size)
 
 
 def _has_odd_size(*sizes: int | None) -> bool:
@@ -31,60 +31,60 @@ def _has_odd_size(*sizes: int | None) -> bool:
     return any(size % 128 for size in sizes if size)
 
 
-def overlap_without_sequence_parallelism(run: RunContext) -> Iterator[Violation]:
+def overlap_without_sequence_parallelism(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of tensor-parallel overlap, with the settings that it needs."""
-    if not run.model.tp_comm_overlap or run.parallel.sequence_parallel:
+    if not context.model.tp_comm_overlap or context.parallel.sequence_parallel:
         return
     needed = "set sequence_parallel=True"
-    if run.parallel.tensor == 1:
+    if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
     yield Violation(needed=needed)
 
 
-def sharded_without_fp4_weights(run: RunContext) -> Iterator[Violation]:
+def sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of sharded weights in FP4 that are not stored in it."""
-    if not run.is_fp4:
+    if not context.is_fp4:
         return
-    settings = unsharded(run)
-    if settings and not run.gathers_fp4:
+    settings = unsharded(context)
+    if settings and not context.gathers_fp4:
         yield Violation(unsharded=settings)
 
 
-def sharded_without_mxfp8_weights(run: RunContext) -> Iterator[Violation]:
+def sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the first of the settings that sharded MXFP8 weights lack."""
-    if not run.is_mxfp8:
+    if not context.is_mxfp8:
         return
-    settings = unsharded(run)
-    if not settings or run.has_megatron_fsdp:
+    settings = unsharded(context)
+    if not settings or context.has_megatron_fsdp:
         return
     missing = []
-    if not run.gathers_fp8:
+    if not context.gathers_fp8:
         missing.append("fp8_param_gather")
-    if not run.reuses_buffer:
+    if not context.reuses_buffer:
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
         yield Violation(missing[0], needed=needed, unsharded=settings)
 
 
-def sharded_under_megatron_fsdp(run: RunContext) -> Iterator[Violation]:
+def sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of sharded MXFP8 weights under Megatron-FSDP."""
-    if not run.is_mxfp8:
+    if not context.is_mxfp8:
         return
-    settings = unsharded(run)
-    if settings and run.has_megatron_fsdp:
+    settings = unsharded(context)
+    if settings and context.has_megatron_fsdp:
         yield Violation(unsharded=settings)
 
 
-def broken_replicas(run: RunContext) -> Iterator[Violation]:
+def broken_replicas(context: RunContext) -> Iterator[Violation]:
     """Yield the number of GPUs that holds no whole number of replicas of model or experts."""
-    if not run.has_model or not run.target.count:
+    if not context.has_model or not context.target.count:
         return
-    count, ranks = run.target.count, run.parallel
+    count, ranks = context.target.count, context.parallel
     if count % ranks.replica:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
         yield Violation(what=what, rests_on=_sizes_named(what))
-    elif run.has_experts and count % ranks.expert_replica:
+    elif context.has_experts and count % ranks.expert_replica:
         what = (
             f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
             f"{ranks.expert_replica}"
@@ -92,15 +92,19 @@ def broken_replicas(run: RunContext) -> Iterator[Violation]:
         yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
 
 
-def broken_batch(run: RunContext) -> Iterator[Violation]:
+def broken_batch(context: RunContext) -> Iterator[Violation]:
     """Yield the global batch that is no whole number of micro-batches on every replica.
 
     A run of scripts/train.py is judged by its launch, which knows the ranks. Configs whose model
     has no sequence length are not yet a run, and their batch is a class default.
     """
-    whole, micro, count = run.train.global_batch_size, run.train.micro_batch_size, run.target.count
-    replica = run.parallel.replica
-    if not run.has_model or not run.model.seq_length or run.program.is_own:
+    whole, micro, count = (
+        context.train.global_batch_size,
+        context.train.micro_batch_size,
+        context.target.count,
+    )
+    replica = context.parallel.replica
+    if not context.has_model or not context.model.seq_length or context.program.is_own:
         return
     if not whole or not micro or not count or count % replica:
         return
@@ -110,32 +114,32 @@ def broken_batch(run: RunContext) -> Iterator[Violation]:
         yield Violation(micro=micro, data=data, step=step)
 
 
-def two_lengths(run: RunContext) -> Iterator[Violation]:
+def two_lengths(context: RunContext) -> Iterator[Violation]:
     """Yield the data's sequence length that is not the model's, outside of Megatron Bridge."""
-    if not run.program.is_bridge:
-        yield from _two_lengths(run)
+    if not context.program.is_bridge:
+        yield from _two_lengths(context)
 
 
-def two_lengths_in_megatron_bridge(run: RunContext) -> Iterator[Violation]:
+def two_lengths_in_megatron_bridge(context: RunContext) -> Iterator[Violation]:
     """Yield the data's sequence length that is not the model's, in a run of Megatron Bridge."""
-    if run.program.is_bridge:
-        yield from _two_lengths(run)
+    if context.program.is_bridge:
+        yield from _two_lengths(context)
 
 
-def _two_lengths(run: RunContext) -> Iterator[Violation]:
-    of_data, length = run.data.seq_length, run.model.seq_length
+def _two_lengths(context: RunContext) -> Iterator[Violation]:
+    of_data, length = context.data.seq_length, context.model.seq_length
     if not of_data or not length or of_data == length:
         return
     where = None
-    if COMMAND_LINE in (run.where("data.seq_length"), run.where("model.seq_length")):
+    if COMMAND_LINE in (context.where("data.seq_length"), context.where("model.seq_length")):
         where = COMMAND_LINE
     yield Violation(where=where, length=length)
 
 
-def indivisible_sizes(run: RunContext) -> Iterator[Violation]:
+def indivisible_sizes(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that do not divide by their ranks."""
-    length = run.model.seq_length or run.data.seq_length
-    for uneven in uneven_sizes(run.model, run.shape, run.parallel, length):
+    length = context.model.seq_length or context.data.seq_length
+    for uneven in uneven_sizes(context.model, context.shape, context.parallel, length):
         rests_on = [uneven.path, *_sizes_named(uneven.ranks)]
         yield Violation(uneven.path, value=uneven.size, by=uneven.ranks, rests_on=rests_on)
 
@@ -156,12 +160,12 @@ def _sizes_named(text: str) -> list[str]:
     return [setting for words, setting in _SIZE_OF.items() if words in text]
 
 
-def unsplittable_layers(run: RunContext) -> Iterator[Violation]:
+def unsplittable_layers(context: RunContext) -> Iterator[Violation]:
     """Yield the number of layers that the pipeline stages cannot share."""
-    if not run.has_model or not run.model.num_layers:
+    if not context.has_model or not context.model.num_layers:
         return
     try:
-        run.parallel.places(run.shape.num_layers)
+        context.parallel.places(context.shape.num_layers)
     except RunConfigError as error:
         yield Violation(error.path, value=error.value, rule=error.rule)
 
@@ -240,11 +244,11 @@ RULES = (
         id="PB407",
         title="two interleaved stages without overlapped messages",
         setting="model.overlap_p2p_comm",
-        when=lambda run: (
-            run.has_model
-            and not run.model.overlap_p2p_comm
-            and run.parallel.virtual > 1
-            and run.parallel.pipeline == 2
+        when=lambda context: (
+            context.has_model
+            and not context.model.overlap_p2p_comm
+            and context.parallel.virtual > 1
+            and context.parallel.pipeline == 2
         ),
         message="two interleaved pipeline stages send activations and gradients between the same "
         "two ranks in one batch, where they are taken for each other: the run "
@@ -301,12 +305,12 @@ RULES = (
         id="PB412",
         title="two numbers of model chunks",
         setting="model.virtual_pipeline_model_parallel_size",
-        when=lambda run: (
-            run.has_model
-            and bool(run.model.virtual_pipeline_model_parallel_size)
-            and bool(run.model.pipeline_model_parallel_layout)
-            and bool(run.parallel.layout)
-            and run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
+        when=lambda context: (
+            context.has_model
+            and bool(context.model.virtual_pipeline_model_parallel_size)
+            and bool(context.model.pipeline_model_parallel_layout)
+            and bool(context.parallel.layout)
+            and context.model.virtual_pipeline_model_parallel_size != context.parallel.virtual
         ),
         message="must be the {run.parallel.virtual} chunks of a stage in "
         "model.pipeline_model_parallel_layout",

@@ -9,31 +9,36 @@ from bridge.rules.violation import Violation
 from bridge.target.versions import at_least
 
 
-def recomputes_fp8_attention(run: RuleContext) -> bool:
+def recomputes_fp8_attention(context: RuleContext) -> bool:
     """Return whether attention in FP8 is recomputed by itself, outside of the FP8 context.
 
     It is where nothing says which modules are recomputed. An empty list says that none is.
     """
-    if not run.is_fp8 or not run.model.fp8_dot_product_attention:
+    if not context.is_fp8 or not context.model.fp8_dot_product_attention:
         return False
-    if run.model.recompute_granularity != "selective":
+    if context.model.recompute_granularity != "selective":
         return False
-    is_recomputed = run.model.recompute_modules is None or "core_attn" in run.recomputed
-    return is_recomputed and not run.is_emulated
+    is_recomputed = context.model.recompute_modules is None or "core_attn" in context.recomputed
+    return is_recomputed and not context.is_emulated
 
 
-def captured_experts(run: RunContext) -> Iterator[Violation]:
+def captured_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the setting that has Transformer Engine capture grouped experts in FP8.
 
     Layers are captured as a whole where no part is named.
     """
-    if not run.is_fp8 or not run.shape.is_moe or not run.model.moe_grouped_gemm or run.is_emulated:
+    if (
+        not context.is_fp8
+        or not context.shape.is_moe
+        or not context.model.moe_grouped_gemm
+        or context.is_emulated
+    ):
         return
     field = "cuda_graph_modules"
-    if at_least(run.mcore, "0.18") is False:
+    if at_least(context.mcore, "0.18") is False:
         field = "cuda_graph_scope"
-    parts = _parts(run.model.cuda_graph_modules) | _parts(run.model.cuda_graph_scope)
-    if run.model.cuda_graph_impl != "transformer_engine":
+    parts = _parts(context.model.cuda_graph_modules) | _parts(context.model.cuda_graph_scope)
+    if context.model.cuda_graph_impl != "transformer_engine":
         return
     if not parts or "moe" in parts:
         yield Violation(f"model.{field}", field=field)
@@ -52,26 +57,26 @@ def _parts(stated: object) -> set[str]:
     return parts - {"full", "none"}
 
 
-def nan_check_in_a_captured_step(run: RunContext) -> bool:
+def nan_check_in_a_captured_step(context: RunContext) -> bool:
     """Return whether a check for NaN is on in a step that one CUDA graph captures."""
-    if not run.has_model:
+    if not context.has_model:
         return False
-    if run.sections["train"].is_given:
-        is_checked = run.train.check_for_nan_in_loss
+    if context.sections["train"].is_given:
+        is_checked = context.train.check_for_nan_in_loss
     else:
-        is_checked = run.ddp.check_for_nan_in_grad
-    captured = f"{run.model.cuda_graph_impl} {run.model.cuda_graph_scope}"
+        is_checked = context.ddp.check_for_nan_in_grad
+    captured = f"{context.model.cuda_graph_impl} {context.model.cuda_graph_scope}"
     return is_checked and "full_iteration" in captured
 
 
-def fp8_blocks_captured_for_inference(run: RuleContext) -> bool:
+def fp8_blocks_captured_for_inference(context: RuleContext) -> bool:
     """Return whether blocks in FP8 are captured for inference in layers or a scheme without it."""
-    if not run.is_fp8:
+    if not context.is_fp8:
         return False
-    scope = str(run.model.inference_cuda_graph_scope).rpartition(".")[2]
+    scope = str(context.model.inference_cuda_graph_scope).rpartition(".")[2]
     if scope != "block":
         return False
-    return not (run.model.transformer_impl == "inference_optimized" and run.is_mxfp8)
+    return not (context.model.transformer_impl == "inference_optimized" and context.is_mxfp8)
 
 
 RULES = (
@@ -79,8 +84,9 @@ RULES = (
         id="PB461",
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
-        when=lambda run: (
-            run.is_delayed and ("moe_act" in run.recomputed or "layernorm" in run.recomputed)
+        when=lambda context: (
+            context.is_delayed
+            and ("moe_act" in context.recomputed or "layernorm" in context.recomputed)
         ),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
@@ -91,10 +97,13 @@ RULES = (
         title="CUDA graphs together with FP8",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=lambda run: (
-            run.is_fp8
-            and not run.is_emulated
-            and (run.model.cuda_graph_impl not in ("none", None) or run.model.enable_cuda_graph)
+        when=lambda context: (
+            context.is_fp8
+            and not context.is_emulated
+            and (
+                context.model.cuda_graph_impl not in ("none", None)
+                or context.model.enable_cuda_graph
+            )
         ),
         message="captured FP8 layers gave NaN or stale weights in several reports",
         remedies=(
@@ -129,7 +138,9 @@ RULES = (
         id="PB467",
         title="inference-optimised MXFP8 needs FlashInfer",
         setting="model.transformer_impl",
-        when=lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized",
+        when=lambda context: (
+            context.is_mxfp8 and context.model.transformer_impl == "inference_optimized"
+        ),
         message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which "
         "this check does not know of",
         remedies=(
@@ -143,11 +154,11 @@ RULES = (
         title="shared experts recomputed inside local graphs",
         setting="model.recompute_modules",
         versions=(mcore(since="0.19"),),
-        when=lambda run: (
-            run.is_low
-            and run.model.cuda_graph_impl == "local"
-            and "shared_experts" in run.recomputed
-            and (run.model.gtp_weight_remat_size or 1) > 1
+        when=lambda context: (
+            context.is_low
+            and context.model.cuda_graph_impl == "local"
+            and "shared_experts" in context.recomputed
+            and (context.model.gtp_weight_remat_size or 1) > 1
         ),
         message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA "
         "graphs with sharded weights",
@@ -171,12 +182,12 @@ RULES = (
         title="recomputed prediction layers without gradients",
         setting="model.recompute_granularity",
         versions=(mcore(until="0.18"),),
-        when=lambda run: (
-            run.is_fp8
-            and run.shape.has_mtp
-            and run.model.recompute_granularity == "full"
-            and run.model.recompute_method != "block"
-            and not run.is_emulated
+        when=lambda context: (
+            context.is_fp8
+            and context.shape.has_mtp
+            and context.model.recompute_granularity == "full"
+            and context.model.recompute_method != "block"
+            and not context.is_emulated
         ),
         message="under FP8 full recomputation hands the inputs of a prediction layer to "
         "Transformer Engine by keyword, which it does not differentiate, so that "
@@ -194,10 +205,10 @@ RULES = (
         id="PB473",
         title="captured layers outside BF16",
         setting="model.cuda_graph_impl",
-        when=lambda run: (
-            run.is_fp16
-            and run.model.cuda_graph_impl == "transformer_engine"
-            and not run.is_emulated
+        when=lambda context: (
+            context.is_fp16
+            and context.model.cuda_graph_impl == "transformer_engine"
+            and not context.is_emulated
         ),
         message="Transformer Engine captures layers with BF16 inputs, whatever the mode, and "
         "layers with {run.mode} weights refuse them",

@@ -12,42 +12,46 @@ SENT_IN_FP32 = "reduce_scatter_with_fp32_accumulation"
 KEPT_IN_FP32 = "param_name_patterns_for_fp32_local_accumulation"
 
 
-def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
+def gradients_summed_in_bf16(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
-    if not run.is_bf16 or not run.has_ddp or run.precision is not None:
+    if not context.is_bf16 or not context.has_ddp or context.precision is not None:
         return
-    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp or run.ddp.use_torch_fsdp2:
+    if context.ddp.grad_reduce_in_fp32 or context.has_megatron_fsdp or context.ddp.use_torch_fsdp2:
         return
-    if run.optimizer.main_grads_dtype != "fp32":
+    if context.optimizer.main_grads_dtype != "fp32":
         return
-    ddp = run.sections["ddp"]
+    ddp = context.sections["ddp"]
     origin = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         origin = "is stated as False"
     yield Violation(origin=origin)
 
 
-def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
+def unread_accumulation(context: RuleContext) -> Iterator[Violation]:
     """Yield each stated setting of FP32 accumulation that no reduction of the run reads."""
-    if not run.has_ddp:
+    if not context.has_ddp:
         return
-    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if run.differs_from_default(name)]
+    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if context.differs_from_default(name)]
     for name in stated:
-        if run.has_megatron_fsdp:
+        if context.has_megatron_fsdp:
             yield Violation(name, why="Megatron-FSDP has buffers of its own")
-        elif run.is_fp32:
+        elif context.is_fp32:
             yield Violation(name, why="gradients are FP32 in an FP32 run")
-        elif name == SENT_IN_FP32 and not run.is_sharded:
+        elif name == SENT_IN_FP32 and not context.is_sharded:
             why = "without the distributed optimizer gradients are all-reduced"
             yield Violation(name, why=why)
 
 
-def moments_that_the_fp8_kernel_refuses(run: RuleContext) -> bool:
+def moments_that_the_fp8_kernel_refuses(context: RuleContext) -> bool:
     """Return whether the fused Adam steps on weights stored in FP8 with moments in BF16."""
-    optimizer = run.optimizer
-    if not run.is_delayed or not run.gathers_fp8 or not run.has_precision_aware:
+    optimizer = context.optimizer
+    if not context.is_delayed or not context.gathers_fp8 or not context.has_precision_aware:
         return False
-    if run.has_megatron_fsdp or optimizer.optimizer_cpu_offload or optimizer.optimizer != "adam":
+    if (
+        context.has_megatron_fsdp
+        or optimizer.optimizer_cpu_offload
+        or optimizer.optimizer != "adam"
+    ):
         return False
     # Under another recipe Megatron keeps FP32 masters itself, and the fused Adam steps on those.
     if optimizer.fp8_recipe not in (None, "delayed"):
@@ -55,13 +59,13 @@ def moments_that_the_fp8_kernel_refuses(run: RuleContext) -> bool:
     return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"
 
 
-def half_precision_sums_of_the_output_head(run: RunContext) -> Iterator[Violation]:
+def half_precision_sums_of_the_output_head(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of an output head that is sharded beyond tensor parallelism."""
-    if not run.is_half or not run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
+    if not context.is_half or not context.ddp.grad_reduce_in_fp32 or context.has_megatron_fsdp:
         return
-    shards = run.model.tensor_parallel_num_weight_shards or run.parallel.tensor
-    if shards > run.parallel.tensor or (run.model.gtp_weight_remat_size or 1) > 1:
-        yield Violation(unsharded=unsharded(run))
+    shards = context.model.tensor_parallel_num_weight_shards or context.parallel.tensor
+    if shards > context.parallel.tensor or (context.model.gtp_weight_remat_size or 1) > 1:
+        yield Violation(unsharded=unsharded(context))
 
 
 RULES = (
@@ -82,11 +86,11 @@ RULES = (
         id="PB362",
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
-        when=lambda run: (
-            run.is_bf16
-            and run.stated.get("grad_reduce_in_fp32") is False
-            and run.has_ddp
-            and not run.has_megatron_fsdp
+        when=lambda context: (
+            context.is_bf16
+            and context.stated.get("grad_reduce_in_fp32") is False
+            and context.has_ddp
+            and not context.has_megatron_fsdp
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -96,10 +100,10 @@ RULES = (
         id="PB363",
         title="main gradient dtype without a reader",
         setting="optimizer.main_grads_dtype",
-        when=lambda run: (
-            run.has_precision_aware
-            and run.ddp.grad_reduce_in_fp32
-            and run.optimizer.main_grads_dtype not in ("fp32", None)
+        when=lambda context: (
+            context.has_precision_aware
+            and context.ddp.grad_reduce_in_fp32
+            and context.optimizer.main_grads_dtype not in ("fp32", None)
         ),
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
@@ -110,10 +114,10 @@ RULES = (
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        when=lambda run: (
-            run.has_ddp
-            and run.ddp.reduce_scatter_with_fp32_accumulation
-            and run.ddp.grad_reduce_in_fp32
+        when=lambda context: (
+            context.has_ddp
+            and context.ddp.reduce_scatter_with_fp32_accumulation
+            and context.ddp.grad_reduce_in_fp32
         ),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
@@ -124,10 +128,10 @@ RULES = (
         title="local FP32 accumulation together with FP32 reduction",
         setting="ddp.param_name_patterns_for_fp32_local_accumulation",
         versions=(mcore(since="0.17"),),
-        when=lambda run: (
-            run.has_ddp
-            and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
-            and run.ddp.grad_reduce_in_fp32
+        when=lambda context: (
+            context.has_ddp
+            and bool(context.ddp.param_name_patterns_for_fp32_local_accumulation)
+            and context.ddp.grad_reduce_in_fp32
         ),
         message="chooses parameters to accumulate in FP32 where "
         "grad_reduce_in_fp32 does it for all of them",
@@ -161,7 +165,9 @@ RULES = (
         id="PB368",
         title="gradients that FSDP2 reduces in BF16",
         setting="ddp.use_torch_fsdp2",
-        when=lambda run: run.is_bf16 and run.has_ddp and bool(run.ddp.use_torch_fsdp2),
+        when=lambda context: (
+            context.is_bf16 and context.has_ddp and bool(context.ddp.use_torch_fsdp2)
+        ),
         message="PyTorch's FSDP2 accumulates and reduces gradients in the dtype of the weights, "
         "bf16, and does not read ddp.grad_reduce_in_fp32",
         remedies=(

@@ -20,32 +20,32 @@ REDUCES_IN_PLACE = "0.17"
 _FSDP_FIELDS = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
 
 
-def refused_by_v2(run: RuleContext) -> Iterator[Violation]:
+def refused_by_v2(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that version 2 of Megatron-FSDP refuses."""
-    if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version != 2:
+    if not context.has_megatron_fsdp or context.ddp.megatron_fsdp_version != 2:
         return
-    if not run.is_bf16:
+    if not context.is_bf16:
         yield Violation("bf16", what="BF16 only")
-    if run.optimizer.loss_scale:
+    if context.optimizer.loss_scale:
         yield Violation("loss_scale", what="no loss scale")
-    if run.has_precision_aware:
+    if context.has_precision_aware:
         what = "no precision-aware optimizer"
         yield Violation("optimizer.use_precision_aware_optimizer", what=what)
-    if run.is_fp8:
+    if context.is_fp8:
         yield Violation("fp8", what="no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)")
-    if run.is_fp4:
+    if context.is_fp4:
         yield Violation("fp4", what="no FP4")
 
 
-def switches_off_in_one_place(run: RuleContext) -> Iterator[Violation]:
+def switches_off_in_one_place(context: RuleContext) -> Iterator[Violation]:
     """Yield the switches of sharding that the last sync turns on, or that it would."""
-    planned = [row for row in run.rows if row.attribute in SWITCHES and row.changes]
-    if not planned and run.present.issuperset(SHARDED):
-        for switch in off_switches(lambda role, name: getattr(run.views[role], name)):
+    planned = [row for row in context.rows if row.attribute in SWITCHES and row.changes]
+    if not planned and context.present.issuperset(SHARDED):
+        for switch in off_switches(lambda role, name: getattr(context.views[role], name)):
             yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
         return
     where = None
-    if not isinstance(run, RunContext):
+    if not isinstance(context, RunContext):
         where = "turned on before the run"
     for row in planned:
         rests_on = [row.path]
@@ -54,31 +54,31 @@ def switches_off_in_one_place(run: RuleContext) -> Iterator[Violation]:
         yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
 
 
-def buffer_under_megatron_fsdp(run: RuleContext) -> Iterator[Violation]:
+def buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a shared buffer under Megatron-FSDP.
 
     A recipe states it for runs without FSDP, and the last sync before a run turns it off: an info.
     """
-    if not run.has_megatron_fsdp:
+    if not context.has_megatron_fsdp:
         return
-    if not run.reuses_buffer and not (run.is_mxfp8 and run.stated.get(BUFFER)):
+    if not context.reuses_buffer and not (context.is_mxfp8 and context.stated.get(BUFFER)):
         return
-    source = run.where(f"mixed_precision.{BUFFER}") or ""
-    begins = run.is_last or isinstance(run, RunContext)
+    source = context.where(f"mixed_precision.{BUFFER}") or ""
+    begins = context.is_last or isinstance(context, RunContext)
     if source.startswith("recipe ") and begins:
         yield Violation(severity="info")
     else:
         yield Violation()
 
 
-def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
+def unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
     """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
-    if not run.has_megatron_fsdp or "grad_reduce_in_fp32" not in run.stated:
+    if not context.has_megatron_fsdp or "grad_reduce_in_fp32" not in context.stated:
         return
-    main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
-    sent = run.ddp.megatron_fsdp_grad_comm_dtype or main
-    wanted = run.mode
-    if run.value_of("grad_reduce_in_fp32"):
+    main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
+    sent = context.ddp.megatron_fsdp_grad_comm_dtype or main
+    wanted = context.mode
+    if context.value_of("grad_reduce_in_fp32"):
         wanted = "fp32"
     but = f"; main gradients are {main} and sent in {sent}"
     steps = []
@@ -92,47 +92,55 @@ def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
         yield Violation(but=f"{but}, as it asks", remedy="leave it, or drop it", severity="info")
 
 
-def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
+def narrow_main_gradients(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of main gradients in half precision; an info where that was asked for."""
-    if not run.has_megatron_fsdp or not run.is_half or run.ddp.megatron_fsdp_main_grads_dtype:
+    if (
+        not context.has_megatron_fsdp
+        or not context.is_half
+        or context.ddp.megatron_fsdp_main_grads_dtype
+    ):
         return
-    if "grad_reduce_in_fp32" in run.stated and not run.value_of("grad_reduce_in_fp32"):
+    if "grad_reduce_in_fp32" in context.stated and not context.value_of("grad_reduce_in_fp32"):
         yield Violation(severity="info")
     else:
         yield Violation()
 
 
-def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
+def unread_by_ddp(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of Megatron-FSDP that the run does not read."""
-    if not run.has_ddp:
+    if not context.has_ddp:
         return
-    stated = [name for name in (*_FSDP_FIELDS, CACHE) if run.differs_from_default(name)]
-    if not run.has_megatron_fsdp:
+    stated = [name for name in (*_FSDP_FIELDS, CACHE) if context.differs_from_default(name)]
+    if not context.has_megatron_fsdp:
         for name in stated:
             yield Violation(name, why="Megatron-FSDP does not shard this run")
         return
-    is_cached = run.is_fp8 and run.ddp.fp8_param_gather and not run.is_mxfp8
+    is_cached = context.is_fp8 and context.ddp.fp8_param_gather and not context.is_mxfp8
     if CACHE in stated and not is_cached:
         why = "it is about transposed FP8 weights, which this run does not store"
         yield Violation(CACHE, why=why)
 
 
-def lone_experts(run: RunContext) -> Iterator[Violation]:
+def lone_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
-    if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version == 2 or not run.target.count:
+    if (
+        not context.has_megatron_fsdp
+        or context.ddp.megatron_fsdp_version == 2
+        or not context.target.count
+    ):
         return
-    if run.ddp.data_parallel_sharding_strategy not in GATHERED:
+    if context.ddp.data_parallel_sharding_strategy not in GATHERED:
         return
-    if not _has_several_micro_batches(run, run.target.count):
+    if not _has_several_micro_batches(context, context.target.count):
         return
-    parallel = run.parallel.on_enough(run.target.count)
-    if not run.model.num_moe_experts or parallel.expert_data != 1 or parallel.expert == 1:
+    parallel = context.parallel.on_enough(context.target.count)
+    if not context.model.num_moe_experts or parallel.expert_data != 1 or parallel.expert == 1:
         return
-    main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
-    sent = run.ddp.megatron_fsdp_grad_comm_dtype
+    main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
+    sent = context.ddp.megatron_fsdp_grad_comm_dtype
     is_cast = sent is not None and sent != main
-    is_averaged = run.model.calculate_per_token_loss or run.ddp.average_in_collective
-    if at_least(run.mcore, REDUCES_IN_PLACE) is False or is_cast:
+    is_averaged = context.model.calculate_per_token_loss or context.ddp.average_in_collective
+    if at_least(context.mcore, REDUCES_IN_PLACE) is False or is_cast:
         effect = "adds it to itself"
     elif not is_averaged:
         ranks = parallel.data * parallel.context
@@ -142,12 +150,12 @@ def lone_experts(run: RunContext) -> Iterator[Violation]:
     yield Violation(effect=effect, value=parallel.expert, fewer=parallel.expert // 2)
 
 
-def _has_several_micro_batches(run: RunContext, count: int) -> bool:
+def _has_several_micro_batches(context: RunContext, count: int) -> bool:
     """Return whether a step is known to have more than one micro-batch."""
-    whole, each = run.train.global_batch_size, run.train.micro_batch_size
+    whole, each = context.train.global_batch_size, context.train.micro_batch_size
     if not whole or not each:
         return False
-    return whole > each * run.parallel.on_enough(count).data
+    return whole > each * context.parallel.on_enough(count).data
 
 
 RULES = (
@@ -155,7 +163,7 @@ RULES = (
         id="PB321",
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
-        when=lambda run: run.gathers_fp8 and run.ddp.use_torch_fsdp2,
+        when=lambda context: context.gathers_fp8 and context.ddp.use_torch_fsdp2,
         message="Megatron-LM sets it to False under torch FSDP2 with "
         "Transformer Engine 2.0 and later",
         remedies=(
@@ -168,7 +176,7 @@ RULES = (
         id="PB323",
         title="FSDP2 in FP16",
         setting="fp16",
-        when=lambda run: run.is_fp16 and run.ddp.use_torch_fsdp2,
+        when=lambda context: context.is_fp16 and context.ddp.use_torch_fsdp2,
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
         source=PARSER,
@@ -221,7 +229,7 @@ RULES = (
         id="PB329",
         title="emerging optimizer under FSDP",
         setting="optimizer.optimizer",
-        when=lambda run: run.has_fsdp and run.has_emerging_optimizer,
+        when=lambda context: context.has_fsdp and context.has_emerging_optimizer,
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source=PARSER,
@@ -252,12 +260,12 @@ RULES = (
         title="gradients that the optimizer does not read",
         setting="ddp.megatron_fsdp_use_decoupled_grad",
         versions=(mcore(since="0.18"),),
-        when=lambda run: (
-            run.has_megatron_fsdp
-            and run.ddp.megatron_fsdp_use_decoupled_grad
-            and run.has_optimizer
-            and not run.has_precision_aware
-            and not run.optimizer.optimizer_cpu_offload
+        when=lambda context: (
+            context.has_megatron_fsdp
+            and context.ddp.megatron_fsdp_use_decoupled_grad
+            and context.has_optimizer
+            and not context.has_precision_aware
+            and not context.optimizer.optimizer_cpu_offload
         ),
         message="hands gradients to the precision-aware optimizer, which is off",
         remedies=("set use_precision_aware_optimizer=True", "set it to False"),
@@ -269,13 +277,13 @@ RULES = (
         title="Megatron-FSDP without FP32 masters",
         setting="megatron_fsdp_main_params_dtype",
         versions=(mcore(since="0.17"),),
-        when=lambda run: (
-            run.has_megatron_fsdp
-            and run.is_half
-            and run.has_optimizer
-            and not run.has_precision_aware
-            and not run.gathers_fp8
-            and run.ddp.megatron_fsdp_main_params_dtype in (run.mode, None)
+        when=lambda context: (
+            context.has_megatron_fsdp
+            and context.is_half
+            and context.has_optimizer
+            and not context.has_precision_aware
+            and not context.gathers_fp8
+            and context.ddp.megatron_fsdp_main_params_dtype in (context.mode, None)
         ),
         message="the optimizer steps on {run.mode} weights: an update that is small against a "
         "weight rounds away",
@@ -292,14 +300,14 @@ RULES = (
         title="gradients that the precision-aware optimizer does not read",
         setting="ddp.megatron_fsdp_use_decoupled_grad",
         versions=(mcore(since="0.18"),),
-        when=lambda run: (
-            run.has_megatron_fsdp
-            and run.ddp.megatron_fsdp_version != 2
-            and run.has_optimizer
-            and run.has_precision_aware
-            and run.optimizer.optimizer == "adam"
-            and not run.optimizer.optimizer_cpu_offload
-            and not run.ddp.megatron_fsdp_use_decoupled_grad
+        when=lambda context: (
+            context.has_megatron_fsdp
+            and context.ddp.megatron_fsdp_version != 2
+            and context.has_optimizer
+            and context.has_precision_aware
+            and context.optimizer.optimizer == "adam"
+            and not context.optimizer.optimizer_cpu_offload
+            and not context.ddp.megatron_fsdp_use_decoupled_grad
         ),
         message="must be on under the precision-aware optimizer: FusedAdam reads "
         "param.decoupled_grad, the gradient is in param.grad, and the step "
