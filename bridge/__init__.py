@@ -52,7 +52,7 @@ __all__ = [
     "to_config",
 ]
 
-_PLACES = {
+_MODULE_BY_NAME = {
     "MIXED_PRECISION_RECIPES": "registry.registry",
     "BridgeError": "errors",
     "BridgeWarning": "errors",
@@ -71,16 +71,16 @@ _PLACES = {
 }
 """Public name -> the module of this package that defines it."""
 
-_NAMES = {"Plan": "PrecisionPlan"}
+_NAME_IN_MODULE = {"Plan": "PrecisionPlan"}
 """Public name -> its name in that module, where the two differ."""
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name from the module that defines it."""
-    if name not in _PLACES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
-    value = globals()[name] = getattr(module, _NAMES.get(name, name))
+    module = importlib.import_module(f"{__name__}.{_MODULE_BY_NAME[name]}")
+    value = globals()[name] = getattr(module, _NAME_IN_MODULE.get(name, name))
     return value
 
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-MAX_LINE = 600
+MAX_LINE_LENGTH = 600
 """Characters of a message's line."""
 MAX_LINES = 50
 LONG_WORD = re.compile(r"\S{300,}")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters with which a name from a file could steer a terminal."""
 
 
@@ -57,7 +57,7 @@ class BridgeWarning(UserWarning):
 
 
 class BridgeError(Exception):
-    """Root of all errors of this package; `exit_code` is what a command ends with."""
+    """Root of all errors of this package; `get_exit_code` is what a command ends with."""
 
     exit_code = 2
 
@@ -295,15 +295,15 @@ def bounded(message: str) -> str:
     A long word or line loses its middle, and there are at most `MAX_LINES` lines. A value comes
     from a file and may be of any length; the path before it and the remedy behind it are kept.
     """
-    shown = CONTROL.sub(lambda letter: repr(letter[0])[1:-1], message)
-    shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), shown)
-    lines = [_without_middle(line) for line in shorter.split("\n")]
+    shown = CONTROL_CHARACTERS.sub(lambda letter: repr(letter[0])[1:-1], message)
+    shorter = LONG_WORD.sub(lambda word: _cut_middle(word[0], 200), shown)
+    lines = [_cut_middle(line) for line in shorter.split("\n")]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1} more"]
     return "\n".join(lines)
 
 
-def _without_middle(text: str, limit: int = MAX_LINE) -> str:
+def _cut_middle(text: str, limit: int = MAX_LINE_LENGTH) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} ... {text[5 - limit // 2 :]}"

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
 from bridge.front.check import check
-from bridge.front.folders import shipped_folder
+from bridge.front.folders import find_shipped_folder
 from bridge.front.loader import load_run
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
 from bridge.registry.synchronize import synchronize
 
-SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
-SHARDED = MappingProxyType({"use_distributed_optimizer": True})
+MODEL_SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
+DISTRIBUTED_OPTIMIZER = MappingProxyType({"use_distributed_optimizer": True})
 
 
 class RecipeConformance:
@@ -38,11 +38,11 @@ class RecipeConformance:
     """A folder whose `mixed_precision/` holds YAML recipes, which are tested too."""
     target: ClassVar[str] = ""
     """The GPUs and versions that every recipe has to run on: "h100x8,te2.9,cuda12.9,mcore0.16"."""
-    model: ClassVar[Mapping[str, Any]] = SHAPE
+    model: ClassVar[Mapping[str, Any]] = MODEL_SHAPE
     """Fields of the model config that the recipes are written into."""
-    optimizer: ClassVar[Mapping[str, Any]] = SHARDED
+    optimizer: ClassVar[Mapping[str, Any]] = DISTRIBUTED_OPTIMIZER
     """Fields of the optimizer config."""
-    ddp: ClassVar[Mapping[str, Any]] = SHARDED
+    ddp: ClassVar[Mapping[str, Any]] = DISTRIBUTED_OPTIMIZER
     """Fields of the DDP config."""
     silence: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Id of a rule -> the reason why the recipes may break it."""
@@ -77,7 +77,10 @@ class RecipeConformance:
         if recipe in REGISTRY:
             return get_mixed_precision_config(recipe)
         run = load_run(
-            [f"mixed_precision={recipe}"], shipped_folder(), config_dir=cls.config_dir, strict=False
+            [f"mixed_precision={recipe}"],
+            find_shipped_folder(),
+            config_dir=cls.config_dir,
+            strict=False,
         )
         return run.precision or MixedPrecisionConfig()
 

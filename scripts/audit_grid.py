@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import TCPStore
 
 from bridge.errors import AuditError, BridgeError, TrainingError
-from bridge.precision.mode import scheme_of
+from bridge.precision.mode import get_scheme
 from bridge.preflight.declared_gpu import declare
 from bridge.registry.registry import REGISTRY
 
@@ -152,7 +152,7 @@ def target_of(cell: Cell) -> str | None:
     """Return the GPU that Transformer Engine's Python runs as; None under the emulation."""
     if cell["backend"] != "te_cpu":
         return None
-    if scheme_of(REGISTRY.get(cell["recipe"])) in ("mxfp8", "nvfp4"):
+    if get_scheme(REGISTRY.get(cell["recipe"])) in ("mxfp8", "nvfp4"):
         return "b200"
     return "h100"
 
@@ -229,7 +229,7 @@ def be_rank(plan: Path) -> None:
 
 def trained(words: Sequence[str], folder: Path) -> Cell:
     """Train with overrides, and return the result: `rows` and `equal`, and `refused` or `failed`."""
-    from bridge.front.decode import container
+    from bridge.front.decode import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.audit.record import Record
     from bridge.training.config import runtime_config_update
@@ -238,7 +238,7 @@ def trained(words: Sequence[str], folder: Path) -> Cell:
     different: set[tuple[str, str, str]] = set()
     result: Cell = {}
     try:
-        config = container(load_run(words, ROOT / "conf"))
+        config = build_container(load_run(words, ROOT / "conf"))
         runtime_config_update(config)
         pretrain(config, run_dir=folder)
     except AuditError as error:

@@ -243,25 +243,25 @@ def _started(*words: str, backend: str = "local") -> Iterator[Any]:
     """Start the process of `make train`, for the runs that are built in it."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front.decode import container
+    from bridge.front.decode import build_container
     from bridge.front.loader import load_run
-    from bridge.runtime.megatron.backend import Backend, running
+    from bridge.runtime.megatron.backend import Backend, use_backend
     from bridge.runtime.megatron.process import training_process
 
-    config = container(load_run(words, HERE.parent / "conf"))
-    with training_process(config.model, seed=config.train.seed) as process, running(Backend(name=backend)):
+    config = build_container(load_run(words, HERE.parent / "conf"))
+    with training_process(config.model, seed=config.train.seed) as process, use_backend(Backend(name=backend)):
         yield process
 
 
 def _built(process: Any, *words: str) -> Any:
     """Build a run of `make train` with some overrides."""
-    from bridge.front.decode import container
+    from bridge.front.decode import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.megatron.backend import choose_backend
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
-    config = container(load_run(words, HERE.parent / "conf"))
+    config = build_container(load_run(words, HERE.parent / "conf"))
     runtime_config_update(config)
     return build_run(config, process, backend=choose_backend(config.precision_backend, config.model))
 
@@ -335,7 +335,7 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
                 if index >= warmup:
                     seconds[name].append(taken)
             run, source = runs["fp8_current"]
-            with run.telemetry.measuring(index + 1):
+            with run.telemetry.measure_step(index + 1):
                 taken = _timed(run, source)
             if index >= warmup:
                 seconds["measured"].append(taken)

@@ -31,7 +31,7 @@ from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
 from bridge.runtime.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
-from bridge.runtime.numerics.linear import dequantised
+from bridge.runtime.numerics.linear import dequantise_operand
 
 MATRIX = (4096, 2048)
 """Rows and columns of the matrix that becomes an operand."""
@@ -82,9 +82,9 @@ def fast_gemm() -> Iterator[str]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "native"
         return
-    from bridge.runtime.megatron.wide_gemm import slow_dtypes, widened
+    from bridge.runtime.megatron.wide_gemm import find_slow_dtypes, widen_gemms
 
-    with widened(slow_dtypes()) as is_installed:
+    with widen_gemms(find_slow_dtypes()) as is_installed:
         if is_installed:
             yield "widened"
         else:
@@ -142,7 +142,7 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
             operand = ours()
             if rule == "rounding alone":
                 operand = rounding()
-            expected = dequantised(operand, torch.bfloat16)
+            expected = dequantise_operand(operand, torch.bfloat16)
             equal = (values(step()).bfloat16() == expected).float().mean().item()
             steps[f"{name} {library}"] = step
             about[f"{name} {library}"] = (name, f"{library} {_version(library)}", rule, f"{100 * equal:.4g} %")

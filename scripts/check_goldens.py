@@ -21,7 +21,7 @@ import reference_quantisers as reference
 import torch
 
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE
+from bridge.precision.schemes import WHOLE_TENSOR
 from bridge.runtime.numerics import QuantSpec, quantise, update_scaling_factors, use
 from bridge.runtime.numerics.quantised import pack_nibbles
 
@@ -58,7 +58,7 @@ def spec_of(record: Record) -> QuantSpec:
         raise UnknownRecordError(f"options {sorted(unknown)} are not known")
     if record["format"] not in ("e4m3", "e5m2", "e2m1"):
         raise UnknownRecordError(f"format {record['format']!r} is not known")
-    row = WHOLE
+    row = WHOLE_TENSOR
     if scheme == "blockwise":
         row = tuple(record["tile"])
     elif scheme in ("mxfp8", "nvfp4"):

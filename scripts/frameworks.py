@@ -29,15 +29,15 @@ from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
 from bridge.preflight.file_reading import MEGATRON_BRIDGE
-from bridge.read.framework.table import (
+from bridge.read.framework.framework_table import (
     FrameworkTable,
-    OwnNames,
+    FrameworkOption,
     StartRow,
-    framework_table,
-    table_names,
+    load_framework_table,
+    list_table_names,
 )
-from bridge.read.megatron_bridge.start import ROWS
-from bridge.read.run_file import read_file
+from bridge.read.megatron_bridge.start_rows import START_ROWS
+from bridge.read.run_file import read_run_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")
@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
     counts: dict[str, Any] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.is_file() else {}
     for word in options.clones:
         name, _, folder = word.partition("=")
-        counts[name] = counted(framework_table(name), Path(folder))
+        counts[name] = counted(load_framework_table(name), Path(folder))
     page = page_of(counts)
     if options.check:
         if PAGE.read_text(encoding="utf-8") == page:
@@ -178,7 +178,7 @@ def _is_checked(file: Path) -> bool:
 def _kind_of(table: FrameworkTable, file: Path) -> str:
     """Return whether a file that is not planned is a run of the framework."""
     try:
-        reading = read_file(file)
+        reading = read_run_file(file)
     except UnreadFileError as error:
         return "refused" if error.kind in OF_A_RUN else "named"
     except BridgeError:
@@ -214,10 +214,10 @@ def page_of(counts: Mapping[str, Any]) -> str:
         "| framework | what is read | its settings are those of | files | answered | checked | refused | named |",
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for name in table_names():
-        lines.append(_line_of(framework_table(name), counts.get(name, {})))
-    for name in table_names():
-        lines += ["", *_section_of(framework_table(name), counts.get(name, {}))]
+    for name in list_table_names():
+        lines.append(_line_of(load_framework_table(name), counts.get(name, {})))
+    for name in list_table_names():
+        lines += ["", *_section_of(load_framework_table(name), counts.get(name, {}))]
     return "\n".join(lines) + "\n"
 
 
@@ -248,14 +248,14 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
     for variable, given in table.environment.items():
         below = f", below compute capability {given.below}" if given.below is not None else ""
         yield f"| `{variable}` | `{given.value}` | nothing sets it{below} | {given.source} |"
-    dropped = list(table.drops)
+    dropped = list(table.dropped_options)
     if dropped:
         yield ""
         yield "| it does not forward | because | source | mended in |"
         yield "|---|---|---|---|"
         for drop in dropped:
-            yield f"| {_names(drop.names.pattern)} | {drop.because} | {drop.source} | {drop.mended or 'not known'} |"
-    told = [row for row in (*table.own, *table.variables) if row.says]
+            yield f"| {_names(drop.names.pattern)} | {drop.because} | {drop.source} | {drop.fixed_in or 'not known'} |"
+    told = [row for row in (*table.own, *table.variables) if row.sentence]
     if told:
         yield ""
         yield "| a name of its own | what is said of it | source |"
@@ -273,7 +273,7 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
 
 def _lines_of_code() -> Iterator[str]:
     """Yield a line for each value that Megatron Bridge sets at start, whose rows are code."""
-    for row in ROWS:
+    for row in START_ROWS:
         value = "computed" if callable(row.value) else f"`{row.value}`"
         when = row.because + (", where nothing states it" if row.is_default else "")
         yield f"| `{row.path}` | {value} | {when} | src/megatron/bridge/{row.source} |"
@@ -293,8 +293,8 @@ def _names(pattern: str) -> str:
     return f"`{text}`"
 
 
-def _sentence(row: OwnNames) -> str:
-    return row.says.format(option="the option", value="VALUE").replace("|", "\\|")
+def _sentence(row: FrameworkOption) -> str:
+    return row.sentence.format(option="the option", value="VALUE").replace("|", "\\|")
 
 
 def _git(clone: Path, *words: str) -> str:

@@ -52,7 +52,7 @@ SMALL = {
 
 def block_config(scheme: str, shape: dict[str, int]) -> Any:
     """Return Megatron's config of a Llama-like block: RMSNorm, SwiGLU, grouped queries, rotary positions, no biases."""
-    from bridge.runtime.megatron.gpt import GPTConfig, run_config
+    from bridge.runtime.megatron.gpt import GPTConfig, adapt_config
 
     config = GPTConfig(
         **shape,
@@ -72,20 +72,20 @@ def block_config(scheme: str, shape: dict[str, int]) -> Any:
         apply_rope_fusion=find_spec("transformer_engine") is not None,
         gradient_accumulation_fusion=False,
     )
-    return run_config(config, vocab_size=128)[0]
+    return adapt_config(config, vocab_size=128)[0]
 
 
 def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.runtime.megatron.emulation.model import emulate, prepare_emulation
-    from bridge.runtime.megatron.layer_spec import block_spec
+    from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
+    from bridge.runtime.megatron.layer_spec import build_block_spec
 
-    block = TransformerBlock(config, block_spec(config, backend=backend), post_layer_norm=True)
+    block = TransformerBlock(config, build_block_spec(config, backend=backend), post_layer_norm=True)
     block = block.to(device=device, dtype=torch.bfloat16)
     if backend == "emulated":
-        emulate(block, config)
+        emulate_low_layers(block, config)
         prepare_emulation(block, config, None)
     return block
 

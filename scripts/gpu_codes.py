@@ -15,12 +15,12 @@ import torch
 from gpu_report import Record, skipped_record
 
 from bridge.precision.formats import FORMATS
-from bridge.runtime.megatron.te.machine import missing_for_te
+from bridge.runtime.megatron.te.machine import list_missing_for_te
 from bridge.runtime.numerics import (
     GemmPrecision,
     Quantised,
     QuantSpec,
-    padded_scales,
+    pad_scales,
     quantise,
     update_scaling_factors,
 )
@@ -53,7 +53,7 @@ def records_of(schemes: list[str] | None = None) -> list[Record]:
     for scheme, number_format in CASES:
         if schemes is not None and scheme not in schemes:
             continue
-        missing = missing_for_te(scheme)
+        missing = list_missing_for_te(scheme)
         if missing:
             records.append(skipped_record("codes", f"{scheme} {number_format}", missing))
             continue
@@ -111,7 +111,7 @@ def our_arrays(made: Quantised) -> dict[str, torch.Tensor]:
     arrays: dict[str, torch.Tensor] = {}
     for columnwise, suffix in ((False, ""), (True, "_t")):
         codes, scales = made.copy(columnwise)
-        padded = padded_scales(made, columnwise=columnwise)
+        padded = pad_scales(made, columnwise=columnwise)
         height, width = made.spec.tile(columnwise)
         if made.spec.scheme == "blockwise" and height != width:  # whose padded scales are transposed
             scales = scales.T
@@ -207,7 +207,7 @@ def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) 
     """Return Transformer Engine's recipe object for a scheme, without stochastic rounding."""
     from megatron.core.transformer import TransformerConfig
 
-    from bridge.runtime.megatron.backend import te_recipe
+    from bridge.runtime.megatron.backend import get_te_recipe
 
     family = "fp8"
     if number_format == "e2m1":
@@ -220,7 +220,7 @@ def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) 
         fp8_amax_history_len=amax_history_len,
         fp8_amax_compute_algo="max",
     )
-    recipe = te_recipe(config)
+    recipe = get_te_recipe(config)
     if scheme == "nvfp4":
         return dataclasses.replace(recipe, disable_stochastic_rounding=True)
     return recipe

@@ -61,9 +61,9 @@ def missing() -> list[str]:
     absent = [f"{name} (not installed)" for name in names if importlib.util.find_spec(name) is None]
     if absent:
         return absent
-    from bridge.runtime.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import list_missing_for_te
 
-    return missing_for_te()
+    return list_missing_for_te()
 
 
 def about() -> dict[str, str]:

@@ -59,12 +59,12 @@ def skipped_record(part: str, scheme: str, missing: list[str]) -> Record:
 
 def runnable(part: str, schemes: Iterable[str], records: list[Record]) -> Iterator[str]:
     """Yield the schemes that this machine runs, and add a record of each other scheme."""
-    from bridge.runtime.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import list_missing_for_te
 
     for scheme in schemes:
         missing = []
         if scheme != "bf16":
-            missing = missing_for_te(scheme)
+            missing = list_missing_for_te(scheme)
         if missing:
             records.append(skipped_record(part, scheme, missing))
         else:

@@ -17,7 +17,7 @@ from gpu_block import block_config, build_block, rotary_of
 from gpu_linear import autocast
 from gpu_report import Record, runnable, step_record
 
-from bridge.runtime.megatron.backend import te_recipe
+from bridge.runtime.megatron.backend import get_te_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -179,7 +179,7 @@ def _measured(config: Any, device: torch.device, batch_size: int, rounds: int) -
     """Return milliseconds and peak memory of the bridge's block, of Megatron's own and of the hand-written one."""
     x = torch.randn(config.seq_length, batch_size, config.hidden_size, device=device, dtype=torch.bfloat16)
     rotary = rotary_of(config).to(device)
-    recipe = te_recipe(config)
+    recipe = get_te_recipe(config)
 
     def of_megatron(block: Any) -> TrainingStep:
         def forward(x_SBH: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix

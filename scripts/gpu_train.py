@@ -92,7 +92,7 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
     sentence = re.search("Matmuls of the first step: (.*)", done.stdout)
     if sentence is not None:
         gemms = sentence[1]
-    record = RunFolder(folder).json_of("record.json")
+    record = RunFolder(folder).read_json("record.json")
     return {
         "code": done.returncode,
         "losses": losses,
@@ -104,13 +104,13 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
 
 def records_of(schemes: Iterable[str] = RECIPES) -> list[Record]:
     """Train under each scheme that this machine runs, with both backends, and each kind of model."""
-    from bridge.runtime.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import list_missing_for_te
 
     records: list[Record] = []
     jobs: dict[tuple[str, str], tuple[str, ...]] = {}
     has_current_scaling = False
     for scheme in schemes:
-        missing = missing_for_te(None if scheme == "bf16" else scheme)
+        missing = list_missing_for_te(None if scheme == "bf16" else scheme)
         if missing:
             records.append(skipped_record("train", scheme, missing))
             continue

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError
 from bridge.front.loader import load_run
 from bridge.model.shape import ModelShape
-from bridge.plan.run import PlannedRun
-from bridge.precision.mode import scheme_of
-from bridge.preflight.check import report_of
+from bridge.plan.planned_run import PlannedRun
+from bridge.precision.mode import get_scheme
+from bridge.preflight.check import get_report
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES
@@ -79,7 +79,7 @@ def asked(path: Path) -> Answer:
     answer = Answer(name=path.stem)
     try:
         run = load_run(place_of(path), config_file=path, strict=False)
-        answer.findings = report_of(run).findings
+        answer.findings = get_report(run).findings
         planned = PlannedRun(prediction=run.prediction)
         answer.fit = fit_of(planned)
     except BridgeError as error:
@@ -91,11 +91,11 @@ def fit_of(run: PlannedRun) -> str:
     """Return whether a run fits into its GPUs: fits, may fit, does not fit or not known."""
     if not run.memory.largest.total or run.memory_bytes is None:
         return "not known"
-    if run.overflow is None and run.missing:
+    if run.memory_overflow is None and run.missing:
         return "not known"
-    if run.overflow is None:
+    if run.memory_overflow is None:
         return "fits"
-    if run.overflow.severity == "warning":
+    if run.memory_overflow.severity == "warning":
         return "may fit"
     return "does not fit"
 
@@ -154,7 +154,7 @@ def table(found: Sequence[Answer]) -> str:
 
 def class_of(run: Run) -> str:
     """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
-    shape = ModelShape.of(run.model)
+    shape = ModelShape.from_model(run.model)
     small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)
     layers = list(dict.fromkeys(shape.kinds))
     if shape.latent:
@@ -165,7 +165,7 @@ def class_of(run: Run) -> str:
         layers.append("prediction")
     scheme = None
     if run.prediction.precision is not None:
-        scheme = scheme_of(run.prediction.precision)
+        scheme = get_scheme(run.prediction.precision)
     return f"{', '.join(layers)} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridge.precision.formats import FORMATS, Format
-from bridge.precision.schemes import WHOLE, Tile
+from bridge.precision.schemes import WHOLE_TENSOR, Tile
 
 if TYPE_CHECKING:
     from bridge.runtime.numerics.spec import QuantSpec
@@ -149,7 +149,7 @@ def quantise_copy(
         x_MK = hadamard(x_MK)
     amax = amax_of(x_MK)
     tile = spec.tile(columnwise)
-    if tile == WHOLE:
+    if tile == WHOLE_TENSOR:
         factor = whole_scale(amax, spec)
         if scale is not None:
             factor = F32(scale)

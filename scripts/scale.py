@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import figure  # noqa: F401  (for the forks, whose first rank draws)
 
 from bridge.errors import BridgeError
-from bridge.front.decode import container
+from bridge.front.decode import build_container
 from bridge.front.loader import load_run
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.training.config import runtime_config_update
@@ -226,7 +226,7 @@ def measure(row: Row, folder: Path) -> None:
     """Make a run in processes of its own, and add its losses and times, or its refusal, to the row."""
     began, row["seconds"] = time.monotonic(), 0.0
     try:
-        config = container(load_run(row["words"], ROOT / "conf"))
+        config = build_container(load_run(row["words"], ROOT / "conf"))
         runtime_config_update(config)
     except BridgeError as error:
         row["refused"] = str(error)

@@ -32,8 +32,8 @@ import psutil
 import bridge.training.loop  # noqa: F401  imported once, for all attempts
 from bridge.front.train import main_train
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.checkpoint.folder import folder_of, is_finished, iterations
-from bridge.runtime.checkpoint.manifest import damage
+from bridge.runtime.checkpoint.folder import get_step_folder, is_finished, list_iterations
+from bridge.runtime.checkpoint.manifest import find_damage
 
 ROOT = Path(__file__).resolve().parents[1]
 RESUMED = re.compile(r"Resumed from step (\d+) of ")
@@ -67,8 +67,8 @@ class Run:
     @property
     def newest_sound(self) -> int:
         """The step of the newest checkpoint whose files are as they were written, 0 without one."""
-        for number in iterations(self.saved):
-            if damage(folder_of(self.saved, number)) is None:
+        for number in list_iterations(self.saved):
+            if find_damage(get_step_folder(self.saved, number)) is None:
                 return number
         return 0
 
@@ -84,8 +84,8 @@ class Run:
 
     def was_saving(self, since: float) -> bool:
         """Return whether the last attempt left a checkpoint unfinished."""
-        for number in iterations(self.saved)[:1]:
-            newest = folder_of(self.saved, number)
+        for number in list_iterations(self.saved)[:1]:
+            newest = get_step_folder(self.saved, number)
             return not is_finished(newest) and newest.stat().st_mtime >= since
         return False
 

@@ -30,10 +30,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.precision.mode import scheme_of
+from bridge.precision.mode import get_scheme
 from bridge.preflight import declared_gpu
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rehearse.release import Release, releases_at_hand
+from bridge.rehearse.release import Release, list_local_releases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,8 +123,8 @@ def failures_of(kinds: Sequence[str], backend: str, recipe: str, release: Releas
 
 def train(kinds: Sequence[str], backend: str, recipe: str) -> dict[str, str | None]:
     """Import Megatron Core once, and train each kind in a fork; return as `failures_of`."""
-    if backend == declared_gpu.BACKEND:  # before Megatron is imported
-        declared_gpu.declare(schemes=[scheme_of(get_mixed_precision_config(recipe))])
+    if backend == declared_gpu.TE_CPU_BACKEND:  # before Megatron is imported
+        declared_gpu.declare(schemes=[get_scheme(get_mixed_precision_config(recipe))])
     for name in IMPORTED:
         importlib.import_module(name)
     failures: dict[str, str | None] = {}
@@ -198,7 +198,7 @@ def heads(releases: list[Release], proof: Proof) -> list[str]:
 
 def table(kinds: list[str]) -> str:
     """Train every cell of some kinds of models; return the table with the versions and the date."""
-    releases = releases_at_hand()
+    releases = list_local_releases()
     proof = proof_of(PROOF)
     columns = heads(releases, proof)
     columns_of_runs = []

@@ -16,24 +16,24 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.explain import explanation, rule_dict
-from bridge.cli.recipes.support import support_rows
+from bridge.cli.explain import explain_field, rule_to_dict
+from bridge.cli.recipes.support import build_support_rows
 from bridge.errors import BridgeWarning
-from bridge.precision.config import GROUPS, settings_of
-from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.config import FIELDS_BY_SUBJECT, list_scheme_fields
+from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.schemes import SCHEMES, Scheme
-from bridge.preflight.auto import matrix
+from bridge.preflight.recipe_choice import build_support_matrix
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
-from bridge.read.megatron_bridge import start as megatron_bridge_start
-from bridge.read.megatron_lm import start as megatron_lm_start
+from bridge.read.megatron_bridge import start_rows as megatron_bridge_start
+from bridge.read.megatron_lm import start_rows as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry
-from bridge.report.table import markdown
-from bridge.rules.rule import EVIDENCE, SYNC, Rule
+from bridge.report.table import format_markdown
+from bridge.rules.rule import EVIDENCE, SYNC_REACTIONS, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.run_context import RunContext
-from bridge.sync.routes import notes
+from bridge.sync.routes import load_route_notes
 from bridge.target.gpus import GPUS
-from bridge.target.versions import dotted
+from bridge.target.versions import format_dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
@@ -106,10 +106,10 @@ def recipes_page(registry: Registry = REGISTRY) -> str:
 def _overview(recipe: Recipe) -> str:
     """Return the row of a recipe in the overview."""
     config = recipe.function()
-    mode = mode_of(config)
+    mode = get_mode(config)
     if config.autocast_enabled:
         mode = f"{mode}, BF16 autocast"
-    stored = mode_of(config)
+    stored = get_mode(config)
     if config.fp8_param_gather:
         stored = "fp8"
     elif config.fp4_param_gather:
@@ -120,7 +120,7 @@ def _overview(recipe: Recipe) -> str:
     cells = (
         f"[{recipe.name}](#{recipe.name})",
         mode,
-        scheme_of(config) or "",
+        get_scheme(config) or "",
         config.fp8 or config.fp4 or "",
         stored,
         kept,
@@ -132,17 +132,17 @@ def _overview(recipe: Recipe) -> str:
 def fields_page() -> str:
     """Return the page of fields: meaning, homes, when they act; then the schemes."""
     lines = [NOTE, FIELDS]
-    for subject, names in GROUPS.items():
+    for subject, names in FIELDS_BY_SUBJECT.items():
         lines.append(f"## {subject}\n")
         for field in names:
-            facts = explanation(field)
+            facts = explain_field(field)
             lines.append(f"### {field}\n\n`{facts['type']} = {facts['default']!r}`. {facts['meaning']}\n")
             if facts["read_by_schemes"]:
                 lines.append(f"Read under: {', '.join(facts['read_by_schemes'])}.\n")
             lines.extend(map(_home, facts["homes"]))
             lines.append("")
     lines.append("## Precision in Megatron's configs that no recipe states\n")
-    for role, fields in notes()["not_routed"].items():
+    for role, fields in load_route_notes()["not_routed"].items():
         for name, reason in fields.items():
             lines.append(f"- `{role}.{name}`: {reason}.")
     lines.append(SCHEMES_OF_FIELDS)
@@ -152,7 +152,7 @@ def fields_page() -> str:
 
 def _scheme(scheme: Scheme) -> str:
     """Return the row of a scaling scheme."""
-    settings = ", ".join(f"`{name}`" for name in settings_of(scheme)) or "none"
+    settings = ", ".join(f"`{name}`" for name in list_scheme_fields(scheme)) or "none"
     kept = "no"
     if scheme.first_last_layers_bf16:
         kept = "yes"
@@ -191,7 +191,7 @@ def rules_page() -> str:
 
 def _rule(rule: Rule[RunContext]) -> list[str]:
     """Return the lines of a rule."""
-    facts = rule_dict(rule)
+    facts = rule_to_dict(rule)
     lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
@@ -201,7 +201,7 @@ def _rule(rule: Rule[RunContext]) -> list[str]:
     if rule.is_of_finalize:
         askers = "`finalize()` and `check`"
     if rule.sync is not None:
-        askers = f"{askers}; {SYNC[rule.sync]}"
+        askers = f"{askers}; {SYNC_REACTIONS[rule.sync]}"
     lines.append(f"- Asked by {askers}.")
     for versions in facts["holds_for"]:
         lines.append(f"- Holds for {versions}.")
@@ -215,11 +215,11 @@ def _escaped(text: str) -> str:
 
 def support_page() -> str:
     """Return the page of the support matrix and of the GPU generations behind it."""
-    lines = [NOTE, SUPPORT, markdown(support_rows(matrix(REGISTRY.names()))), GPU_TABLE]
+    lines = [NOTE, SUPPORT, format_markdown(build_support_rows(build_support_matrix(REGISTRY.names()))), GPU_TABLE]
     for gpu in GPUS.values():
         capability = ""
         if gpu.capability:
-            capability = dotted(gpu.capability)
+            capability = format_dotted(gpu.capability)
         cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
@@ -228,7 +228,10 @@ def support_page() -> str:
 def start_page() -> str:
     """Return the page of the values that other frameworks set at the start of a run."""
     lines = [NOTE, START]
-    for framework, rows in ((MEGATRON_BRIDGE, megatron_bridge_start.ROWS), (MEGATRON_LM, megatron_lm_start.ROWS)):
+    for framework, rows in (
+        (MEGATRON_BRIDGE, megatron_bridge_start.START_ROWS),
+        (MEGATRON_LM, megatron_lm_start.START_ROWS),
+    ):
         lines.append(f"## {framework}\n\n| setting | because of | value | source |\n|---|---|---|---|")
         for row in rows:
             value = f"`{row.value}`"

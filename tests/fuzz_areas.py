@@ -22,30 +22,30 @@ from typing import Any
 
 import yaml
 
-from bridge.cli.logged_runs import described_logs
+from bridge.cli.described_logs import read_described_logs
 from bridge.cli.main import main as command
-from bridge.convert.conversion import plain
-from bridge.convert.systems import MODULES, system
-from bridge.errors import MAX_LINE, BridgeError
+from bridge.convert.conversion import to_plain_data
+from bridge.convert.systems import SYSTEM_MODULES, get_system
+from bridge.errors import MAX_LINE_LENGTH, BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.run import PlannedRun
-from bridge.precision.config import GROUPS
+from bridge.plan.planned_run import PlannedRun
+from bridge.precision.config import FIELDS_BY_SUBJECT
 from bridge.precision.yaml_text import to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.report.comparison import comparison_dict
-from bridge.report.log import log_content, log_view
+from bridge.report.comparison import comparison_to_dict
+from bridge.report.log_content import collect_log_content, make_log_view
 from bridge.runtime.checkpoint.contents import Contents, Difference
-from bridge.runtime.checkpoint.manifest import damage
-from bridge.runtime.checkpoint.pickles import METADATA, pickle_fault
-from bridge.runtime.compare.logs import compare_logs
+from bridge.runtime.checkpoint.manifest import find_damage
+from bridge.runtime.checkpoint.pickles import METADATA_FILE, find_pickle_fault
+from bridge.runtime.compare.log_comparison import compare_logs
 from tests.read.test_fuzz import KEYS, NAMES, SPLICES, survives
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = sorted(path for path in (ROOT / "tests" / "read" / "samples").rglob("*") if path.is_file())
 SHOWN = sorted((ROOT / "docs" / "showcase").rglob("*.yaml"))
-FIELDS = sorted({name for names in GROUPS.values() for name in names})
+FIELDS = sorted({name for names in FIELDS_BY_SUBJECT.values() for name in names})
 SECTIONS = ["model", "optimizer", "ddp", "mixed_precision", "train", "data", "checkpoint", "resume", "logging"]
 RUN_WORDS = [
     *(*SECTIONS, "silence", "target", "until", "recipe", "recipes_from", "precision_schedule", "precision_backend"),
@@ -126,7 +126,7 @@ def require_bounded(text: str) -> None:
     """Fail for a text that is no list of sentences which a person reads."""
     assert "Traceback" not in text
     longest = max(text.splitlines(), key=len, default="")
-    assert len(longest) <= MAX_LINE, f"{len(longest)} characters: {longest}"
+    assert len(longest) <= MAX_LINE_LENGTH, f"{len(longest)} characters: {longest}"
 
 
 def words_of(texts: list[bytes]) -> list[str]:
@@ -139,7 +139,7 @@ def foreign_files(_folder: Path, more: Path | None) -> Area:
     found = sorted(path for path in more.rglob("*") if path.is_file()) if more is not None else []
     files = [*SAMPLES, *(path for path in found if path.stat().st_size < 6000)]
     names = sorted({*NAMES, *(f"x{path.suffix}" for path in files)})
-    chosen = [None] * 16 + list(MODULES)
+    chosen = [None] * 16 + list(SYSTEM_MODULES)
 
     def read(data: bytes) -> None:
         name, one = names[data[0] % len(names)], chosen[data[1] % len(chosen)]
@@ -155,13 +155,13 @@ def foreign_mappings(_folder: Path, _more: Path | None) -> Area:
     files = [path for path in SAMPLES if path.suffix in (".yaml", ".json")]
     parsed: list[Any] = [{}, *(yaml.safe_load(path.read_text()) for path in files)]
     words = [*KEYS, *words_of([path.read_bytes() for path in SAMPLES])]
-    systems = [name for name in MODULES if name != "megatron-lm"]  # which takes launches
+    systems = [name for name in SYSTEM_MODULES if name != "megatron-lm"]  # which takes launches
 
     def read(data: bytes) -> None:
-        one = system(systems[data[0] % len(systems)])
+        one = get_system(systems[data[0] % len(systems)])
         payload = edited(parsed[data[1] % len(parsed)], iter(data[2:]), words)
         imports = one.import_all(payload) if one.import_all else (one.import_(payload),)
-        json.dumps([plain(imported.config.to_dict()) for imported in imports])
+        json.dumps([to_plain_data(imported.config.to_dict()) for imported in imports])
 
     return Area(name="foreign mappings", seeds=_choices(len(systems), len(parsed)), words=[], read=read)
 
@@ -262,22 +262,22 @@ def checkpoints(folder: Path, _more: Path | None) -> Area:
     sound, checkpoint = saved(folder), folder / "checkpoint"
     shutil.copytree(sound, checkpoint)
     kept = {path.name: path.read_bytes() for path in sound.iterdir()}
-    parts = [name for name in sorted(kept) if name.endswith((".json", ".pt")) or name == METADATA]
+    parts = [name for name in sorted(kept) if name.endswith((".json", ".pt")) or name == METADATA_FILE]
 
     def read(data: bytes) -> None:
         name = parts[data[0] % len(parts)]
         (checkpoint / name).write_bytes(data[1:])
         try:
-            damage(checkpoint)
-            pickle_fault(checkpoint)
+            find_damage(checkpoint)
+            find_pickle_fault(checkpoint)
             contents = Contents.read(checkpoint)
-            json.dumps([contents.to_dict(), Difference.of(contents, contents).to_dict()])
+            json.dumps([contents.to_dict(), Difference.from_contents(contents, contents).to_dict()])
         finally:
             (checkpoint / name).write_bytes(kept[name])
 
     seeds = [bytes([number]) + kept[name] for number, name in enumerate(parts)]
     small = [pickle.dumps({"a": (1, 2.0, b"x", [None])}, protocol) for protocol in (0, 4)]
-    seeds += [bytes([parts.index(METADATA)]) + data for data in small]
+    seeds += [bytes([parts.index(METADATA_FILE)]) + data for data in small]
     return Area(name="checkpoints", seeds=seeds, words=[*PICKLE_SPLICES, *SPLICES], read=read)
 
 
@@ -313,11 +313,11 @@ def logs(folder: Path, _more: Path | None) -> Area:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        described = described_logs([sound, path])
-        comparison_dict(compare_logs([log.compared() for log in described]))
+        described = read_described_logs([sound, path])
+        comparison_to_dict(compare_logs([log.compared() for log in described]))
         for log in described:
-            log_view(log.log)
-            json.dumps(log_content(log.log, name=log.name))
+            make_log_view(log.log)
+            json.dumps(collect_log_content(log.log, name=log.name))
 
     return Area(name="logs", seeds=[*LOG_SEEDS, *samples], words=LOG_SPLICES, read=read)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge import errors
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import BridgeError, Finding, PayloadError, close_matches, did_you_mean
 from bridge.front.loader import load_run
 from bridge.read.text.document import Document
@@ -82,8 +82,8 @@ def test_message_is_bounded_whatever_the_input(size: int, tmp_path: Path) -> Non
         lambda: load_run([".".join(["model", *(["a"] * min(size, 1_000)), "="])], config_file=file),
         lambda: get_mixed_precision_config(long),
         lambda: MixedPrecisionConfig.from_dict({long: 1}),
-        lambda: runs_of(Document.of_bytes(f"#!/bin/bash\n{long} --bf16\n".encode(), "x.sh")),
-        lambda: runs_of(Document.of_bytes(json.dumps({"precision": long, **many}).encode(), f"{long}.json")),
+        lambda: import_runs(Document.from_bytes(f"#!/bin/bash\n{long} --bf16\n".encode(), "x.sh")),
+        lambda: import_runs(Document.from_bytes(json.dumps({"precision": long, **many}).encode(), f"{long}.json")),
     ]
     for refuse in refused:
         with pytest.raises(BridgeError) as raised:

@@ -5,14 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bridge.cli.output import print_json
-from bridge.cli.parser import add_json
-from bridge.runtime.audit.compare import differences, format_gemms
-from bridge.runtime.audit.record import FILE, Record
+from bridge.cli.parser import add_json_option
+from bridge.runtime.audit.plan_comparison import compare_records, format_gemms
+from bridge.runtime.audit.record import RECORD_FILE, Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_json(parser)
+    add_json_option(parser)
     parser.add_argument(
         "folder", metavar="RUN", type=Path, help="the run's folder, or its record.json"
     )
@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print; the exit code is 1 where the run is not as planned, or the two differ."""
-    record = _read(args.folder)
+    record = _read_record(args.folder)
     if args.other is None:
         sentences = list(record.audit)
         verdict = "Plan = record."
     else:
-        sentences = list(map(str, differences(record, _read(args.other))))
+        sentences = list(map(str, compare_records(record, _read_record(args.other))))
         verdict = "The records are equal."
     if args.json:
         print_json({"record": asdict(record), "findings": sentences})
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     return bool(sentences)
 
 
-def _read(path: Path) -> Record:
+def _read_record(path: Path) -> Record:
     """Return the record of a run's folder, or of a file."""
     if path.is_dir():
-        path = path / FILE
+        path = path / RECORD_FILE
     return Record.read(path)

@@ -11,17 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import show, write_file
-from bridge.cli.parser import add_json
-from bridge.cli.planned_answer import answer_dict, print_branch, print_first, show_reading
-from bridge.cli.run_arguments import add_debug_features, add_run_arguments, file_of, read_branches
-from bridge.cli.several import (
+from bridge.cli.output import print_report, write_file
+from bridge.cli.parser import add_json_option
+from bridge.cli.run_answer import (
+    answer_to_dict,
+    print_branch_title,
+    print_branches_json,
+    print_reading,
+)
+from bridge.cli.run_arguments import (
+    add_debug_features_option,
+    add_run_arguments,
+    get_file_argument,
+    read_branches,
+)
+from bridge.cli.many_runs import (
     RunAnswer,
-    add_several_arguments,
-    answer_several,
-    paths_of_several,
-    precision_dict,
-    precision_text,
+    add_brief_option,
+    answer_many_runs,
+    get_many_paths,
+    precision_to_dict,
+    format_precision,
 )
 from bridge.errors import RunConfigError
 
@@ -34,9 +44,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
-    add_debug_features(parser)
-    add_several_arguments(parser)
-    add_json(parser)
+    add_debug_features_option(parser)
+    add_brief_option(parser)
+    add_json_option(parser)
     parser.add_argument(
         "--backend", choices=("te", "emulated"), help="what runs FP8 and FP4 matrix multiplications"
     )
@@ -54,47 +64,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
-    silenced = dict(map(_reason, args.silence))
-    paths = paths_of_several(args)
+    silenced = dict(map(_parse_silence, args.silence))
+    paths = get_many_paths(args)
     if paths:
-        return _check_several(args, paths, silenced)
+        return _check_many(args, paths, silenced)
     from bridge.preflight.check import check
 
     runs = read_branches(args, strict=False)
     reports = [check(run, silenced=silenced, backend=args.backend) for run in runs]
     if args.sarif:
-        from bridge.report.sarif import sarif
+        from bridge.report.sarif import make_sarif
 
-        _write(args.sarif, sarif(reports, file=_relative(_main_file(args)), version=_version()))
+        _write_sarif(
+            args.sarif,
+            make_sarif(reports, file=_make_relative(_get_main_file(args)), version=_get_version()),
+        )
     if args.json:
         _print_json(runs, reports, args)
     else:
-        _print(runs, reports, args)
+        _print_text(runs, reports, args)
     return max(report.exit_code(strict=args.strict) for report in reports)
 
 
 def _print_json(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
     """Print the answer as JSON; the same launch on other branches stands below `branches`."""
-    from bridge.report.findings import findings_dict
+    from bridge.report.findings import report_to_dict
 
     answers = []
     for run, report in zip(runs, reports, strict=True):
-        answers.append(answer_dict(run, findings_dict(report, strict=args.strict)))
-    print_first(answers)
+        answers.append(answer_to_dict(run, report_to_dict(report, strict=args.strict)))
+    print_branches_json(answers)
 
 
-def _print(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
+def _print_text(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
     """Print the answer for people, one run after the other."""
-    from bridge.report.findings import findings_lines
+    from bridge.report.findings import format_findings
 
     for run, report in zip(runs, reports, strict=True):
         if len(runs) > 1:
-            print_branch(run)
-        _show(findings_lines(report, is_quiet=args.quiet))
-        show_reading(run)
+            print_branch_title(run)
+        _print_lines(format_findings(report, is_quiet=args.quiet))
+        print_reading(run)
 
 
-def _show(lines: Sequence[Line]) -> None:
+def _print_lines(lines: Sequence[Line]) -> None:
     """Print lines: with styles on a terminal, as they are into a file or a pipe."""
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         plain = []
@@ -106,31 +119,34 @@ def _show(lines: Sequence[Line]) -> None:
     from rich.text import Text
 
     styled = [Text.assemble(*line) for line in lines]
-    show(Group(*styled))
+    print_report(Group(*styled))
 
 
-def _check_several(args: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]) -> int:
+def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
     from bridge.preflight.check import check
-    from bridge.report.findings import brief_line, findings_dict
-    from bridge.report.sarif import sarif_of_files
+    from bridge.report.findings import format_brief, report_to_dict
+    from bridge.report.sarif import make_sarif_of_files
 
     checked: list[tuple[str, Report]] = []
 
     def answer_of(run: Run) -> RunAnswer:
         report = check(run, silenced=silenced, backend=args.backend)
-        checked.append((_relative(Path(run.name)), report))
-        content = {**precision_dict(report.context), **findings_dict(report, strict=args.strict)}
-        text = f"{precision_text(report.context)}; {brief_line(report)}"
+        checked.append((_make_relative(Path(run.name)), report))
+        content = {
+            **precision_to_dict(report.context),
+            **report_to_dict(report, strict=args.strict),
+        }
+        text = f"{format_precision(report.context)}; {format_brief(report)}"
         return RunAnswer(text=text, content=content, code=report.exit_code(strict=args.strict))
 
-    code = answer_several(args, paths, answer_of)
+    code = answer_many_runs(args, paths, answer_of)
     if args.sarif:
-        _write(args.sarif, sarif_of_files(checked, version=_version()))
+        _write_sarif(args.sarif, make_sarif_of_files(checked, version=_get_version()))
     return code
 
 
-def _reason(word: str) -> tuple[str, str]:
+def _parse_silence(word: str) -> tuple[str, str]:
     name, _, reason = word.partition("=")
     if not reason.strip():
         raise RunConfigError(
@@ -139,28 +155,28 @@ def _reason(word: str) -> tuple[str, str]:
     return name.strip(), reason.strip()
 
 
-def _main_file(args: argparse.Namespace) -> Path:
+def _get_main_file(args: argparse.Namespace) -> Path:
     """Return the file of the run: the one of the command line, or the tree's primary config."""
-    from bridge.front.folders import config_folder
+    from bridge.front.folders import find_config_folder
 
-    file = file_of(args)
+    file = get_file_argument(args)
     if file is not None:
         return Path(file)
-    return config_folder(args.config_path) / f"{args.config_name}.yaml"
+    return find_config_folder(args.config_path) / f"{args.config_name}.yaml"
 
 
-def _relative(file: Path) -> str:
+def _make_relative(file: Path) -> str:
     """Return a file as code review names it: below the folder of this process, if it is there."""
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())
     return file.as_posix()
 
 
-def _write(path: str, log: dict[str, Any]) -> None:
+def _write_sarif(path: str, log: dict[str, Any]) -> None:
     write_file(path, json.dumps(log, indent=2) + "\n", "--sarif")
 
 
-def _version() -> str:
+def _get_version() -> str:
     from importlib.metadata import version
 
     return version("precision-bridge")

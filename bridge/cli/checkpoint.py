@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.output import answer, print_json
-from bridge.cli.parser import add_json
-from bridge.runtime.checkpoint.contents import Contents, Difference, checkpoint_at
-from bridge.runtime.checkpoint.manifest import Manifest, digest
-from bridge.runtime.checkpoint.pickles import pickle_fault
+from bridge.cli.output import print_answer, print_json
+from bridge.cli.parser import add_json_option
+from bridge.runtime.checkpoint.contents import Contents, Difference, find_checkpoint
+from bridge.runtime.checkpoint.manifest import Manifest, compute_manifest_digest
+from bridge.runtime.checkpoint.pickles import find_pickle_fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def _add_part(
 ) -> argparse.ArgumentParser:
     """Add a part that can print JSON, and return its parser."""
     parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=f"{text}.")
-    add_json(parser)
+    add_json_option(parser)
     parser.set_defaults(part=work)
     return parser
 
@@ -70,21 +70,21 @@ def _add_path(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from bridge.report.checkpoint import contents_table  # rich is heavy
+    from bridge.report.checkpoint_table import make_contents_table  # rich is heavy
 
-    contents = Contents.read(checkpoint_at(args.path))
-    answer(args, contents.to_dict(), contents_table(contents))
+    contents = Contents.read(find_checkpoint(args.path))
+    print_answer(args, contents.to_dict(), make_contents_table(contents))
 
 
 def _diff(args: argparse.Namespace) -> int:
     """Print what differs; return 1 where something does."""
-    from bridge.report.checkpoint import difference_table
+    from bridge.report.checkpoint_table import make_difference_table
 
-    first = Contents.read(checkpoint_at(args.a))
-    second = Contents.read(checkpoint_at(args.b))
-    difference = Difference.of(first, second)
+    first = Contents.read(find_checkpoint(args.a))
+    second = Contents.read(find_checkpoint(args.b))
+    difference = Difference.from_contents(first, second)
     content = {"a": str(first.path), "b": str(second.path), **difference.to_dict()}
-    answer(args, content, difference_table(first, second, difference))
+    print_answer(args, content, make_difference_table(first, second, difference))
     return bool(difference)
 
 
@@ -92,9 +92,13 @@ def _certify(args: argparse.Namespace) -> None:
     """Print the changes of weights that are stored in another form and quantised again."""
     import torch  # heavy, and only for values
 
-    from bridge.report.checkpoint import round_trip_table
-    from bridge.runtime.checkpoint.weights import linear_weights, matrices, too_large
-    from bridge.runtime.numerics.round_trip import round_trips
+    from bridge.report.checkpoint_table import make_round_trip_table
+    from bridge.runtime.checkpoint.linear_weights import (
+        find_linear_weights,
+        load_matrices,
+        list_too_large,
+    )
+    from bridge.runtime.numerics.round_trip import measure_round_trips
 
     left: list[str] = []
     if args.path is None:
@@ -102,24 +106,24 @@ def _certify(args: argparse.Namespace) -> None:
         generator = torch.Generator().manual_seed(0)
         weights = iter([torch.randn(1024, 1024, generator=generator) * 0.02])
     else:
-        checkpoint = checkpoint_at(args.path)
-        tensors = linear_weights(checkpoint)
-        left = too_large(tensors)
+        checkpoint = find_checkpoint(args.path)
+        tensors = find_linear_weights(checkpoint)
+        left = list_too_large(tensors)
         read = {key: tensor for key, tensor in tensors.items() if key not in left}
         masters = sum(tensor.dtype == "float32" for tensor in read.values())
         source = f"{checkpoint}: {len(read)} tensors of linear layers, {masters} of them FP32"
-        weights = matrices(checkpoint, read)
-    rows = round_trips(weights)
+        weights = load_matrices(checkpoint, read)
+    rows = measure_round_trips(weights)
     content = {"source": source, "left_out": left, "round_trips": list(map(asdict, rows))}
-    answer(args, content, round_trip_table(source, rows, left))
+    print_answer(args, content, make_round_trip_table(source, rows, left))
 
 
 def _verify(args: argparse.Namespace) -> int:
     """Print whether a checkpoint is as it was written; return 1 where it is not."""
-    checkpoint = checkpoint_at(args.path)
+    checkpoint = find_checkpoint(args.path)
     manifest = Manifest.read(checkpoint)
-    sha256 = digest(checkpoint)
-    fault = _fault(checkpoint, manifest, sha256, args.digest)
+    sha256 = compute_manifest_digest(checkpoint)
+    fault = _find_fault(checkpoint, manifest, sha256, args.digest)
     if args.json:
         print_json(
             {
@@ -145,15 +149,15 @@ def _verify(args: argparse.Namespace) -> int:
     return fault is not None
 
 
-def _fault(
+def _find_fault(
     checkpoint: Path, manifest: Manifest, sha256: str, stated_sha256: str | None
 ) -> str | None:
     """Return the first fault of a checkpoint's files; None where there is none."""
     if stated_sha256 is not None and stated_sha256.lower() != sha256:
         return "manifest.json is another one than the digest is of"
-    fault = manifest.outline_fault(checkpoint)
+    fault = manifest.find_outline_fault(checkpoint)
     if not fault:
-        fault = manifest.content_fault(checkpoint, manifest.checksums)
+        fault = manifest.find_content_fault(checkpoint, manifest.checksums)
     if not fault:
-        fault = pickle_fault(checkpoint)
+        fault = find_pickle_fault(checkpoint)
     return fault

@@ -20,7 +20,7 @@ class Command:
     module: str
     """Its module in this package, which has `add_arguments` and `run`, or `run_words` where the
     words are Hydra's."""
-    is_hydras: bool = False
+    is_hydra_command: bool = False
     """Whether its words are those of a Hydra application."""
     unless: tuple[str, ...] = ()
     """Options with which the words of such a command are parsed here."""
@@ -29,12 +29,12 @@ class Command:
         """Return the module of the command."""
         return importlib.import_module(f"bridge.cli.{self.module}")
 
-    def leaves_to_hydra(self, words: Sequence[str]) -> bool:
+    def is_parsed_by_hydra(self, words: Sequence[str]) -> bool:
         """Return whether the words of a command line are Hydra's."""
-        return self.is_hydras and not any(option in words for option in self.unless)
+        return self.is_hydra_command and not any(option in words for option in self.unless)
 
 
-MOMENTS: dict[str, tuple[Command, ...]] = {
+COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
     "choose a precision": (
         Command(
             name="recipes",
@@ -82,7 +82,7 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
             name="train",
             text="train in the precision of a recipe, as scripts/train.py does",
             module="train",
-            is_hydras=True,
+            is_hydra_command=True,
         ),
         Command(
             name="compare",
@@ -91,7 +91,7 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
                 "or compare runs, or one batch; or write a twin"
             ),
             module="compare.command",
-            is_hydras=True,
+            is_hydra_command=True,
             unless=("--gradients", "--twin", "--runs"),
         ),
     ),
@@ -129,8 +129,8 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
     ),
 }
 """The moment of a user's work -> its commands."""
-COMMANDS = {command.name: command for command in itertools.chain(*MOMENTS.values())}
-RENAMED = {
+COMMANDS = {command.name: command for command in itertools.chain(*COMMAND_GROUPS.values())}
+RENAMED_COMMANDS = {
     "show": "recipes",
     "diff": "recipes",
     "support-matrix": "recipes --support",
@@ -144,18 +144,18 @@ RENAMED = {
 """The name of a command before 0.2 -> the words that stand for it now."""
 
 
-def renamed_sentence(name: str, words: Sequence[str]) -> str:
+def describe_renamed_command(name: str, words: Sequence[str]) -> str:
     """Return how to write a command line that begins with a name from before 0.2."""
-    now = RENAMED[name]
+    now = RENAMED_COMMANDS[name]
     command_line = shlex.join([*now.split(), *words])
     return f"`{name}` is `{now}` since 0.2. Run: precision-bridge {command_line}"
 
 
-def help_text() -> str:
+def format_command_list() -> str:
     """Return the list of commands, a paragraph for each moment."""
     lines = []
     width = max(map(len, COMMANDS))
-    for moment, commands in MOMENTS.items():
+    for moment, commands in COMMAND_GROUPS.items():
         lines.append(f"{moment}:")
         for command in commands:
             lines.append(f"  {command.name:<{width}}  {command.text}")

@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bridge.cli.output import print_json, write_file
-from bridge.cli.parser import add_json
+from bridge.cli.parser import add_json_option
 from bridge.errors import RunConfigError
-from bridge.precision.mode import mode_of
-from bridge.registry.config import faults_of
+from bridge.precision.mode import get_mode
+from bridge.registry.config import find_config_faults
 
 if TYPE_CHECKING:
-    from bridge.convert.conversion import Run
+    from bridge.convert.conversion import ImportedRun
     from bridge.read.foreign.reports import ExportReport, ImportReport, Unmapped
 
-    Result = tuple[Run, ExportReport | None]
+    Result = tuple[ImportedRun, ExportReport | None]
     """A run of the file, and what it is for the other system; None where nothing is asked."""
 
 
-SILENT = ("implied default", "dead knob")
+SILENT_REASONS = ("implied default", "dead knob")
 """Reasons of records that change nothing by themselves; -v lists them."""
-GROUPS = (
+REASON_GROUPS = (
     (
         ("unsupported", "semantics"),
         "losses that change what a run computes",
         "losses that change what it computes in",
     ),
     (("approximated",), "nearest settings taken", "nearest settings taken in"),
-    (SILENT, "defaults that decide, and settings without an effect", "the same in"),
+    (SILENT_REASONS, "defaults that decide, and settings without an effect", "the same in"),
 )
 """Reasons of records -> the words over them in a file that is read, and in one that is written for
 a system."""
@@ -40,7 +40,9 @@ a system."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_json(parser, "print {source, mode, decided_by, semantics, config, payload, losses, lost}")
+    add_json_option(
+        parser, "print {source, mode, decided_by, semantics, config, payload, losses, lost}"
+    )
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
     parser.add_argument(
         "--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML"
@@ -72,16 +74,16 @@ def run(args: argparse.Namespace) -> int:
     Return 1 under --strict.
     """
     from bridge.convert import conversion
-    from bridge.convert.systems import system
+    from bridge.convert.systems import get_system
     from bridge.read.text.document import Document
 
     if args.to is None and args.out is not None:
         raise RunConfigError("--out: needs --to, got none. Add --to recipe, or another system.")
     targets = []
-    if args.to not in (None, conversion.OURS):
-        targets.append(system(args.to))
-    context = _context(args.context)
-    runs = conversion.runs_of(Document.load(args.file), args.source, context, targets)
+    if args.to not in (None, conversion.RECIPE_TARGET):
+        targets.append(get_system(args.to))
+    context = _parse_context(args.context)
+    runs = conversion.import_runs(Document.load(args.file), args.source, context, targets)
     results: list[Result] = []
     if args.assume_defaults:
         runs = [replace(read, imported=read.imported.assume_default()) for read in runs]
@@ -90,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
         if args.to and read.imported.mode_is_stated:
             exported = conversion.convert(read, args.to, context)
         results.append((read, exported))
-    return _answer(results, args, context)
+    return _write_results(results, args, context)
 
 
-def _answer(results: list[Result], args: argparse.Namespace, context: dict[str, Any]) -> int:
+def _write_results(results: list[Result], args: argparse.Namespace, context: dict[str, Any]) -> int:
     """Write and print the results of all runs; the payload is that of the first."""
     from bridge.convert import conversion
 
@@ -101,23 +103,23 @@ def _answer(results: list[Result], args: argparse.Namespace, context: dict[str, 
     is_stated = first.imported.mode_is_stated
     text = ""
     if args.to is not None and is_stated:
-        text = conversion.payload_text(first, args.to, exported)
+        text = conversion.format_payload(first, args.to, exported)
     is_faulty = False
-    if args.to == conversion.OURS and is_stated:
-        is_faulty = bool(faults_of(first.imported.config))
+    if args.to == conversion.RECIPE_TARGET and is_stated:
+        is_faulty = bool(find_config_faults(first.imported.config))
     files: dict[str, str] = {}
     if exported is not None:
         files.update(exported.files)
     judged = results
     if not args.json:
         judged = results[:1]
-    losses = _lost(judged, args)
+    losses = _format_lost(judged, args)
     if args.out is not None and not is_faulty and not losses and text:
         _write_payload(args.out, text, files)
     report = sys.stdout
     if args.json or (args.to is not None and args.out is None):
         report = sys.stderr
-    _print(results, args, report)
+    _print_results(results, args, report)
     if args.to is not None and not is_stated:
         conversion.convert(first, args.to, context)  # raises: no payload without a mode
     if is_faulty:
@@ -165,18 +167,18 @@ def _print_payload(
             print(f"{name}, which --out writes too:\n{content}", file=report)
 
 
-def _lost(results: list[Result], args: argparse.Namespace) -> str:
+def _format_lost(results: list[Result], args: argparse.Namespace) -> str:
     """Return the line under --strict that names each setting whose precision is lost.
 
     Empty where none is.
     """
-    from bridge.convert.conversion import lost
+    from bridge.convert.conversion import collect_losses
 
     if not args.strict:
         return ""
     gone = []
     for read, exported in results:
-        for entry in lost(read, exported):
+        for entry in collect_losses(read, exported):
             gone.append(f"{entry.field}={entry.value!r}")
     if not gone:
         return ""
@@ -188,19 +190,19 @@ def _lost(results: list[Result], args: argparse.Namespace) -> str:
     return f"{args.file}: precision is lost{where}: {settings}. {remedy}"
 
 
-def _print(results: list[Result], args: argparse.Namespace, report: TextIO) -> None:
+def _print_results(results: list[Result], args: argparse.Namespace, report: TextIO) -> None:
     if not args.json:
         for read, exported in results:
-            print(*_lines(read, exported, args), sep="\n", file=report)
+            print(*_format_report(read, exported, args), sep="\n", file=report)
         return
-    runs = list(itertools.starmap(_as_dict, results))
+    runs = list(itertools.starmap(_result_to_dict, results))
     content = runs[0]
     if len(runs) > 1:
         content = {**content, "runs": runs}
     print_json(content)
 
 
-def _context(words: list[str]) -> dict[str, Any]:
+def _parse_context(words: list[str]) -> dict[str, Any]:
     import yaml
 
     facts: dict[str, Any] = {}
@@ -225,30 +227,30 @@ def _context(words: list[str]) -> dict[str, Any]:
     return facts
 
 
-def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
-    from bridge.convert.conversion import lost, plain, records
+def _result_to_dict(read: ImportedRun, exported: ExportReport | None) -> dict[str, Any]:
+    from bridge.convert.conversion import collect_losses, to_plain_data, format_records
 
     imported = read.imported
     config = imported.config.to_dict()
     mode, payload = None, None
     faults: list[str] = []
     if imported.mode_is_stated:
-        mode = mode_of(imported.config)
-        payload = plain(config)
-        faults = list(map(str, faults_of(imported.config)))
+        mode = get_mode(imported.config)
+        payload = to_plain_data(config)
+        faults = list(map(str, find_config_faults(imported.config)))
     files: dict[str, str] = {}
-    losses = records(imported.unmapped, "import")
+    losses = format_records(imported.unmapped, "import")
     if exported is not None:
-        payload = plain(exported.payload)
+        payload = to_plain_data(exported.payload)
         files = dict(exported.files)
-        losses = losses + records(exported.unmapped, "export")
-    lost_fields = dict.fromkeys(entry.field for entry in lost(read, exported))
+        losses = losses + format_records(exported.unmapped, "export")
+    lost_fields = dict.fromkeys(entry.field for entry in collect_losses(read, exported))
     return {
         "source": read.source,
         "mode": mode,
         "decided_by": imported.decided_by,
         "semantics": imported.semantics,
-        "config": plain(config),
+        "config": to_plain_data(config),
         "payload": payload,
         "files": files,
         "losses": losses,
@@ -257,12 +259,17 @@ def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
     }
 
 
-def _lines(read: Run, exported: ExportReport | None, args: argparse.Namespace) -> list[str]:
+def _format_report(
+    read: ImportedRun, exported: ExportReport | None, args: argparse.Namespace
+) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
     from bridge.read.foreign.semantics import SEMANTICS
 
     source, imported = read.source, read.imported
-    lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]
+    lines = [
+        _format_headline(imported),
+        f"{source['path']}: {read.system.title}; it {read.evidence}.",
+    ]
     stated = []
     for name, value in imported.config.to_dict().items():
         stated.append(f"{name}={value}")
@@ -278,12 +285,12 @@ def _lines(read: Run, exported: ExportReport | None, args: argparse.Namespace) -
     of_target: list[Unmapped] = []
     if exported is not None:
         of_target = list(exported.unmapped)
-    for reasons, title_of_file, title_of_target in GROUPS:
-        lines += _entries(of_file, reasons, title_of_file, args)
-        lines += _entries(of_target, reasons, f"{title_of_target} {args.to}", args)
+    for reasons, title_of_file, title_of_target in REASON_GROUPS:
+        lines += _format_entries(of_file, reasons, title_of_file, args)
+        lines += _format_entries(of_target, reasons, f"{title_of_target} {args.to}", args)
     silent = []
     for entry in (*of_file, *of_target):
-        if entry.reason in SILENT and entry.field not in silent:
+        if entry.reason in SILENT_REASONS and entry.field not in silent:
             silent.append(entry.field)
     if silent and not args.verbose:
         title = "defaults that decide, and settings without an effect (-v explains them)"
@@ -291,23 +298,23 @@ def _lines(read: Run, exported: ExportReport | None, args: argparse.Namespace) -
     return lines
 
 
-def _headline(imported: ImportReport) -> str:
+def _format_headline(imported: ImportReport) -> str:
     """Return the recipe that means the same, the nearest one, or what decides instead."""
-    from bridge.registry.nearest import nearest_label
+    from bridge.registry.nearest_recipe import format_nearest_label
 
     if imported.decided_by is not None:
         return f"mode: not stated; {imported.decided_by} decides"
     if imported.recipe is not None:
         return f"recipe: {imported.recipe}"
-    return f"recipe: none means the same; the nearest is {nearest_label(imported.config)}"
+    return f"recipe: none means the same; the nearest is {format_nearest_label(imported.config)}"
 
 
-def _entries(
+def _format_entries(
     unmapped: list[Unmapped], reasons: tuple[str, ...], title: str, args: argparse.Namespace
 ) -> list[str]:
     """Return the records of some reasons below their title; none of silent ones without -v."""
     group = [entry for entry in unmapped if entry.reason in reasons]
-    if not group or (group[0].reason in SILENT and not args.verbose):
+    if not group or (group[0].reason in SILENT_REASONS and not args.verbose):
         return []
     lines = [f"{title} ({len(group)}):"]
     for entry in group:

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import NoReturn
 
-from bridge.cli.commands import COMMANDS, RENAMED, Command, help_text, renamed_sentence
+from bridge.cli.commands import (
+    COMMANDS,
+    RENAMED_COMMANDS,
+    Command,
+    format_command_list,
+    describe_renamed_command,
+)
 from bridge.cli.parser import Parser
 from bridge.errors import BridgeError, bounded, close_matches, did_you_mean
 
 PROGRAM = "precision-bridge"
 DESCRIPTION = "Named mixed-precision recipes for Megatron Core: what they are and what they do."
-NO_READER = 128 + signal.SIGPIPE
+BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,19 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
     if is_process:
         # The imports and the parsed files stay: looking for garbage finds none.
         gc.set_threshold(50_000, 20)
-    command, words = _command_of(words)
+    command, words = _split_command(words)
     module = command.load()
-    if command.leaves_to_hydra(words):
+    if command.is_parsed_by_hydra(words):
         module.run_words(words)
         return 0
     parser = Parser(prog=f"{PROGRAM} {command.name}", description=f"{command.text}.")
     module.add_arguments(parser)
     chosen = parser.parsed(words)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-    return _run(lambda: module.run(chosen) or 0, is_process=is_process)
+    return _run_command(lambda: module.run(chosen) or 0, is_process=is_process)
 
 
-def _command_of(words: list[str]) -> tuple[Command, list[str]]:
+def _split_command(words: list[str]) -> tuple[Command, list[str]]:
     """Return the command of a command line and the words behind it.
 
     Help, a version or a mistake ends the process.
@@ -58,25 +64,25 @@ def _end_without_command(name: str, words: list[str]) -> NoReturn:
         prog=PROGRAM,
         usage=f"{PROGRAM} [-h] [--version] COMMAND ...",
         description=DESCRIPTION,
-        epilog=help_text(),
+        epilog=format_command_list(),
     )
     parser.add_argument(
         "--version", action="version", version=f"{PROGRAM} {version('precision-bridge')}"
     )
     if name.startswith("-"):
         parser.parse_args([name])
-    if name in RENAMED:
-        parser.exit(2, f"{renamed_sentence(name, words)}\n")
+    if name in RENAMED_COMMANDS:
+        parser.exit(2, f"{describe_renamed_command(name, words)}\n")
     if not name:
         parser.error("the following arguments are required: COMMAND")
-    near = close_matches(name, [*COMMANDS, *RENAMED])
+    near = close_matches(name, [*COMMANDS, *RENAMED_COMMANDS])
     hint = did_you_mean(near) or f"Commands: {', '.join(COMMANDS)}."
     parser.error(f"no command {name!r}. {hint}")
 
 
-def _run(work: Callable[[], int], *, is_process: bool) -> int:
+def _run_command(work: Callable[[], int], *, is_process: bool) -> int:
     """Do the work of a command and return its exit code; an error is one line and exit code 2."""
-    code: int = NO_READER
+    code: int = BROKEN_PIPE_EXIT_CODE
     try:
         code = work()
         sys.stdout.flush()
@@ -90,12 +96,12 @@ def _run(work: Callable[[], int], *, is_process: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except OSError as error:
-        print(bounded(_os_error_sentence(error)), file=sys.stderr)
+        print(bounded(_describe_os_error(error)), file=sys.stderr)
         return BridgeError.exit_code
     return code
 
 
-def _os_error_sentence(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """Return the sentence about a path that cannot be used, or about standard output.
 
     Standard output is closed then.

@@ -9,34 +9,43 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import show
-from bridge.cli.parser import add_json
-from bridge.cli.planned_answer import answer_runs, planned_code, show_assumed, show_planned
-from bridge.cli.run_arguments import add_debug_features, add_run_arguments
-from bridge.cli.several import (
+from bridge.cli.output import print_report
+from bridge.cli.parser import add_json_option
+from bridge.cli.run_answer import (
+    answer_branches,
+    compute_exit_code,
+    print_assumptions,
+    print_check_notes,
+)
+from bridge.cli.run_arguments import add_debug_features_option, add_run_arguments
+from bridge.cli.many_runs import (
     RunAnswer,
-    add_several_arguments,
-    answer_several,
-    paths_of_several,
-    precision_dict,
-    precision_text,
+    add_brief_option,
+    answer_many_runs,
+    get_many_paths,
+    precision_to_dict,
+    format_precision,
 )
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.plan.run import PlannedRun
+    from bridge.plan.planned_run import PlannedRun
     from bridge.preflight.run import Run
     from bridge.sync.prediction import Prediction
 
-RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "full": ("full", ())}
+RECOMPUTE_KINDS = {
+    "none": ("none", ()),
+    "selective (mlp)": ("selective", ("mlp",)),
+    "full": ("full", ()),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
-    add_debug_features(parser)
-    add_several_arguments(parser)
-    add_json(parser, "print JSON, in bytes")
+    add_debug_features_option(parser)
+    add_brief_option(parser)
+    add_json_option(parser, "print JSON, in bytes")
     parser.add_argument(
         "--fit",
         action="store_true",
@@ -46,30 +55,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
-    paths = paths_of_several(args)
+    paths = get_many_paths(args)
     if paths and args.fit:
         raise RunConfigError(
             "--fit: is about one run, got several. Give one file, without --brief."
         )
     if paths:
-        return answer_several(args, paths, _brief)
-    return answer_runs(args, partial(_answer, fits=args.fit), partial(_show, fits=args.fit))
+        return answer_many_runs(args, paths, _answer_briefly)
+    return answer_branches(
+        args, partial(_memory_to_dict, fits=args.fit), partial(_print_memory, fits=args.fit)
+    )
 
 
-def _brief(values: Run) -> RunAnswer:
+def _answer_briefly(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
-    from bridge.front.loader import require_strict
-    from bridge.preflight.check import report_of
-    from bridge.report.memory_table import fit_sentence
+    from bridge.front.loader import require_plannable
+    from bridge.preflight.check import get_report
+    from bridge.report.memory_table import describe_fit
 
-    require_strict(values)
-    setup = report_of(values).context
+    require_plannable(values)
+    setup = get_report(values).context
     run = values.planned
     unknown = values.rests_on(lambda: run.memory)
-    may_change = _may_change(run, unknown)
-    sentence = fit_sentence(run.memory.largest, run.memory_bytes, run.missing, may_change)
+    may_change = _list_open_settings(run, unknown)
+    sentence = describe_fit(run.memory.largest, run.memory_bytes, run.missing, may_change)
     content = {
-        **precision_dict(setup),
+        **precision_to_dict(setup),
         "stage": run.memory.largest.stage,
         "bytes": run.memory.largest.total,
         "gpu_bytes": run.memory_bytes,
@@ -78,57 +89,59 @@ def _brief(values: Run) -> RunAnswer:
         "verdict": sentence,
     }
     return RunAnswer(
-        text=f"{precision_text(setup)}; {sentence}", content=content, code=planned_code(values)
+        text=f"{format_precision(setup)}; {sentence}",
+        content=content,
+        code=compute_exit_code(values),
     )
 
 
-def _may_change(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
+def _list_open_settings(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
     """Return what may change the count of a run, and is not read or not known."""
     return tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values())))
 
 
-def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
+def _memory_to_dict(values: Run, *, fits: bool) -> dict[str, Any]:
     """Return the bytes of a run as plain data, with the changes that make it fit if asked for."""
-    from bridge.plan.fit import fit, memory_to_fit
+    from bridge.plan.fit import find_fit, get_memory_to_fit
 
     run = values.planned
     if fits:
-        memory_to_fit(run)
+        get_memory_to_fit(run)
     content = {
         **run.memory.to_dict(),
         "gpu_bytes": run.memory_bytes,
-        "activations_by_recompute": _activations(run),
+        "activations_by_recompute": _count_activations(run),
         "not_counted": list(run.missing),
         "may_keep_less": list(run.uncounted),
         "rests_on_unknown": values.rests_on(lambda: run.memory),
     }
     if fits:
-        content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
+        content["fit"] = find_fit(run, is_sound=_make_soundness_check(values, run)).to_dict()
     return content
 
 
-def _show(values: Run, *, fits: bool) -> None:
+def _print_memory(values: Run, *, fits: bool) -> None:
     """Print the bytes of a run for people, with the changes that make it fit if asked for."""
-    from bridge.plan.fit import fit, memory_to_fit
-    from bridge.report.memory_table import fit_table, memory_table
+    from bridge.plan.fit import find_fit, get_memory_to_fit
+    from bridge.report.memory_table import make_fit_table, make_memory_table
 
     run = values.planned
     if fits:
-        memory_to_fit(run)
-    activations = _activations(run)
+        get_memory_to_fit(run)
+    activations = _count_activations(run)
     unknown = values.rests_on(lambda: run.memory)
     gpu = ""
     if run.target.gpu is not None:
         gpu = run.target.gpu.title
-    show(
-        memory_table(
+    print_report(
+        make_memory_table(
             run.memory,
             activations,
             gpu=gpu,
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
             missing=run.missing,
-            unread=_may_change(run, unknown),
+            unread=_list_open_settings(run, unknown),
         )
     )
     counted = run.parallel.world_size
@@ -142,14 +155,16 @@ def _show(values: Run, *, fits: bool) -> None:
             f"  Counted as {counted} GPUs: "
             f"{run.target.count} do not hold this layout a whole number of times."
         )
-    show_assumed(unknown)
-    show_planned(values)
+    print_assumptions(unknown)
+    print_check_notes(values)
     if fits:
         sys.stdout.flush()  # the search takes a while
-        show(fit_table(fit(run, is_sound=_soundness(values, run)), run.missing))
+        print_report(
+            make_fit_table(find_fit(run, is_sound=_make_soundness_check(values, run)), run.missing)
+        )
 
 
-def _soundness(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
+def _make_soundness_check(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     """Return whether a changed run is as sound as the run itself.
 
     It is where `check` finds no error or warning that it does not find in the run.
@@ -167,17 +182,19 @@ def _soundness(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     return lambda changed: broken_rules(changed.prediction) <= known
 
 
-def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
+def _count_activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
     from bridge.plan.memory_activations import keeps_scores
-    from bridge.plan.memory_schedule import activation_bytes
+    from bridge.plan.memory_schedule import count_activation_bytes
 
     if not run.workload.seq_length:
         return {}
-    plan, kinds = run.plan, dict(RECOMPUTE)
+    plan, kinds = run.plan, dict(RECOMPUTE_KINDS)
     if keeps_scores(plan, run.workload):
         kinds["selective (core_attn)"] = ("selective", ("core_attn",))
     activations = {}
     for name, (kind, parts) in kinds.items():
         load = replace(run.workload, recompute=kind, modules=parts)
-        activations[name] = tuple(activation_bytes(plan, stage, load) for stage in plan.stages)
+        activations[name] = tuple(
+            count_activation_bytes(plan, stage, load) for stage in plan.stages
+        )
     return activations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from bridge.errors import CONTROL, RunConfigError, bounded, close_matches, did_you_mean
+from bridge.errors import CONTROL_CHARACTERS, RunConfigError, bounded, close_matches, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def parsed(self, words: list[str]) -> argparse.Namespace:
         """Return the parsed words of a command; a mistake ends the process in one line."""
         for word in words:
-            if CONTROL.search(word) or "\n" in word:
+            if CONTROL_CHARACTERS.search(word) or "\n" in word:
                 self.error(
                     f"{word!r} holds a line end or another control character. Rename the file."
                 )
@@ -69,12 +69,12 @@ class Parser(argparse.ArgumentParser):
         return parts
 
 
-def add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
+def add_json_option(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
     """Add the option with which a command prints plain data."""
     parser.add_argument("--json", action="store_true", help=text)
 
 
-def require_option(args: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
+def refuse_options_without(args: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
     """Refuse options that act together with the option `needed` alone, where that is absent.
 
     Raises:

@@ -9,40 +9,40 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.debug_log_answer import TITLE, show_debug_log
-from bridge.cli.output import answer, write_file
-from bridge.cli.parser import add_json
-from bridge.cli.run_arguments import add_run_arguments, file_of, read_run
+from bridge.cli.debug_log import DEBUG_LOG_TITLE, print_debug_log
+from bridge.cli.output import print_answer, write_file
+from bridge.cli.parser import add_json_option
+from bridge.cli.run_arguments import add_run_arguments, get_file_argument, read_run
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
-from bridge.precision.mode import label_of, scheme_of
+from bridge.precision.mode import format_label, get_scheme
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.precision.yaml_text import to_yaml
-from bridge.runtime.audit.quantisation import FILE, finite, write_rows
+from bridge.runtime.audit.quantisation import QUANTISATION_FILE, replace_non_finite, write_rows
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.audit.quantisation import QuantisationRow
 
-STEPS = 20
+DEFAULT_STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
 MEASUREMENT_OPTIONS = ("checkpoint", "steps", "propose")
-STORED = tuple(name for name, field in FIELDS.items() if field.stores_weights)
+STORAGE_FIELDS = tuple(name for name, field in FIELDS.items() if field.stores_weights)
 """Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
-    add_json(parser)
+    add_json_option(parser)
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them"
     )
     text = (
         f"optimizer steps to take first "
-        f"(default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
+        f"(default: {DEFAULT_STEPS}, or 0 with a checkpoint: its weights as they are)"
     )
     parser.add_argument("--steps", type=int, help=text)
     parser.add_argument(
@@ -65,37 +65,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure a run, or read a log, and print a row for each layer and operand."""
     if args.debug_log is not None:
-        return _show_log(args)
-    _measure(args)
+        return _print_log(args)
+    _measure_run(args)
     return 0
 
 
-def _show_log(args: argparse.Namespace) -> int:
+def _print_log(args: argparse.Namespace) -> int:
     """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
     from bridge.read.debug_log import read_debug_log
-    from bridge.report.quantisation import plot_quantisation
+    from bridge.report.quantisation_table import plot_quantisation
 
     for option in MEASUREMENT_OPTIONS:
         if getattr(args, option) is not None:
             raise RunConfigError(f"--{option}: has no effect with --debug-log. Leave one out.")
     plan = None
-    if file_of(args) is not None or args.overrides:
+    if get_file_argument(args) is not None or args.overrides:
         plan = read_run(args).plan
     rows = read_debug_log(args.debug_log, plan)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        write_rows(args.out / FILE, rows)
+        write_rows(args.out / QUANTISATION_FILE, rows)
         require_extra("train", "precision-bridge quantisation-error --out")
-        plot_quantisation(args.out / "quantisation.png", rows, title=TITLE)
-    return show_debug_log(args, rows)
+        plot_quantisation(args.out / "quantisation.png", rows, title=DEBUG_LOG_TITLE)
+    return print_debug_log(args, rows)
 
 
-def _measure(args: argparse.Namespace) -> None:
+def _measure_run(args: argparse.Namespace) -> None:
     """Measure a run on this machine."""
     require_extra("train", "precision-bridge quantisation-error")
-    from bridge.front.decode import container, require_startable
-    from bridge.report.quantisation import plot_quantisation, quantisation_table
-    from bridge.training.passes import measure_quantisation
+    from bridge.front.decode import build_container, require_startable
+    from bridge.report.quantisation_table import plot_quantisation, make_quantisation_table
+    from bridge.training.measurements import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if args.checkpoint is not None:
@@ -103,45 +103,49 @@ def _measure(args: argparse.Namespace) -> None:
     values = read_run(args)
     title = "no recipe"
     if values.precision is not None:
-        title = label_of(values.precision)
-    config = container(values)
+        title = format_label(values.precision)
+    config = build_container(values)
     require_startable(config, values)
     steps = args.steps
     if steps is None and args.checkpoint is None:
-        steps = STEPS
+        steps = DEFAULT_STEPS
     elif steps is None:
         steps = 0
     rows = measure_quantisation(config, steps=steps)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        write_rows(args.out / FILE, rows)
+        write_rows(args.out / QUANTISATION_FILE, rows)
         plot_quantisation(args.out / "quantisation.png", rows, title=title)
-    content = [finite(dataclasses.asdict(row)) for row in rows]
-    answer(args, content, quantisation_table(rows, title=title))
+    content = [replace_non_finite(dataclasses.asdict(row)) for row in rows]
+    print_answer(args, content, make_quantisation_table(rows, title=title))
     if args.out is not None and not args.json:
         print(f"Heat map and rows: {args.out}")
     if args.propose is not None and values.precision is not None:
-        lines = _propose(args.propose, rows, values, values.precision)
+        lines = _write_proposal(args.propose, rows, values, values.precision)
         stream = sys.stdout
         if args.json:
             stream = sys.stderr
         print("\n".join(lines), file=stream)
 
 
-def _propose(
+def _write_proposal(
     path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig
 ) -> list[str]:
     """Write the recipe with the proposed rows, if there are any, and return lines about it."""
-    from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
+    from bridge.runtime.compare.proposal import (
+        SCHEMES_BY_FINENESS,
+        make_module_rows,
+        propose_precisions,
+    )
 
     capability = run.prediction.target.capability
     schemes = []
-    for name in FINER:
+    for name in SCHEMES_BY_FINENESS:
         if capability is None or FP8_SCHEMES[name].runs_on(capability):
             schemes.append(name)
-    proposed = propose(
+    proposed = propose_precisions(
         rows,
-        scheme=scheme_of(precision),
+        scheme=get_scheme(precision),
         fp8_format=precision.fp8,
         num_layers=int(run.model["num_layers"]),
         schemes=schemes,
@@ -152,13 +156,15 @@ def _propose(
             "no row is proposed, and no file is written."
         ]
     values = precision.to_dict()
-    for name in STORED:
+    for name in STORAGE_FIELDS:
         if values.get(name):
             values[name] = False
-    values["modules"] = [*module_rows_of(proposed), *values.get("modules", [])]
+    values["modules"] = [*make_module_rows(proposed), *values.get("modules", [])]
     recipe = type(precision).from_dict(values)
     recipe.finalize()
-    title = f"{label_of(precision)}, with rows for the modules whose operands lost more than a bit"
+    title = (
+        f"{format_label(precision)}, with rows for the modules whose operands lost more than a bit"
+    )
     comment = f"# {title}.\n"
     write_file(path, comment + to_yaml(recipe), "--propose")
     return [*map(str, proposed), f"Recipe: {path}"]

@@ -3,20 +3,20 @@
 import argparse
 from dataclasses import replace
 
-from bridge.cli.output import print_json, show
-from bridge.cli.parser import add_json
-from bridge.cli.planned_answer import answer_dict, show_reading
+from bridge.cli.output import print_json, print_report
+from bridge.cli.parser import add_json_option
+from bridge.cli.run_answer import answer_to_dict, print_reading
 from bridge.cli.run_arguments import add_run_arguments, read_run
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 
-MOST_PROCESSES = 4
+MAX_PROCESSES = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
-    add_json(parser)
+    add_json_option(parser)
     help_of_backend = (
         "te_cpu: Transformer Engine's own Python on this CPU (default); "
         "emulated: this project's layers"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         type=int,
-        default=MOST_PROCESSES,
+        default=MAX_PROCESSES,
         help="the most processes of a launch, 1 to 4",
     )
     parser.add_argument("--layers", type=int, default=8, help="the most layers that are kept")
@@ -41,24 +41,29 @@ def run(args: argparse.Namespace) -> int:
 
     Return 2 where something went wrong, 1 with warnings under --strict, else 0.
     """
-    if not 1 <= args.processes <= MOST_PROCESSES:
+    if not 1 <= args.processes <= MAX_PROCESSES:
         raise RunConfigError.of(
-            "--processes", f"must be from 1 to {MOST_PROCESSES}", args.processes, "Use 4."
+            "--processes", f"must be from 1 to {MAX_PROCESSES}", args.processes, "Use 4."
         )
     if args.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", args.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
     from bridge.rehearse.rehearse import rehearse
-    from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
+    from bridge.rehearse.rehearsal_table import (
+        rehearsal_to_dict,
+        make_rehearsal_table,
+    )  # rich is heavy
 
     values = read_run(args)
     rehearsal = rehearse(
         values, backend=args.backend, processes=args.processes, max_layers=args.layers
     )
-    values = replace(values, reading=values.reading.rehearsed(rehearsal.versions["mcore"]))
+    values = replace(
+        values, reading=values.reading.with_rehearsed_release(rehearsal.versions["mcore"])
+    )
     if args.json:
-        print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=args.strict)))
+        print_json(answer_to_dict(values, rehearsal_to_dict(rehearsal, strict=args.strict)))
     else:
-        show(rehearsal_text(rehearsal))
-        show_reading(values)
+        print_report(make_rehearsal_table(rehearsal))
+        print_reading(values)
     return rehearsal.exit_code(strict=args.strict)

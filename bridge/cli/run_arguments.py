@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bridge.preflight.file_reading import RunChoice
     from bridge.preflight.run import Run
 
-SUFFIXES = (
+FILE_SUFFIXES = (
     ".yaml",
     ".yml",
     ".json",
@@ -34,7 +34,7 @@ SUFFIXES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunWords:
+class RunArguments:
     """The words of a command line about a run that are no options."""
 
     files: tuple[str, ...]
@@ -42,7 +42,7 @@ class RunWords:
     overrides: tuple[str, ...]
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> RunWords:
+    def from_args(cls, args: argparse.Namespace) -> RunArguments:
         """Return the words of a parsed command line."""
         files: list[str] = []
         if args.config is not None:
@@ -67,7 +67,7 @@ def _is_path(word: str) -> bool:
     if is_override:
         # The folder of a sweep's run has a `=` in its name; Path.exists raises for long names.
         return "/" in key and os.path.exists(word)  # noqa: PTH110
-    if "/" in word or word.endswith(SUFFIXES):
+    if "/" in word or word.endswith(FILE_SUFFIXES):
         return True
     if not os.path.exists(word):  # noqa: PTH110  as above
         return False
@@ -113,13 +113,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="TARGET", help=text)
 
 
-def add_debug_features(parser: argparse.ArgumentParser) -> None:
+def add_debug_features_option(parser: argparse.ArgumentParser) -> None:
     """Add the argument for the features of a debugger, in commands that follow them."""
     text = "what the run computes with this features file of Transformer Engine's debugger"
     parser.add_argument("--debug-features", metavar="FILE", help=text)
 
 
-def file_of(args: argparse.Namespace) -> str | None:
+def get_file_argument(args: argparse.Namespace) -> str | None:
     """Return the file or folder that the command line names.
 
     None: the config tree describes the run.
@@ -127,7 +127,7 @@ def file_of(args: argparse.Namespace) -> str | None:
     Raises:
         RunConfigError: It names several.
     """
-    files = RunWords.of(args).files
+    files = RunArguments.from_args(args).files
     if len(files) > 1:
         rule = "this command, or one of its options, is about one run"
         raise RunConfigError(f"{files[0]}: {rule}, got {files[1]!r} too. Give one file.")
@@ -148,17 +148,17 @@ def read_run(
     A word without ``=`` or ``~`` that is no key is a recipe's name. Of a file with several runs it
     is the run `number`, or else the one that the arguments choose.
     """
-    return read_file(args, file_of(args), recipe=recipe, strict=strict, number=number)
+    return read_file_run(args, get_file_argument(args), recipe=recipe, strict=strict, number=number)
 
 
-def read_saved(args: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
+def read_without_overrides(args: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
     """Return the run of a file as it stands: no word of the command line is written over it."""
     from bridge.front.loader import load_run
 
     return load_run((), config_file=file, trust=args.trust, strict=strict)
 
 
-def read_file(
+def read_file_run(
     args: argparse.Namespace,
     file: str | None,
     *,
@@ -170,21 +170,21 @@ def read_file(
     from bridge.front.loader import load_run
 
     run = load_run(
-        _overrides(args, recipe),
+        _collect_overrides(args, recipe),
         args.config_path,
         file,
         config_name=args.config_name,
         config_dir=args.config_dir,
         strict=strict,
         trust=args.trust,
-        choice=_run_choice(args, file, number),
+        choice=_parse_run_choice(args, file, number),
     )
     features = getattr(args, "debug_features", None)
     if features is None:
         return run
-    from bridge.read.debug_features import with_features
+    from bridge.read.debug_features import replace_debug_features
 
-    return with_features(run, features)
+    return replace_debug_features(run, features)
 
 
 def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]:
@@ -212,42 +212,44 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
             continue
         answered.append(number)
     if strict:
-        from bridge.front.loader import require_strict
+        from bridge.front.loader import require_plannable
 
         stated = [run for run in runs if run.reading.mode_decided_by is None]
         for run in stated or runs[:1]:
-            require_strict(run)
+            require_plannable(run)
     known = [number for number in first.reading.branches if number not in refused]
     branches = []
     for run in runs:
-        reading = replace(run.reading, answered=tuple(answered))
+        reading = replace(run.reading, answered_numbers=tuple(answered))
         if run is first:
             reading = replace(reading, branches=tuple(known))
         branches.append(replace(run, reading=reading))
     return branches
 
 
-def _overrides(args: argparse.Namespace, recipe: str | None) -> list[str]:
+def _collect_overrides(args: argparse.Namespace, recipe: str | None) -> list[str]:
     """Return the overrides of a command line in Hydra's words, with another recipe if named."""
-    from bridge.read.keys import KEYS
+    from bridge.read.run_keys import RUN_CONFIG_KEYS
 
     words = []
-    for word in RunWords.of(args).overrides:
-        is_override = "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS
+    for word in RunArguments.from_args(args).overrides:
+        is_override = (
+            "=" in word or word.startswith("~") or word.partition(".")[0] in RUN_CONFIG_KEYS
+        )
         override = word
         if not is_override:
             override = f"mixed_precision={word}"
         is_replaced = recipe is not None and override.lstrip("+~").startswith("mixed_precision")
         if not is_replaced:
-            words.append(_quoted(override))
+            words.append(_quote_target(override))
     if recipe is not None:
-        words.append(_quoted(f"mixed_precision={recipe}"))
+        words.append(_quote_target(f"mixed_precision={recipe}"))
     if args.target is not None:
-        words.append(_quoted(f"target={args.target}"))
+        words.append(_quote_target(f"target={args.target}"))
     return words
 
 
-def _quoted(word: str) -> str:
+def _quote_target(word: str) -> str:
     """Return ``target=h100x8,te2.8`` with quotes: Hydra takes a comma for a sweep."""
     key, _, value = word.partition("=")
     if key == "target" and "," in value and value[0] not in "['\"":
@@ -255,7 +257,9 @@ def _quoted(word: str) -> str:
     return word
 
 
-def _run_choice(args: argparse.Namespace, file: str | None, number: int | None) -> RunChoice | None:
+def _parse_run_choice(
+    args: argparse.Namespace, file: str | None, number: int | None
+) -> RunChoice | None:
     """Return the run that is meant and the variables of its script.
 
     None where the command line says neither.
@@ -265,7 +269,7 @@ def _run_choice(args: argparse.Namespace, file: str | None, number: int | None) 
     if number is None and not args.context and not args.ask_megatron_bridge:
         return None
     from bridge.preflight.file_reading import RunChoice
-    from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
+    from bridge.read.megatron_lm.importer import parse_variables  # few command lines have any
 
     if file is None:
         option, value = "--context", " ".join(args.context)
@@ -287,7 +291,7 @@ def _run_choice(args: argparse.Namespace, file: str | None, number: int | None) 
             raise RunConfigError.of("--context", rule, word, "Write one of them.")
     return RunChoice(
         number=number,
-        variables=variables_of(" ".join(variables)),
+        variables=parse_variables(" ".join(variables)),
         checkpoint=checkpoint,
         asks_megatron_bridge=args.ask_megatron_bridge,
     )

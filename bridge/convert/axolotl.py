@@ -15,22 +15,22 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.foreign.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import ContextKey, System
-from bridge.read.foreign.table import table
+from bridge.read.foreign.table import load_table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.declaration import parse_target
 from bridge.target.gpus import Gpu
 
-TABLE = table("axolotl")
-SWITCHES = {
+TABLE = load_table("axolotl")
+DTYPE_BY_SWITCH = {
     "bf16": "bf16",
     "fp16": "fp16",
     "bfloat16": "bf16",
@@ -40,7 +40,7 @@ SWITCHES = {
 """Setting -> dtype; `bf16` may be "auto" too."""
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 """torchao's names of its recipes."""
-DECIDERS = {
+DECIDERS_BY_SEMANTICS = {
     "megatron_o2": ("axolotl.deepspeed-file-decides-reduction", ("deepspeed",)),
     "fsdp_policy": ("axolotl.fsdp-policy-reduces-in-mode", ("fsdp_config", "fsdp")),
     "true": (
@@ -51,7 +51,7 @@ DECIDERS = {
 """Semantics of the mode -> the record of it, and the settings that decide it, the strongest first."""
 DTYPE_DECIDERS = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide the dtypes of the weights and their gradients."""
-TRAINER = "transformers' Trainer"
+TRAINER_NAME = "transformers' Trainer"
 KERNELS_PLUGIN = "kernelsplugin"
 
 
@@ -63,18 +63,18 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
         gpu: The card that it will run on; without it "auto" is a guess that is reported.
     """
     top = Settings(payload, TABLE.title, lenient=True)
-    card = _card(gpu)
+    card = _parse_gpu(gpu)
     is_fp8 = bool(top.switch("fp8"))
     _refuse_contradictions(top, card, is_fp8=is_fp8)
     float8_recipe = top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
     is_tensorwise = float8_recipe == "tensorwise"
     builder = ImportBuilder(TABLE.title)
-    semantics = _mode(builder, top, card)
+    semantics = _map_mode(builder, top, card)
     if is_fp8 and is_tensorwise:
         builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
         builder.record("axolotl.torchao-keeps-end-modules", "fp8.module_filter", None)
-    _tf32(builder, top, card)
-    _weights(builder, top, semantics)
+    _map_tf32(builder, top, card)
+    _report_weights(builder, top, semantics)
     TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=_has_kernels(top))
     is_mapped = is_fp8 == ("fp8" in builder.fields)
     has_engine = bool(top.values.get("deepspeed"))
@@ -85,7 +85,7 @@ def _refuse_contradictions(top: Settings, card: Gpu | None, *, is_fp8: bool) -> 
     """Refuse settings with which Axolotl does not start."""
     if top.values.get("bf16") == "full":
         raise TABLE.wrong("bf16-full", top, "bf16")
-    if is_fp8 and card is not None and _capability(card) < (9, 0):
+    if is_fp8 and card is not None and _get_compute_capability(card) < (9, 0):
         raise TABLE.wrong("fp8-needs-hopper", top, "fp8", gpu=card.name)
 
 
@@ -101,27 +101,27 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     """Return the precision settings of an Axolotl YAML, all of them: its defaults are "auto"."""
     around = Settings({"sharding": sharding}, TABLE.title).word("sharding", ("fsdp", "deepspeed"))
     builder = ExportBuilder(config, TABLE.title)
-    mode = mode_of(config)
+    mode = get_mode(config)
     settings: tuple[str, ...] = (mode,)
     if mode == "fp32":
         settings = ("bf16", "fp16")
     compute = export_as_cast(builder, "axolotl.autocast-over-half-weights", *settings)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
-    if mode != "fp32" and semantics_of(config) != "amp_o1" and around is None:
+    if mode != "fp32" and get_semantics(config) != "amp_o1" and around is None:
         builder.record("axolotl.no-fp32-weights-without-sharding", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
-        payload.update(_fp8_settings(builder))
+        payload.update(_make_fp8_settings(builder))
     payload["tf32"] = bool(config.tf32)
     builder.map("tf32", "tf32")
     if config.tf32 is None:
         builder.record("axolotl.tf32-off-in-place-of-auto", "tf32")
     if compute != "fp32" and not config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")
-    report_scaler(builder, TRAINER)
+    report_scaler(builder, TRAINER_NAME)
     return builder.finish(payload, TABLE.unwritten)
 
 
-def _fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
+def _make_fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
     """Return the settings of FP8 with a scale per tensor, which torchao computes."""
     # Compiling is what makes FP8 faster than BF16 there.
     payload: dict[str, Any] = {"fp8": True, "torch_compile": True}
@@ -141,7 +141,7 @@ def _fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
     return payload
 
 
-def _card(gpu: object) -> Gpu | None:
+def _parse_gpu(gpu: object) -> Gpu | None:
     """Return the GPU of a target's word; PayloadError for a word that names none."""
     if gpu is None:
         return None
@@ -155,7 +155,7 @@ def _card(gpu: object) -> Gpu | None:
     return card
 
 
-def _capability(card: Gpu) -> tuple[int, int]:
+def _get_compute_capability(card: Gpu) -> tuple[int, int]:
     """Return the compute capability that torch gives: 9.4 for MI300X, 0.0 without a GPU."""
     if card.capability:
         return card.capability
@@ -164,7 +164,7 @@ def _capability(card: Gpu) -> tuple[int, int]:
     return (0, 0)
 
 
-class _Compute(NamedTuple):
+class _PrecisionSwitches(NamedTuple):
     """The half-precision switches, with "auto" resolved."""
 
     is_auto: bool
@@ -176,7 +176,7 @@ class _Compute(NamedTuple):
     """The dtype of the weights: fp32, bf16 or fp16."""
 
 
-def _compute(top: Settings, card: Gpu | None) -> _Compute:
+def _read_switches(top: Settings, card: Gpu | None) -> _PrecisionSwitches:
     """Return the switches; without a stated GPU, "auto" is taken for a GPU with BF16.
 
     torch.cuda.is_bf16_supported, which Axolotl asks, includes emulation by default.
@@ -194,12 +194,12 @@ def _compute(top: Settings, card: Gpu | None) -> _Compute:
         mode = "bf16"
     elif top.switch("load_in_8bit") or fp16 or float16:
         mode = "fp16"
-    return _Compute(is_auto, bf16, bfloat16, bool(fp16), mode)
+    return _PrecisionSwitches(is_auto, bf16, bfloat16, bool(fp16), mode)
 
 
-def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
+def _map_mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
     """State the dtype that Axolotl loads and computes in, and return its semantics."""
-    compute = _compute(top, card)
+    compute = _read_switches(top, card)
     mode = compute.mode
     state: dict[str, Any] = {mode: True}
     if mode != "fp32":
@@ -218,13 +218,13 @@ def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
         builder.record("axolotl.bfloat16-runs-autocast", "bfloat16", True)
     is_bf16 = compute.bf16 or compute.bfloat16
     if compute.fp16 and not is_bf16:
-        assume_torch_scaler(builder, TRAINER)
-    return _semantics(top, mode, is_cast=is_bf16 or compute.fp16)
+        assume_torch_scaler(builder, TRAINER_NAME)
+    return _get_semantics(top, mode, is_cast=is_bf16 or compute.fp16)
 
 
 def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[str, Any]) -> None:
     """Map the switches other than `bf16`, and report those that another setting overrules."""
-    for name, dtype in SWITCHES.items():
+    for name, dtype in DTYPE_BY_SWITCH.items():
         if name not in top or name == "bf16":
             continue
         if not top.switch(name):
@@ -235,7 +235,7 @@ def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[
             builder.map(name, **state)
 
 
-def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
+def _get_semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
     """Return the semantics of a mode, a key of `semantics.SEMANTICS`; `is_cast`: the trainer runs autocast."""
     if mode == "fp32":
         return "fp32"
@@ -251,25 +251,25 @@ def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
     return "true"
 
 
-def _tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
+def _map_tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
     """State TF32; "auto" turns it on from compute capability 8.0 on."""
     if top.values.get("tf32", "auto") != "auto":
         builder.map("tf32", tf32=bool(top.switch("tf32")))
     elif card is None:
         builder.record("axolotl.tf32-auto-without-a-gpu", "tf32", "auto")
     else:
-        is_on = _capability(card) >= (8, 0)
+        is_on = _get_compute_capability(card) >= (8, 0)
         facts = {"gpu": card.name, "tf32": str(is_on).lower()}
         builder.record("axolotl.tf32-auto-on-a-gpu", "tf32", "auto", {"tf32": is_on}, **facts)
 
 
-def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
+def _report_weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
     """Report the dtypes of the weights and gradients, which no setting states, by the settings that decide them."""
-    mode = _stated_mode(builder)
+    mode = _get_stated_mode(builder)
     decider = ""
-    if semantics in DECIDERS:
-        sentence, settings = DECIDERS[semantics]
-        decider = _decider(top, settings, mode)
+    if semantics in DECIDERS_BY_SEMANTICS:
+        sentence, settings = DECIDERS_BY_SEMANTICS[semantics]
+        decider = _get_decider(top, settings, mode)
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
@@ -286,7 +286,7 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
             builder.map(other)
 
 
-def _stated_mode(builder: ImportBuilder) -> str:
+def _get_stated_mode(builder: ImportBuilder) -> str:
     """Return the mode that is stated: fp32, bf16 or fp16."""
     for mode in ("bf16", "fp16"):
         if mode in builder.fields:
@@ -294,10 +294,10 @@ def _stated_mode(builder: ImportBuilder) -> str:
     return "fp32"
 
 
-def _decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
+def _get_decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
     """Return the first setting that is on and fits the mode; bf16 where there is none."""
     for name in settings:
-        if top.values.get(name) and SWITCHES.get(name, mode) == mode:
+        if top.values.get(name) and DTYPE_BY_SWITCH.get(name, mode) == mode:
             return name
     return "bf16"
 

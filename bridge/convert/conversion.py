@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.convert.systems import detect, system
+from bridge.convert.systems import detect_system, get_system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
 from bridge.read import framework_signs
 from bridge.read.foreign.reports import Unmapped
-from bridge.read.foreign.semantics import semantics_of
-from bridge.read.system_signs import KINDS, candidates
+from bridge.read.foreign.semantics import get_semantics
+from bridge.read.system_signs import DOCUMENT_KINDS, list_candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from bridge.read.command_lines import CommandLine
     from bridge.read.foreign.reports import ExportReport, ImportReport
     from bridge.read.foreign.system import System
-    from bridge.read.launch.launches import Launch
+    from bridge.read.launch.launch import Launch
     from bridge.read.text.document import Document
 
-OURS = "recipe"
+RECIPE_TARGET = "recipe"
 """The name that `--to` has for our own YAML."""
-LOSSES = ("unsupported", "semantics")
+LOSS_REASONS = ("unsupported", "semantics")
 """Reasons of a record that loses precision; records of other reasons name a near value, a default or
 a setting without effect."""
-SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
+LOSSLESS_FIELDS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
 
 MAX_LAUNCHES = 2_000
 """Launches of a script that are read; 10,000 take 9 s."""
-SHOWN = 2
+MAX_SHOWN_LAUNCHES = 2
 """Launches that the refusal of a script describes; further launches are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ImportedRun:
     """A run that a file asks for."""
 
     document: Document
@@ -69,45 +69,47 @@ class Run:
         }
 
 
-def runs_of(
+def import_runs(
     document: Document,
-    chosen: str | None = None,
+    system_name: str | None = None,
     context: Mapping[str, Any] | None = None,
     targets: Sequence[System] = (),
-) -> list[Run]:
+) -> list[ImportedRun]:
     """Return every run that a document asks for, in the order of the document.
 
     Args:
         document: The file.
-        chosen: The system that the file is written for; None: it is detected.
+        system_name: The system that the file is written for; None: it is detected.
         context: Facts that no file states.
         targets: Systems that are written for, whose keys the context may have too.
 
     Raises:
         PayloadError: The file asks for no run that can be read.
     """
-    if document.kind == "python" and chosen is not None:
-        kinds = KINDS[system(chosen).name]
+    if document.kind == "python" and system_name is not None:
+        kinds = DOCUMENT_KINDS[get_system(system_name).name]
         if "python" not in kinds:
-            rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
+            rule = f"{system_name} takes {' or '.join(kinds)}, and this is a Python program"
             raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
-        return _of_script(document, chosen, context or {}, targets)
-    if chosen is None:
+        return _import_script(document, system_name, context or {}, targets)
+    if system_name is None:
         _refuse_unconverted(framework_signs.recognise_file(document), document)
     detected = []
     systems: list[System] = []
     for part in document.parts:
-        source, evidence = detect(part, chosen)
+        source, evidence = detect_system(part, system_name)
         detected.append((part, source, evidence))
         systems.append(source)
-    _check_context(context or {}, [*systems, *targets])
-    runs: list[Run] = []
+    _require_known_keys(context or {}, [*systems, *targets])
+    runs: list[ImportedRun] = []
     for part, source, evidence in detected:
-        repeated = _repeated(part)
-        for imported in _imports(document, part, source, context or {}):
-            whole = replace(imported, unmapped=(*imported.unmapped, *repeated))
-            runs.append(Run(document=part, system=source, evidence=evidence, imported=whole))
+        repeated = _report_repeated_keys(part)
+        for imported in _import_part(document, part, source, context or {}):
+            complete = replace(imported, unmapped=(*imported.unmapped, *repeated))
+            runs.append(
+                ImportedRun(document=part, system=source, evidence=evidence, imported=complete)
+            )
     return runs
 
 
@@ -117,21 +119,21 @@ def _refuse_unconverted(framework: framework_signs.Framework | None, document: D
         raise PayloadError(framework.refusal(document.path))
 
 
-def _imports(
+def _import_part(
     document: Document, part: Document, source: System, context: Mapping[str, Any]
 ) -> Sequence[ImportReport]:
     """Return the imports of a part of a document by the system that it is written for."""
     payload = part.content
     if source.read is not None:
         payload = source.read(part)
-    facts = _for_system(source, context)
-    with _named(document):
+    facts = _select_facts(source, context)
+    with _add_path_to_errors(document):
         if source.import_all:
             return source.import_all(payload, **facts)
         return (source.import_(payload, **facts),)
 
 
-def _repeated(part: Document) -> list[Unmapped]:
+def _report_repeated_keys(part: Document) -> list[Unmapped]:
     """Return a record for each key that stands twice in its mapping."""
     twice = "the key stands twice in its mapping, and the last value counts"
     repeated: list[Unmapped] = []
@@ -141,53 +143,62 @@ def _repeated(part: Document) -> list[Unmapped]:
     return repeated
 
 
-def _of_script(
-    document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
-) -> list[Run]:
+def _import_script(
+    document: Document,
+    system_name: str | None,
+    context: Mapping[str, Any],
+    targets: Sequence[System],
+) -> list[ImportedRun]:
     """Return the runs of a launch script, each read by the system whose command line it is."""
     from bridge.read import command_lines
-    from bridge.read.launch.alternatives import launches
+    from bridge.read.launch.script_launches import read_launches
     from bridge.read.megatron_lm import importer as megatron_lm
-    from bridge.read.megatron_lm.recognition import is_megatron
+    from bridge.read.megatron_lm.recognition import is_megatron_launch
 
     ours = megatron_lm.SYSTEM
-    variables = megatron_lm.variables_of(context.get("variables"))
-    started = launches(document.text, document.path, variables)
+    variables = megatron_lm.parse_variables(context.get("variables"))
+    started = read_launches(document.text, document.path, variables)
     if len(started) > MAX_LAUNCHES:
         rule = f"a launch script must not start more than {MAX_LAUNCHES} programs"
         raise PayloadError(f"{document.path}: {rule}, got {len(started)}. Give a part of it.")
     lines: list[CommandLine | None] = [None] * len(started)
-    if chosen != ours.name:
-        lines = [command_lines.read(launch, chosen) for launch in started]
-    known = [system(line.system) for line in lines if line is not None and line.system]
-    _check_context(context, [ours, *known, *targets])
-    evidence = _evidence(document, started, chosen)
-    runs: list[Run] = []
+    if system_name != ours.name:
+        lines = [command_lines.read_command_line(launch, system_name) for launch in started]
+    known = [get_system(line.system) for line in lines if line is not None and line.system]
+    _require_known_keys(context, [ours, *known, *targets])
+    evidence = _describe_evidence(document, started, system_name)
+    runs: list[ImportedRun] = []
     left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
-        if line is None and (chosen == ours.name or (chosen is None and is_megatron(launch))):
-            with _named(document, launch.label):
-                (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
-            runs.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
+        if line is None and (
+            system_name == ours.name or (system_name is None and is_megatron_launch(launch))
+        ):
+            with _add_path_to_errors(document, launch.label):
+                (imported,) = megatron_lm.import_all([launch], **_select_facts(ours, context))
+            runs.append(
+                ImportedRun(document=document, system=ours, evidence=evidence, imported=imported)
+            )
         elif line is None or line.elsewhere:
-            left += command_lines.left_out(launch, line)
+            left += command_lines.report_skipped_launch(launch, line)
         else:
-            runs.append(_of_line(document, launch, line, context))
+            runs.append(_import_command_line(document, launch, line, context))
     if not runs:
-        if chosen is None:
-            _refuse_unconverted(framework_signs.recognise_first(started), document)
-        raise _nothing(document, started, chosen, left)
+        if system_name is None:
+            _refuse_unconverted(framework_signs.recognise_first_launch(started), document)
+        raise _make_no_launch_error(document, started, system_name, left)
     first = runs[0].imported
     first = replace(first, unmapped=(*first.unmapped, *left))
     runs[0] = replace(runs[0], imported=first)
     return runs
 
 
-def _evidence(document: Document, started: Sequence[Launch], chosen: str | None) -> str:
+def _describe_evidence(
+    document: Document, started: Sequence[Launch], system_name: str | None
+) -> str:
     """Return how it is known that a script is Megatron-LM's."""
-    if chosen is not None:
+    if system_name is not None:
         return "was named with --from"
-    looks = candidates(document)
+    looks = list_candidates(document)
     if looks:
         return looks[0].evidence
     if any(launch.line for launch in started):
@@ -195,31 +206,34 @@ def _evidence(document: Document, started: Sequence[Launch], chosen: str | None)
     return "holds arguments, and starts no program"
 
 
-def _of_line(
+def _import_command_line(
     document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]
-) -> Run:
+) -> ImportedRun:
     """Return the run of a launch whose command line is another system's than Megatron-LM."""
-    source = system(line.system)
-    facts = {**line.context, **_for_system(source, context)}
-    with _named(document, launch.label):
+    source = get_system(line.system)
+    facts = {**line.context, **_select_facts(source, context)}
+    with _add_path_to_errors(document, launch.label):
         imported = source.import_(line.payload, **facts)
     imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
-    return Run(document=document, system=source, evidence=line.evidence, imported=imported)
+    return ImportedRun(document=document, system=source, evidence=line.evidence, imported=imported)
 
 
-def _nothing(
-    document: Document, started: Sequence[Launch], chosen: str | None, left: Sequence[Unmapped] = ()
+def _make_no_launch_error(
+    document: Document,
+    started: Sequence[Launch],
+    system_name: str | None,
+    left: Sequence[Unmapped] = (),
 ) -> PayloadError:
     """Return the error for a script without a launch that a system reads; `left`: the launches left out."""
     if left:
-        launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
-        if len(left) > SHOWN:
-            launches.append(f"and {len(left) - SHOWN} more launches")
+        launches = [f"{loss.field}: {loss.detail}" for loss in left[:MAX_SHOWN_LAUNCHES]]
+        if len(left) > MAX_SHOWN_LAUNCHES:
+            launches.append(f"and {len(left) - MAX_SHOWN_LAUNCHES} more launches")
         return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
     starts = "it starts no training program"
-    if programs and chosen is not None:
-        starts = f"it starts {programs}, whose arguments {chosen} does not know"
+    if programs and system_name is not None:
+        starts = f"it starts {programs}, whose arguments {system_name} does not know"
     elif programs:
         starts = f"it starts {programs}, whose arguments no system here knows"
     remedy = "Give the file that sets the precision, or its system with --from."
@@ -227,7 +241,7 @@ def _nothing(
 
 
 @contextmanager
-def _named(document: Document, label: str = "") -> Iterator[None]:
+def _add_path_to_errors(document: Document, label: str = "") -> Iterator[None]:
     """Put the file in front of the message of an import's error."""
     try:
         yield
@@ -238,20 +252,22 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
         raise PayloadError(f"{where}: {error}") from None
 
 
-def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
-    """Return the run as a configuration of a system; None for `OURS`, whose text `payload_text` writes.
+def convert(
+    run: ImportedRun, to: str, context: Mapping[str, Any] | None = None
+) -> ExportReport | None:
+    """Return the run as a configuration of a system; None for `RECIPE_TARGET`, whose text `format_payload` writes.
 
     Raises:
         PayloadError: The run does not state its mode.
     """
     _require_mode(run)
-    if to == OURS:
+    if to == RECIPE_TARGET:
         return None
-    target = system(to)
-    return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
+    target = get_system(to)
+    return target.export(run.imported.config, **_select_facts(target, context or {}, "export"))
 
 
-def _require_mode(run: Run) -> None:
+def _require_mode(run: ImportedRun) -> None:
     """Refuse a run whose mode another source decides."""
     imported = run.imported
     if imported.decided_by is None:
@@ -269,18 +285,18 @@ def _require_mode(run: Run) -> None:
     raise PayloadError(f"{where}: {rule}. {remedy}.")
 
 
-def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
+def collect_losses(run: ImportedRun, exported: ExportReport | None) -> list[Unmapped]:
     """Return the records of a conversion that lose a format, a scheme, a loss scale or the dtype of sums."""
-    kept: tuple[str, ...] = SAME_NUMBERS
-    if semantics_of(run.imported.config) != "fp32":
+    kept: tuple[str, ...] = LOSSLESS_FIELDS
+    if get_semantics(run.imported.config) != "fp32":
         kept += ("tf32",)  # it decides about GEMMs in FP32 alone
     entries = list(run.imported.unmapped)
     if exported is not None:
         entries += [entry for entry in exported.unmapped if entry.field not in kept]
-    return [entry for entry in entries if entry.reason in LOSSES]
+    return [entry for entry in entries if entry.reason in LOSS_REASONS]
 
 
-def _check_context(context: Mapping[str, Any], systems: list[System]) -> None:
+def _require_known_keys(context: Mapping[str, Any], systems: list[System]) -> None:
     """Refuse a key of the context that no system of the conversion has."""
     known: dict[str, None] = {}
     for reader in systems:
@@ -297,27 +313,29 @@ def _check_context(context: Mapping[str, Any], systems: list[System]) -> None:
         raise PayloadError(f"--context: {name!r} is no key of {names}. {remedy}")
 
 
-def _for_system(reader: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
+def _select_facts(
+    reader: System, context: Mapping[str, Any], use: str = "import"
+) -> dict[str, Any]:
     """Return the facts of the context that a system takes for an import or an export."""
     keys = {key.name for key in reader.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 
 
-def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
+def format_payload(run: ImportedRun, to: str, exported: ExportReport | None) -> str:
     """Return the payload as the text of a file; empty where there is nothing to write."""
     if exported is None:
         return to_yaml(run.imported.config)
     if exported.payload is None:
         return ""
-    return system(to).write(exported.payload)
+    return get_system(to).write(exported.payload)
 
 
-def plain(value: Any) -> Any:
+def to_plain_data(value: Any) -> Any:
     """Return a value as plain data of JSON; the text of a value of another type."""
     if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): to_plain_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return list(map(plain, value))
+        return list(map(to_plain_data, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | int | float | bool | None):
@@ -325,6 +343,6 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:
+def format_records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:
     """Return unmapped settings as plain data; `direction` is "import" or "export"."""
-    return [{**plain(vars(entry)), "on": direction} for entry in unmapped]
+    return [{**to_plain_data(vars(entry)), "on": direction} for entry in unmapped]

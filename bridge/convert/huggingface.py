@@ -12,31 +12,36 @@ Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 
 from typing import Any, NamedTuple
 
-from bridge.read.foreign.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
+from bridge.read.foreign.amp import (
+    make_amp_fields,
+    assume_torch_scaler,
+    export_as_amp,
+    report_scaler,
+)
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.payload_text import as_json
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.system import ContextKey, System
-from bridge.read.foreign.table import table
-from bridge.read.text.dotted import value_at
-from bridge.read.text.settings import Settings, half_or_fp32
-from bridge.read.text.trainer_words import SWITCHES
+from bridge.read.foreign.table import load_table
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.settings import Settings, parse_mode_dtype
+from bridge.read.text.trainer_arguments import TRAINER_SWITCHES
 from bridge.registry.config import MixedPrecisionConfig
 
-TABLE = table("huggingface")
-MODES = ("fp32", "bf16", "fp16")
-ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
-DECIDES = TABLE.data["decides"]
+TABLE = load_table("huggingface")
+TRAINING_DTYPES = ("fp32", "bf16", "fp16")
+MODE_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+MODE_DECIDERS = TABLE.data["decides"]
 """The source that decides where both switches are off, as a noun."""
-NAMES = ("torch_dtype", "dtype", "model_dtype")
+DTYPE_NAMES = ("torch_dtype", "dtype", "model_dtype")
 """Settings that name the dtype of the weights."""
-DTYPES = (*NAMES, *(f"model_init_kwargs.{name}" for name in NAMES))
-SHARDED = {"deepspeed": "megatron_o2", "fsdp": "fsdp_policy"}
+DTYPE_SETTINGS = (*DTYPE_NAMES, *(f"model_init_kwargs.{name}" for name in DTYPE_NAMES))
+SEMANTICS_BY_SHARDING = {"deepspeed": "megatron_o2", "fsdp": "fsdp_policy"}
 """Setting of a sharding -> its semantics."""
 
 
-class Loaded(NamedTuple):
+class LoadedWeights(NamedTuple):
     """The dtype in which the weights are loaded."""
 
     dtype: str | None
@@ -49,7 +54,7 @@ class Loaded(NamedTuple):
     """The setting that has an adapter trained over frozen weights."""
 
 
-class Outcome(NamedTuple):
+class ArgumentsPrecision(NamedTuple):
     """The precision that the arguments amount to."""
 
     fields: dict[str, Any]
@@ -79,27 +84,27 @@ def import_(
     outside = Settings(
         {"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title
     )
-    stated = outside.word("weights_dtype", MODES)
+    stated = outside.word("weights_dtype", TRAINING_DTYPES)
     environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
-    compute = _switched_mode(top)
+    compute = _get_switched_mode(top)
     if environment is not None:
-        compute = _environment(builder, environment, compute)
-    model = _loaded(builder, top, stated)
-    sharding = _sharding(top)
-    semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
+        compute = _map_environment(builder, environment, compute)
+    model = _read_loaded_weights(builder, top, stated)
+    sharding = _find_sharding(top)
+    semantics = _map_mode(builder, top, compute, model, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.is_written("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
-    for name in SHARDED:
+    for name in SEMANTICS_BY_SHARDING:
         facts[f"{name}_launched"] = name == sharding and not top.values.get(name)
     TABLE.read(builder, top, **facts)
     return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
 
-def _switched_mode(top: Settings) -> str:
+def _get_switched_mode(top: Settings) -> str:
     """Return the mode of the switches; PayloadError for a switch of another type, or for two that are on."""
-    for name in SWITCHES:
+    for name in TRAINER_SWITCHES:
         top.switch(name)
     for first, second in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if top.values.get(first) and top.values.get(second):
@@ -123,36 +128,41 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten)
 
 
-def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
+def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     """Return the mode with the environment's precision, which counts where both switches are off."""
     if compute not in ("fp32", environment):
         builder.record(
-            "huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute
+            "huggingface.true-overrides-the-environment",
+            MODE_VARIABLE,
+            environment,
+            compute=compute,
         )
         return compute
     if environment == "fp8":
-        builder.record("huggingface.fp8-is-of-accelerate", ENVIRONMENT, "fp8")
+        builder.record("huggingface.fp8-is-of-accelerate", MODE_VARIABLE, "fp8")
         return "bf16"
     mode = environment
     if environment == "no":
         mode = "fp32"
     fields = {}
     if mode != compute:
-        fields = amp_fields(mode)
-    builder.map(ENVIRONMENT, **fields)
+        fields = make_amp_fields(mode)
+    builder.map(MODE_VARIABLE, **fields)
     return mode
 
 
-def _sharding(top: Settings) -> str | None:
+def _find_sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or its launch block, shards so."""
-    for name in SHARDED:
-        is_launched = value_at(top.values, f"accelerate_launch_args.use_{name}") is True
+    for name in SEMANTICS_BY_SHARDING:
+        is_launched = get_dotted_value(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:
             return name
     return None
 
 
-def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
+def _read_loaded_weights(
+    builder: ImportBuilder, top: Settings, stated: str | None
+) -> LoadedWeights:
     """Return the dtype in which the weights are loaded, and report each dtype that does not decide.
 
     Args:
@@ -160,21 +170,21 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
         top: The arguments.
         stated: The dtype that the context states.
     """
-    adapter = _adapter(top)
+    adapter = _find_adapter_setting(top)
     dtypes: dict[str, Any] = {}
-    for name in DTYPES:
-        value = value_at(top.values, name)
+    for name in DTYPE_SETTINGS:
+        value = get_dotted_value(top.values, name)
         if value is not None:
             dtypes[name] = value
     setting: str = "weights_dtype"
     value, dtype = stated, stated
     if dtypes:
         setting, value = next(iter(dtypes.items()))
-        dtype = half_or_fp32(value)
-    model = Loaded(dtype, setting, value, adapter)
+        dtype = parse_mode_dtype(value)
+    model = LoadedWeights(dtype, setting, value, adapter)
     if stated not in (None, dtype):
         builder.record("huggingface.passed-weights-dtype-decides", setting, value, stated=stated)
-        model = Loaded(stated, value=stated, adapter=adapter)
+        model = LoadedWeights(stated, value=stated, adapter=adapter)
     elif dtype is None and value is not None:
         sentence = "huggingface.dtype-is-not-known"
         if value == "auto":
@@ -183,14 +193,14 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     for name, other in dtypes.items():
         if name == setting:
             continue
-        if half_or_fp32(other) == model.dtype:
+        if parse_mode_dtype(other) == model.dtype:
             builder.map(name)
         else:
             builder.record("huggingface.another-dtype-decides", name, other, setting=model.setting)
     return model
 
 
-def _adapter(top: Settings) -> str | None:
+def _find_adapter_setting(top: Settings) -> str | None:
     """Return the setting that has an adapter trained over frozen weights; None without one."""
     if top.values.get("use_peft") is True:
         return "use_peft"
@@ -200,18 +210,18 @@ def _adapter(top: Settings) -> str | None:
     return None
 
 
-def _mode(
+def _map_mode(
     builder: ImportBuilder,
     top: Settings,
     compute: str,
-    model: Loaded,
+    model: LoadedWeights,
     *,
     sharding: str | None,
     program: str | None,
 ) -> str:
     """State the mode, and return its semantics, a key of `semantics.SEMANTICS`."""
     names = [name for name in ("bf16", "fp16") if name in top]
-    outcome = _outcome(builder, names, compute, model, sharding=sharding, program=program)
+    outcome = _compute_precision(builder, names, compute, model, sharding=sharding, program=program)
     fields, semantics = outcome.fields, outcome.semantics
     if outcome.decider:
         builder.leave_mode(outcome.decider)
@@ -225,44 +235,46 @@ def _mode(
             builder.map(name)
     if compute == "fp16" and sharding != "deepspeed":
         assume_torch_scaler(builder, "the Trainer")
-    _weights(builder, top, model, compute, semantics)
+    _report_weights(builder, top, model, compute, semantics)
     return semantics
 
 
-def _outcome(
+def _compute_precision(
     builder: ImportBuilder,
     names: list[str],
     compute: str,
-    model: Loaded,
+    model: LoadedWeights,
     *,
     sharding: str | None,
     program: str | None,
-) -> Outcome:
+) -> ArgumentsPrecision:
     """Return the precision that the switches, the weights and the sharding amount to."""
     if sharding is not None and compute != "fp32":
-        return Outcome({compute: True, "params_dtype": compute}, SHARDED[sharding])
+        return ArgumentsPrecision(
+            {compute: True, "params_dtype": compute}, SEMANTICS_BY_SHARDING[sharding]
+        )
     if sharding == "deepspeed":
-        decider = DECIDES["deepspeed"]
+        decider = MODE_DECIDERS["deepspeed"]
         if not names and program is not None:
             decider = f"{program} or {decider}"
-        return Outcome({}, "unstated", decider)
+        return ArgumentsPrecision({}, "unstated", decider)
     is_kept = model.dtype in ("bf16", "fp16") and compute in (model.dtype, "fp32")
     if is_kept and (not model.adapter or compute == "fp32"):
-        return Outcome({str(model.dtype): True, "params_dtype": model.dtype}, "true")
+        return ArgumentsPrecision({str(model.dtype): True, "params_dtype": model.dtype}, "true")
     if compute != "fp32":
-        return Outcome(amp_fields(compute), "amp_o1")
-    if ENVIRONMENT in builder.mapped:
+        return ArgumentsPrecision(make_amp_fields(compute), "amp_o1")
+    if MODE_VARIABLE in builder.mapped:
         if model.dtype != "fp32":
-            return Outcome({}, "unstated", DECIDES["model"])
+            return ArgumentsPrecision({}, "unstated", MODE_DECIDERS["model"])
     elif names and model.dtype != "fp32":
-        return Outcome({}, "unstated", DECIDES["environment"])
+        return ArgumentsPrecision({}, "unstated", MODE_DECIDERS["environment"])
     elif not names:
-        return Outcome({}, "unstated", program or DECIDES["program"])
-    return Outcome(amp_fields(compute), "fp32")
+        return ArgumentsPrecision({}, "unstated", program or MODE_DECIDERS["program"])
+    return ArgumentsPrecision(make_amp_fields(compute), "fp32")
 
 
-def _weights(
-    builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str
+def _report_weights(
+    builder: ImportBuilder, top: Settings, model: LoadedWeights, compute: str, semantics: str
 ) -> None:
     """Report the dtype of the weights, and map the setting that states it."""
     name = model.setting

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.read.system_signs import candidates
+from bridge.read.system_signs import list_candidates
 
 if TYPE_CHECKING:
     from bridge.read.foreign.system import System
     from bridge.read.text.document import Document
 
-MODULES = MappingProxyType(
+SYSTEM_MODULES = MappingProxyType(
     {
         "megatron-lm": "bridge.read.megatron_lm.importer",
         "megatron-bridge": "bridge.read.megatron_bridge.importer",
@@ -28,52 +28,55 @@ MODULES = MappingProxyType(
     }
 )
 """Name of a system -> its module, which ends with its `SYSTEM`."""
-CLOSE = 0.05
+TIE_MARGIN = 0.05
 """Certainties this close are a tie."""
 
 
-def system(name: str) -> System:
+def get_system(name: str) -> System:
     """Return a system by its name, in either spelling.
 
     Raises:
         PayloadError: No system has the name; the nearest names are shown.
     """
     wanted = name.strip().lower().replace("_", "-")
-    if wanted not in MODULES:
-        hint = did_you_mean(close_matches(wanted, MODULES)) or f"Systems: {', '.join(MODULES)}."
+    if wanted not in SYSTEM_MODULES:
+        hint = (
+            did_you_mean(close_matches(wanted, SYSTEM_MODULES))
+            or f"Systems: {', '.join(SYSTEM_MODULES)}."
+        )
         raise PayloadError(f"no system is called {name!r}. {hint}")
-    found: System = import_module(MODULES[wanted]).SYSTEM
-    return found
+    imported: System = import_module(SYSTEM_MODULES[wanted]).SYSTEM
+    return imported
 
 
-def all_systems() -> list[System]:
+def list_systems() -> list[System]:
     """Return every system, in the order of the table."""
-    return [system(name) for name in MODULES]
+    return [get_system(name) for name in SYSTEM_MODULES]
 
 
-def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
+def detect_system(document: Document, system_name: str | None = None) -> tuple[System, str]:
     """Return the system that a document was written for, and the evidence as a clause behind "it".
 
     Args:
         document: The file.
-        chosen: The system that --from names, which overrules detection.
+        system_name: The system that --from names, which overrules detection.
 
     Raises:
         PayloadError: No system has its signs, or two have them alike.
     """
-    if chosen is not None:
-        return system(chosen), "was named with --from"
-    found = candidates(document)
-    if not found:
-        remedy = f"Name the system with --from: {', '.join(MODULES)}."
+    if system_name is not None:
+        return get_system(system_name), "was named with --from"
+    candidates_found = list_candidates(document)
+    if not candidates_found:
+        remedy = f"Name the system with --from: {', '.join(SYSTEM_MODULES)}."
         if document.kind == "python":
             remedy = "Give a configuration."
         rule = f"no system is recognised in this {document.kind} file"
         raise PayloadError(f"{document.path}: {rule}. {remedy}")
-    first = found[0]
-    tied = [other for other in found if first.certainty - other.certainty < CLOSE]
+    first = candidates_found[0]
+    tied = [other for other in candidates_found if first.certainty - other.certainty < TIE_MARGIN]
     if len(tied) > 1:
         names = listed([candidate.system for candidate in tied])
         reasons = "; ".join(f"{candidate.system}: it {candidate.evidence}" for candidate in tied)
         raise PayloadError(f"{document.path}: could be {names} ({reasons}). Say which with --from.")
-    return system(first.system), first.evidence
+    return get_system(first.system), first.evidence

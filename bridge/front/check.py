@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.preflight.check import Report
 from bridge.preflight.check import check as check_run
 from bridge.preflight.run import Run
-from bridge.target.declaration import target_of
+from bridge.target.declaration import make_target
 
 if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer
@@ -49,10 +49,10 @@ def check(
         UnknownRecipeError: No such recipe.
     """
     if not isinstance(run, Run):
-        run = Run.of_container(run, target=target)
+        run = Run.from_container(run, target=target)
     elif target is not None:
-        place = target_of(target)
+        place = make_target(target)
         sections = {**run.sections, "target": target}
-        reading = run.reading.released(place, is_stated=True)
+        reading = run.reading.with_target_release(place, is_stated=True)
         run = replace(run, sections=sections, target=place, reading=reading)
     return check_run(run, silenced=silenced)

@@ -13,12 +13,12 @@ from typing import NoReturn
 import hydra
 
 from bridge.errors import RunConfigError, close_matches
-from bridge.front.compose import as_hydra_reads
-from bridge.front.folders import config_folder
+from bridge.front.compose import rewrite_null_groups
+from bridge.front.folders import find_config_folder
 from bridge.front.search import VERSION_BASE, Search
-from bridge.read.keys import KEYS
+from bridge.read.run_keys import RUN_CONFIG_KEYS
 
-SWITCHES = (
+HYDRA_SWITCHES = (
     ("--help", "-h"),
     ("--hydra-help",),
     ("--version",),
@@ -28,7 +28,7 @@ SWITCHES = (
     ("--shell-completion", "-sc"),
 )
 """The flags of Hydra that take no value, each with its spellings."""
-VALUES = (
+HYDRA_OPTIONS = (
     ("--package", "-p"),
     ("--config-path", "-cp"),
     ("--config-name", "-cn"),
@@ -36,11 +36,11 @@ VALUES = (
     ("--experimental-rerun",),
 )
 """The flags of Hydra that take a value, each with its spellings."""
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """The values of ``--info``."""
-NOT_HANDED_ON = ("overrides", "config_path", "config_name")
+HYDRA_MAIN_ARGUMENTS = ("overrides", "config_path", "config_name")
 """Parsed words that Hydra gets as arguments of `hydra.main`, not as flags."""
-FULL_ERROR = "HYDRA_FULL_ERROR"
+FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
 """The environment variable that shows every error with its traceback."""
 
 
@@ -54,8 +54,8 @@ class _Parser(argparse.ArgumentParser):
             if word.startswith("--"):
                 flag = word.lstrip("-")
                 break
-        near = close_matches(flag, KEYS)
-        if flag in KEYS:
+        near = close_matches(flag, RUN_CONFIG_KEYS)
+        if flag in RUN_CONFIG_KEYS:
             near = [flag]
         hint = "`--help` lists the flags; a setting is KEY=VALUE."
         if near:
@@ -75,7 +75,7 @@ class CommandLine:
     """Hydra's name of the job and of its log."""
 
     @classmethod
-    def of(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
+    def from_arguments(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
         """Return the words of a command line, parsed.
 
         Args:
@@ -85,16 +85,18 @@ class CommandLine:
         """
         parser = _Parser(add_help=False)
         parser.add_argument("overrides", nargs="*")
-        for spellings in SWITCHES:
+        for spellings in HYDRA_SWITCHES:
             parser.add_argument(*spellings, action="store_true")
-        for spellings in VALUES:
+        for spellings in HYDRA_OPTIONS:
             parser.add_argument(*spellings)
         parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-        parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO)
+        parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO_VALUES)
         flags = parser.parse_intermixed_args(words)
-        folder = _config_path(flags.config_path) or str(config_path)
+        folder = _resolve_config_path(flags.config_path) or str(config_path)
         search = Search(folder, flags.config_name or "config", flags.config_dir)
-        return cls(flags=flags, overrides=as_hydra_reads(flags.overrides), search=search, name=name)
+        return cls(
+            flags=flags, overrides=rewrite_null_groups(flags.overrides), search=search, name=name
+        )
 
     def start_hydra(self, job: Callable[..., None], *more: str) -> None:
         """Run a job under `hydra.main`, with the overrides `more` added.
@@ -104,27 +106,27 @@ class CommandLine:
         words = []
         for name, value in vars(self.flags).items():
             flag = f"--{name.replace('_', '-')}"
-            if name in NOT_HANDED_ON or not value:
+            if name in HYDRA_MAIN_ARGUMENTS or not value:
                 continue
             words.append(flag)
             if value is not True:
                 words[-1] = f"{flag}={value}"
         before = sys.argv
-        full_error = os.environ.get(FULL_ERROR)
+        full_error = os.environ.get(FULL_ERROR_VARIABLE)
         sys.argv = [sys.argv[0], *words, *self.overrides, *more]
         # Without the variable Hydra prints an error and ends the process with exit code 1.
-        os.environ[FULL_ERROR] = "1"
+        os.environ[FULL_ERROR_VARIABLE] = "1"
         try:
             decorate = hydra.main(self.search.main, self.search.config_name, VERSION_BASE)
             decorate(job)()
         finally:
             sys.argv = before
-            del os.environ[FULL_ERROR]
+            del os.environ[FULL_ERROR_VARIABLE]
             if full_error is not None:
-                os.environ[FULL_ERROR] = full_error
+                os.environ[FULL_ERROR_VARIABLE] = full_error
 
 
-def _config_path(folder: str | None) -> str | None:
+def _resolve_config_path(folder: str | None) -> str | None:
     """Return the folder that ``--config-path`` names.
 
     A relative path is looked up in the working directory, then in the script's folder, where Hydra
@@ -135,4 +137,4 @@ def _config_path(folder: str | None) -> str | None:
     by_script = Path(sys.argv[0]).resolve().parent / folder
     if by_script.is_dir() and not Path(folder).is_dir():
         return str(by_script)
-    return str(config_folder(folder))
+    return str(find_config_folder(folder))

@@ -20,20 +20,25 @@ import yaml
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.extras import require_extra
-from bridge.front.folders import config_folder
+from bridge.front.folders import find_config_folder
 from bridge.front.job import StartRun, is_first_process
 from bridge.front.main import AroundSweep, main
-from bridge.front.plain_config import plain_container
+from bridge.front.plain_config import container_to_dict
 from bridge.front.train import check_and_sync, report_sweep
-from bridge.runtime.compare.arm import FAILED
-from bridge.runtime.compare.comparison import Comparison, exit_code
-from bridge.runtime.compare.gap import GATE, gate_of, too_short
+from bridge.runtime.compare.arm import FAILURE_FILE
+from bridge.runtime.compare.comparison import Comparison, get_exit_code
+from bridge.runtime.compare.gap import DEFAULT_GATE, parse_gate, describe_too_short
 from bridge.training.config import ConfigContainer
 
-SEEDS = 3
-FOLDER = "outputs/comparison"
+DEFAULT_SEEDS = 3
+SWEEP_FOLDER = "outputs/comparison"
 """The sweep's folder: the same from launch to launch, so that finished runs are found."""
-LENGTH = ("train", r"train\.train_iters", r"train\.lr_warmup_iters", r"logging\.log_interval")
+LENGTH_SETTINGS = (
+    "train",
+    r"train\.train_iters",
+    r"train\.lr_warmup_iters",
+    r"logging\.log_interval",
+)
 """Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs
 is judged."""
 
@@ -48,7 +53,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         sys.stdout.write(__doc__)
         return
     try:
-        rest, gate = _sweep_words(words)
+        rest, gate = _build_sweep_arguments(words)
     except BridgeError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
@@ -56,7 +61,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
     def before(sections: Mapping[str, Mapping[str, Any]]) -> None:
         require_extra("train", "A training run")
-        sweeps_length = re.compile(rf"\+*({'|'.join(LENGTH)})=.*,")
+        sweeps_length = re.compile(rf"\+*({'|'.join(LENGTH_SETTINGS)})=.*,")
         if not any(sweeps_length.match(word) for word in rest):
             require_enough_steps(sections["train"], sections["logging"])
 
@@ -66,17 +71,17 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
     around = AroundSweep(before=before, after=after)
     main(
         prepare_arm,
-        config_path=config_path or config_folder(),
+        config_path=config_path or find_config_folder(),
         name="train",
         words=rest,
         around=around,
     )
-    code = exit_code(made)
+    code = get_exit_code(made)
     if code:
         sys.exit(code)
 
 
-def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
+def _build_sweep_arguments(words: Sequence[str]) -> tuple[list[str], float]:
     """Return the words of the sweep and the gate; RunConfigError where no recipes are named."""
     settings: dict[str, str] = {}
     rest: list[str] = []
@@ -94,11 +99,11 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     if "train.seed" in keys and "seeds" in settings:
         rule, remedy = "counts the seeds that train.seed names", "Give one of the two."
         raise RunConfigError.of("seeds", rule, settings["seeds"], remedy)
-    seeds = _number_of_seeds(settings.get("seeds", str(SEEDS)))
-    gate = gate_of(settings.get("gate", f"{100 * GATE:g}%"))
+    seeds = _parse_seed_count(settings.get("seeds", str(DEFAULT_SEEDS)))
+    gate = parse_gate(settings.get("gate", f"{100 * DEFAULT_GATE:g}%"))
     excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
-        "hydra.sweep.dir": FOLDER,
+        "hydra.sweep.dir": SWEEP_FOLDER,
         "hydra.job.config.override_dirname.exclude_keys": excluded,
         "train.seed": ",".join(map(str, range(1, seeds + 1))),
         "data.seed": "${train.seed}",
@@ -110,7 +115,7 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     return rest, gate
 
 
-def _number_of_seeds(text: str) -> int:
+def _parse_seed_count(text: str) -> int:
     """Return the number that ``seeds=`` states."""
     if not re.fullmatch(r"[1-9]\d{0,2}", text):
         raise RunConfigError.of("seeds", "must be a number from 1 to 999", text, "Write seeds=3.")
@@ -129,7 +134,7 @@ def prepare_arm(config: ConfigContainer) -> StartRun:
 def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
     """Raise RunConfigError where runs of these settings are too short to tell anything."""
     interval, last = logging["log_interval"], train["train_iters"]
-    reason = too_short([*range(interval, last, interval), last], train["lr_warmup_iters"])
+    reason = describe_too_short([*range(interval, last, interval), last], train["lr_warmup_iters"])
     if reason is not None:
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
 
@@ -142,14 +147,14 @@ def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Pa
     if _is_finished(config, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
         return
-    (run_dir / FAILED).unlink(missing_ok=True)
+    (run_dir / FAILURE_FILE).unlink(missing_ok=True)
     try:
         start(run_dir)
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():
             content = json.dumps({"error": str(error)}) + "\n"
-            (run_dir / FAILED).write_text(content, encoding="utf-8")
+            (run_dir / FAILURE_FILE).write_text(content, encoding="utf-8")
 
 
 def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
@@ -157,10 +162,10 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         return False
-    ended = (run_dir / FAILED).is_file()
+    ended = (run_dir / FAILURE_FILE).is_file()
     summary = run_dir / "summary.json"
     if summary.is_file():
         iteration = json.loads(summary.read_text(encoding="utf-8"))["iteration"]
         ended = ended or iteration >= config.train.train_iters
-    plain = yaml.safe_load(yaml.safe_dump(plain_container(config)))
+    plain = yaml.safe_load(yaml.safe_dump(container_to_dict(config)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

@@ -31,25 +31,25 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import RunConfigError
-from bridge.front.errors import in_our_words
-from bridge.front.references import refuse_multiplied
-from bridge.front.search import JOB, Search
+from bridge.front.errors import translate_errors
+from bridge.front.references import refuse_expanding_references
+from bridge.front.search import DEFAULT_JOB_NAME, Search
 from bridge.precision.fields import COMMAND_LINE
-from bridge.preflight.origins import Layer, Origins, leaves
+from bridge.preflight.origins import ConfigLayer, Origins, flatten_leaves
 from bridge.preflight.problems import Problems
-from bridge.read.given_run import GivenRun
-from bridge.read.keys import (
-    KEYS,
-    OWNERS,
-    PRECISION,
-    RECIPES,
-    RUN_KEYS,
-    SECTIONS,
+from bridge.read.run_input import RunInput
+from bridge.read.run_keys import (
+    RUN_CONFIG_KEYS,
+    OWNER_SECTIONS,
+    PRECISION_KEY,
+    RECIPES_KEY,
+    NON_SECTION_KEYS,
+    SECTION_CLASSES,
     refuse_unknown_sections,
 )
-from bridge.read.recipe_sources import recipe_sources, trusted_sources
+from bridge.read.recipe_sources import parse_recipe_sources, get_trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_of_path, register_group
+from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
 
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""
@@ -59,11 +59,11 @@ def compose(
     search: Search,
     overrides: Sequence[str],
     *,
-    job_name: str = JOB,
+    job_name: str = DEFAULT_JOB_NAME,
     trust: bool = True,
     is_complete: bool = False,
     may_sweep: bool | None = False,
-) -> tuple[GivenRun, Any]:
+) -> tuple[RunInput, Any]:
     """Compose a run once, and return it with Hydra's own node of the config.
 
     The folders in that node are resolved.
@@ -81,8 +81,8 @@ def compose(
     Raises:
         RunConfigError: Everything that has no value, no such section, or would be instantiated.
     """
-    register()
-    with search.started(job_name) as loader, in_our_words(overrides, loader):
+    register_with_hydra()
+    with search.start_hydra_over_folders(job_name) as loader, translate_errors(overrides, loader):
         parsed = _parse_and_load(search, overrides, loader, trust=trust)
         swept: list[Override] = []
         words: list[str] = []
@@ -93,32 +93,32 @@ def compose(
                 words.append(str(override.input_line))
         whole = hydra.compose(search.config_name, words, return_hydra_config=True)
         is_sweep = may_sweep or (may_sweep is None and whole.hydra.mode == RunMode.MULTIRUN)
-        _refuse_swept(swept, is_sweep=is_sweep)
-        origins, recipes = _history(whole.hydra, loader)
+        _refuse_sweeps(swept, is_sweep=is_sweep)
+        origins, recipes = _collect_origins(whole.hydra, loader)
         plain: Any = OmegaConf.to_container(whole)
-        refuse_multiplied(plain, origins)
+        refuse_expanding_references(plain, origins)
         # Hydra would instantiate the callbacks of its own node, besides its plugins.
         problems = Problems(Origins())
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
         _resolve_folders(whole, plain, is_sweep=is_sweep)
-        with _referred_to(whole):
+        with _use_hydra_config(whole):
             kept = [str(key) for key in whole if key != "hydra"]
             config = OmegaConf.masked_copy(whole, kept)
-            given = _given(config, whole.hydra, origins, recipes, is_complete=is_complete)
+            given = _make_given_run(config, whole.hydra, origins, recipes, is_complete=is_complete)
             return given, whole.hydra
 
 
-def given_of_job(config: DictConfig) -> GivenRun:
+def read_job_config(config: DictConfig) -> RunInput:
     """Return the run of a job's config, which Hydra composed; called within the job.
 
     The job may run in the process of a sweep.
     """
     settings: Any = HydraConfig.get()
-    origins, recipes = _history(settings, GlobalHydra.instance().config_loader())
+    origins, recipes = _collect_origins(settings, GlobalHydra.instance().config_loader())
     plain: Any = OmegaConf.to_container(config)
-    refuse_multiplied(plain, origins)
-    return _given(config, settings, origins, recipes, is_complete=True)
+    refuse_expanding_references(plain, origins)
+    return _make_given_run(config, settings, origins, recipes, is_complete=True)
 
 
 def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
@@ -126,12 +126,12 @@ def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
 
     Overrides of unknown sections are refused.
     """
-    register()
-    with search.started() as loader, in_our_words(overrides, loader):
+    register_with_hydra()
+    with search.start_hydra_over_folders() as loader, translate_errors(overrides, loader):
         _parse_and_load(search, overrides, loader, trust=True)
 
 
-def register() -> None:
+def register_with_hydra() -> None:
     """Make the registry, the sections and ``${launched:FORMAT}`` known to every composition.
 
     The sections are open nodes for a primary config to begin with. Hydra closes the composed
@@ -140,21 +140,21 @@ def register() -> None:
     against the real class when the config is decoded.
     """
     register_group()
-    opened = (PRECISION, "silence", *OWNERS)
-    nodes: dict[str, Any] = dict.fromkeys((RECIPES, *RUN_KEYS))
+    opened = (PRECISION_KEY, "silence", *OWNER_SECTIONS)
+    nodes: dict[str, Any] = dict.fromkeys((RECIPES_KEY, *NON_SECTION_KEYS))
     nodes["precision_backend"] = "auto"
     for name in opened:
         nodes[name] = {}
-    for name, section in SECTIONS.items():
+    for name, section in SECTION_CLASSES.items():
         nodes[name] = dataclasses.asdict(section())
     sections = OmegaConf.create(nodes)
-    for name in (*opened, *SECTIONS):
+    for name in (*opened, *SECTION_CLASSES):
         OmegaConf.set_struct(sections[name], False)
     ConfigStore.instance().store(name="sections", node=sections, provider="bridge.front")
-    OmegaConf.register_new_resolver("launched", _launched, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("launched", _format_launch_time, use_cache=True, replace=True)
 
 
-def _launched(pattern: str) -> str:
+def _format_launch_time(pattern: str) -> str:
     """Return the time of the launch.
 
     Every process of a ``torchrun`` reads the clock of their common parent.
@@ -167,15 +167,15 @@ def _launched(pattern: str) -> str:
     return datetime.fromtimestamp(started).astimezone().strftime(pattern)
 
 
-def parsed_overrides(overrides: Sequence[str]) -> list[Override]:
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides as Hydra parses them; RunConfigError for a word that is none."""
-    with in_our_words(overrides):
-        return OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
+    with translate_errors(overrides):
+        return OverridesParser.create().parse_overrides(rewrite_null_groups(overrides))
 
 
-def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
+def rewrite_null_groups(overrides: Sequence[str]) -> list[str]:
     """Return overrides with ``SECTION=null`` as ``~SECTION``: Hydra takes no null for a group."""
-    nulls = {f"{key}=null": f"~{key}" for key in KEYS if key not in RUN_KEYS}
+    nulls = {f"{key}=null": f"~{key}" for key in RUN_CONFIG_KEYS if key not in NON_SECTION_KEYS}
     return [nulls.get(word, word) for word in overrides]
 
 
@@ -183,25 +183,25 @@ def _parse_and_load(
     search: Search, overrides: Sequence[str], loader: ConfigLoader, *, trust: bool
 ) -> list[Override]:
     """Return the parsed overrides, with the recipes loaded that they or the primary config name."""
-    parsed = parsed_overrides(overrides)
+    parsed = parse_overrides(overrides)
     naming = None
     for override in parsed:
-        if override.key_or_group == RECIPES:
+        if override.key_or_group == RECIPES_KEY:
             naming = override
     if naming is not None:
         named = None
         if not naming.is_delete():
             named = naming.value()
-        sources = recipe_sources(named)
+        sources = parse_recipe_sources(named)
     else:
-        named = _value_in_primary(search.config_name, RECIPES, loader)
-        sources = trusted_sources(search.config_name, named, trust=trust)
+        named = _read_primary_value(search.config_name, RECIPES_KEY, loader)
+        sources = get_trusted_sources(search.config_name, named, trust=trust)
     register_group(*sources)
     _refuse_unknown(parsed, loader)
     return parsed
 
 
-def _value_in_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
+def _read_primary_value(config_name: str, key: str, loader: ConfigLoader) -> Any:
     """Return what the primary config itself has under `key`, as plain data.
 
     None where it has nothing.
@@ -212,7 +212,7 @@ def _value_in_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
             plain: Any = OmegaConf.to_container(config)
             if not isinstance(plain, dict) or key not in plain:
                 return None
-            refuse_multiplied(plain, Origins())
+            refuse_expanding_references(plain, Origins())
             value: Any = OmegaConf.select(config, key)
             if OmegaConf.is_config(value):
                 return OmegaConf.to_container(value, resolve=True)
@@ -222,7 +222,7 @@ def _value_in_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
 
 def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None:
     keys = [override.key_or_group for override in overrides]
-    problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
+    problems = Problems(Origins.from_keys(keys, COMMAND_LINE))
     sources = loader.get_sources()
     for override in overrides:
         key = override.key_or_group
@@ -238,14 +238,14 @@ def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None
             if any(isinstance(name, bool | int | float | dict) for name in names):
                 problems.add(key, "must be the name of an option", value)
             continue
-        if override.is_hydra_override() or section in KEYS:
+        if override.is_hydra_override() or section in RUN_CONFIG_KEYS:
             continue
-        known = sorted({*KEYS, *loader.list_groups("")})
+        known = sorted({*RUN_CONFIG_KEYS, *loader.list_groups("")})
         problems.unknown(key, value, "no such section or group", known, word=section)
     problems.raise_any()
 
 
-def _refuse_swept(overrides: Sequence[Override], *, is_sweep: bool) -> None:
+def _refuse_sweeps(overrides: Sequence[Override], *, is_sweep: bool) -> None:
     """Refuse overrides with several values.
 
     They are legal in a sweep, except for Hydra's own settings.
@@ -276,7 +276,7 @@ def _resolve_folders(whole: DictConfig, plain: Mapping[str, Any], *, is_sweep: b
             # The log goes with the run: the folder of the launch may be read-only.
             settings.run.dir = run_dir
     place = settings.sweep if is_sweep else settings.run
-    with _referred_to(whole):
+    with _use_hydra_config(whole):
         folder = str(place.dir)  # reads the clock, once
     with read_write(settings), open_dict(settings):
         place.dir = folder
@@ -284,7 +284,7 @@ def _resolve_folders(whole: DictConfig, plain: Mapping[str, Any], *, is_sweep: b
 
 
 @contextmanager
-def _referred_to(whole: DictConfig) -> Iterator[None]:
+def _use_hydra_config(whole: DictConfig) -> Iterator[None]:
     """Let ``${hydra:...}`` mean this config's node in a ``with`` block."""
     singleton = HydraConfig.instance()
     before = singleton.cfg
@@ -295,7 +295,7 @@ def _referred_to(whole: DictConfig) -> Iterator[None]:
         singleton.cfg = before
 
 
-def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
+def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
     """Return who set the keys of a composed config, and the recipes in it.
 
     `settings` is Hydra's node of the config.
@@ -305,18 +305,18 @@ def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
     words: Any = OmegaConf.to_container(settings.overrides)  # a word may hold a ${reference}
     every = [*words["hydra"], *words["task"]]
     defaults = loader.compute_defaults_list(settings.job.config_name, every, RunMode.RUN).defaults
-    sources = _sources(settings, loader)
+    sources = _list_sources(settings, loader)
     (registered,) = [source for source in sources if isinstance(source, RecipeSource)]
     layers = []
     recipes = {}
     for default in defaults:
-        name = recipe_of_path(default.config_path or "")
+        name = find_recipe_name(default.config_path or "")
         if name is not None:
             recipes[name] = registered.recipe(name)
-        layer = _layer(default, sources, recipes)
+        layer = _make_layer(default, sources, recipes)
         if layer is not None:
             layers.append(layer)
-    origins = Origins.of_layers(layers)
+    origins = Origins.from_layers(layers)
     values = {key: dict(of_key) for key, of_key in origins.values.items()}
     for override in OverridesParser.create().parse_overrides(words["task"]):
         if override.key_or_group in settings.runtime.choices or override.is_sweep_override():
@@ -324,12 +324,12 @@ def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
         if override.is_delete():
             values.pop(override.key_or_group, None)
         else:
-            for key, value in leaves(override.value(), override.key_or_group).items():
+            for key, value in flatten_leaves(override.value(), override.key_or_group).items():
                 values.setdefault(key, {})[COMMAND_LINE] = value
     return dataclasses.replace(origins, values=values), recipes
 
 
-def _sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
+def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
     """Return the sources of configs in Hydra's order, those of ``hydra.searchpath`` too."""
     *sources, structured = loader.get_sources()
     kinds: dict[str, Any] = {}
@@ -342,9 +342,9 @@ def _sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
     return [*sources, structured]
 
 
-def _layer(
+def _make_layer(
     default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes
-) -> Layer | None:
+) -> ConfigLayer | None:
     """Return an entry of a defaults list with the keys that it sets.
 
     None for the nodes of Hydra and of code.
@@ -357,11 +357,11 @@ def _layer(
     for source in sources:
         if source.is_config(path):
             holders.append(source)
-            if source.scheme() != SCHEME:
+            if source.scheme() != URL_SCHEME:
                 others.append(source)
     if not holders or path.startswith("hydra/") or holders[0].scheme() == "structured":
         return None
-    recipe = recipe_of_path(path)
+    recipe = find_recipe_name(path)
     if recipe is not None and others:
         raise RunConfigError(
             f"{path}: is both a registered recipe and a YAML file, "
@@ -378,13 +378,15 @@ def _layer(
         if isinstance(plain, dict):
             values = dict(plain)
             values.pop("defaults", None)
-    is_recipe = path.startswith(f"{PRECISION}/")
-    return Layer(origin=origin, values=leaves(values, default.package or ""), is_recipe=is_recipe)
+    is_recipe = path.startswith(f"{PRECISION_KEY}/")
+    return ConfigLayer(
+        origin=origin, values=flatten_leaves(values, default.package or ""), is_recipe=is_recipe
+    )
 
 
-def _given(
+def _make_given_run(
     config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool
-) -> GivenRun:
+) -> RunInput:
     """Return a composed config as plain data with its references resolved.
 
     RunConfigError with everything that has no value, no such section, or would be instantiated.
@@ -396,15 +398,15 @@ def _given(
     except OmegaConfBaseException as error:
         path = error.full_key or "the configuration"
         why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{path}: cannot be resolved: {why} ({origins.of(path)}). Correct the reference."
+        text = f"{path}: cannot be resolved: {why} ({origins.get_origin(path)}). Correct the reference."
         raise RunConfigError(text) from error
-    sections: dict[str, Any] = _without_missing(resolved)
+    sections: dict[str, Any] = _drop_missing(resolved)
     problems = Problems(origins)
     refuse_unknown_sections(sections, problems)
     problems.raise_any()
-    choice = settings.runtime.choices.get(PRECISION)
-    recipe = recipes.get(recipe_of_path(f"{PRECISION}/{choice}") or "")
-    return GivenRun(
+    choice = settings.runtime.choices.get(PRECISION_KEY)
+    recipe = recipes.get(find_recipe_name(f"{PRECISION_KEY}/{choice}") or "")
+    return RunInput(
         sections=sections,
         choice=choice,
         recipe=recipe,
@@ -414,23 +416,23 @@ def _given(
 
 
 def _require_complete(config: DictConfig, origins: Origins) -> None:
-    values = leaves(OmegaConf.to_container(config, resolve=False), "")
+    values = flatten_leaves(OmegaConf.to_container(config, resolve=False), "")
     absent = sorted(path for path, value in values.items() if value == "???")
     if not absent:
         return
     needs = "need values"
     if len(absent) == 1:
         needs = "needs a value"
-    places = ", ".join(sorted(set(map(origins.of, absent))))
+    places = ", ".join(sorted(set(map(origins.get_origin, absent))))
     remedy = " ".join(f"{path}=VALUE" for path in absent)
     raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
 
 
-def _without_missing(value: Any) -> Any:
+def _drop_missing(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = {}
     for key, inner in value.items():
         if inner != "???":
-            kept[str(key)] = _without_missing(inner)
+            kept[str(key)] = _drop_missing(inner)
     return kept

@@ -1,4 +1,4 @@
-"""`container`: a run as a `ConfigContainer`, each value decoded by its field's annotation.
+"""`build_container`: a run as a `ConfigContainer`, each value decoded by its field's annotation.
 
 The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): what
 YAML and a command line make of a value is taken where it can only mean one thing, and refused where
@@ -23,29 +23,29 @@ from bridge.errors import (
     listed,
 )
 from bridge.extras import require_extra
-from bridge.model.shape import impossible_sizes
-from bridge.precision.fields import default_of
-from bridge.precision.matchers import file_content
-from bridge.precision.mode import mode_of, scheme_of
-from bridge.precision.module_row import schemes_of_rows
-from bridge.precision.statements import field_value
-from bridge.precision.values import coerce, torch_dtype
+from bridge.model.shape import find_impossible_sizes
+from bridge.precision.fields import get_field_default
+from bridge.precision.matchers import convert_to_file_content
+from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.module_row import list_row_schemes
+from bridge.precision.statements import get_field_value
+from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.preflight import declared_gpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run
-from bridge.read.keys import RUN_KEYS, SECTIONS
+from bridge.read.run_keys import NON_SECTION_KEYS, SECTION_CLASSES
 from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
+PADDING_FIELDS = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
 """Fields of the model that Megatron takes together with FP8 or FP4 alone."""
 
 
-def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
+def build_container(run: Run, problems: Problems | None = None) -> ConfigContainer:
     """Return the container of a run, its precision finalized and not yet written.
 
     Megatron Core is imported. RunConfigError has the `problems` that were found before too.
@@ -56,7 +56,7 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
     _refuse_foreign(run)
     require_extra("train", "A training run")
     _declare_gpu(run)
-    from bridge.runtime.megatron.deferred import (
+    from bridge.runtime.megatron.deferred_configs import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
     )  # heavy
@@ -67,27 +67,27 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
-    ours = decoded_sections(run, SECTIONS, problems)
-    arguments = decoded_sections(run, owners, problems, {"activation_func": ACTIVATIONS})
+    ours = decode_sections(run, SECTION_CLASSES, problems)
+    arguments = decode_sections(run, owners, problems, {"activation_func": ACTIVATIONS})
     problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    needed = _needed_at_construction(run.precision, arguments["model"])
+    needed = _collect_constructor_fields(run.precision, arguments["model"])
     try:
         made = {}
         for name, owner in owners.items():
-            made[name] = _made(name, owner, arguments[name], needed.get(name, {}))
+            made[name] = _build_config(name, owner, arguments[name], needed.get(name, {}))
     except RunConfigError:
         refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
         raise
-    sections = {name: cls(**ours[name]) for name, cls in SECTIONS.items()}
+    sections = {name: cls(**ours[name]) for name, cls in SECTION_CLASSES.items()}
     return ConfigContainer(
         **made,
         **sections,
-        **_run_values(run),
+        **_collect_run_values(run),
         mixed_precision=run.precision,
-        precision_choice=_plain_choice(run),
-        set_by=_plain_origins(run),
+        precision_choice=_choice_to_dict(run),
+        set_by=_origins_to_dict(run),
     )
 
 
@@ -100,24 +100,24 @@ def _refuse_foreign(run: Run) -> None:
         )
 
 
-def _run_values(run: Run) -> dict[str, Any]:
+def _collect_run_values(run: Run) -> dict[str, Any]:
     """Return the stated values of a run that are no sections: its target, its backend, ..."""
     values = {}
-    for key in RUN_KEYS:
+    for key in NON_SECTION_KEYS:
         value = run.sections.get(key)
         if value is not None:
             values[key] = value
     return values
 
 
-def _plain_choice(run: Run) -> dict[str, object] | None:
+def _choice_to_dict(run: Run) -> dict[str, object] | None:
     """Return the choice that was made for `auto` as plain data."""
     if run.choice is None:
         return None
     return run.choice.to_dict()
 
 
-def _plain_origins(run: Run) -> dict[str, dict[str, Any]]:
+def _origins_to_dict(run: Run) -> dict[str, dict[str, Any]]:
     """Return key -> origin -> the value that the origin set."""
     origins = run.origins or Origins()
     return {key: dict(of_key) for key, of_key in origins.values.items()}
@@ -125,34 +125,34 @@ def _plain_origins(run: Run) -> dict[str, dict[str, Any]]:
 
 def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
     """Refuse what shows before data and model are built."""
-    from bridge.training.early_faults import early_faults  # heavy
+    from bridge.training.early_faults import find_early_faults  # heavy
 
     problems = problems or Problems(run.origins)
     refuse_impossible_sizes(run, problems)
-    problems.add_all(early_faults(config, run.origin_of))
+    problems.add_all(find_early_faults(config, run.origin_of))
     problems.raise_any()
 
 
 def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
     """Refuse numbers that no model can be built with, together with the problems found so far."""
-    problems.add_all(impossible_sizes(run.model))
+    problems.add_all(find_impossible_sizes(run.model))
     problems.raise_any()
 
 
 def _declare_gpu(run: Run) -> None:
-    if run.sections.get("precision_backend") != declared_gpu.BACKEND:
+    if run.sections.get("precision_backend") != declared_gpu.TE_CPU_BACKEND:
         return
     scheme = run.model.get("fp8_recipe")
     if run.model.get("fp4"):
         scheme = run.model.get("fp4_recipe")
     rows = None
     if run.precision is not None:
-        scheme = scheme_of(run.precision)
-        rows = field_value(run.precision, "modules")
-    declared_gpu.declare(run.sections.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
+        scheme = get_scheme(run.precision)
+        rows = get_field_value(run.precision, "modules")
+    declared_gpu.declare(run.sections.get("target"), schemes=[scheme, *list_row_schemes(rows)])
 
 
-def decoded_sections(
+def decode_sections(
     run: Run,
     classes: Mapping[str, type[Any]],
     problems: Problems,
@@ -171,7 +171,7 @@ def decoded_sections(
     return decoded
 
 
-def _needed_at_construction(
+def _collect_constructor_fields(
     precision: MixedPrecisionConfig | None, model: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the fields of the precision without which Megatron refuses the configs, by section.
@@ -184,19 +184,21 @@ def _needed_at_construction(
     stated = precision.to_dict()
     model_fields: dict[str, Any] = {}
     if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
-        dtype = stated.get("pipeline_dtype") or mode_of(precision)
-        model_fields["pipeline_dtype"] = torch_dtype(dtype)
-    if PADDING & model.keys():
+        dtype = stated.get("pipeline_dtype") or get_mode(precision)
+        model_fields["pipeline_dtype"] = get_torch_dtype(dtype)
+    if PADDING_FIELDS & model.keys():
         for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
             if stated.get(name):
                 model_fields[name] = stated[name]
     ddp_fields: dict[str, Any] = {}
-    if field_value(precision, "fp8_param_gather"):
+    if get_field_value(precision, "fp8_param_gather"):
         ddp_fields["fp8_param_gather"] = True
     return {"model": model_fields, "ddp": ddp_fields}
 
 
-def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]) -> Any:
+def _build_config(
+    name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]
+) -> Any:
     """Return the config of Megatron's class.
 
     It was checked with the fields `needed`, and holds what was stated.
@@ -210,7 +212,7 @@ def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mappin
         remedy = "Correct the fields it is about."
         rule = f"Megatron Core refuses these settings ({why})"
         raise RunConfigError(f"{name}: {rule}. {remedy}") from error
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
+    defaults = {field.name: get_field_default(field) for field in dataclasses.fields(owner)}
     for field in needed:
         setattr(config, field, arguments.get(field, defaults[field]))
     return config
@@ -251,15 +253,15 @@ def decode_fields(
             if functions and name in functions and isinstance(value, str):
                 named = functions[name]
                 short = value.rpartition(".")[2]  # Megatron Bridge writes torch.nn.functional.silu
-                decoded[name] = named[_choice(short, tuple(named))]
+                decoded[name] = named[_decode_choice(short, tuple(named))]
             else:
-                decoded[name] = decode(value, hints[name])
+                decoded[name] = decode_value(value, hints[name])
         except WrongValueError as error:
             problems.add(path, error.rule, value, error.remedy)
     return decoded
 
 
-def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
+def decode_value(value: Any, annotation: Any, *, optional: bool = False) -> Any:
     """Return plain data as a value of the annotated type.
 
     WrongValueError where it cannot be read as that.
@@ -270,40 +272,40 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _union(value, arguments)
+        return _decode_union(value, arguments)
     if origin is Literal:
-        return _choice(value, arguments, optional=optional)
+        return _decode_choice(value, arguments, optional=optional)
     if annotation in (bool, int, float):
         return coerce(value, annotation.__name__)
     if annotation is str:
-        return _text(value, optional=optional)
+        return _decode_text(value, optional=optional)
     if origin in (list, tuple) or annotation in (list, tuple):
-        return _sequence(value, origin or annotation, arguments)
+        return _decode_sequence(value, origin or annotation, arguments)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return _member(value, annotation)
+        return _decode_enum(value, annotation)
     if getattr(annotation, "__module__", "") == "torch" and annotation.__name__ == "dtype":
-        return torch_dtype(coerce(value, "dtype"))
+        return get_torch_dtype(coerce(value, "dtype"))
     if annotation is Any:
         return value
     if isinstance(value, Mapping | str) and hasattr(annotation, "from_config_dict"):
-        return _recipe(value, annotation)
-    rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
+        return _decode_recipe(value, annotation)
+    rule = f"holds {_describe_annotation(annotation)}, which a configuration cannot describe"
     raise _NotDataError(rule, value, "Set it in Python.")
 
 
-def _recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
+def _decode_recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
     if isinstance(value, str):
         rule = "is the content of a file of configs and matchers, not its path"
         raise WrongValueError(rule, value, "Write the content.")
     try:
-        return annotation.from_config_dict(file_content(value))
+        return annotation.from_config_dict(convert_to_file_content(value))
     except Exception as error:  # noqa: BLE001  Megatron raises exceptions of any class
         why = " ".join(str(error).split()) or type(error).__name__
         rule = f"is refused by Megatron's RecipeConfig ({why})"
         raise WrongValueError(rule, dict(value), "Correct it.") from None
 
 
-def _union(value: Any, members: tuple[Any, ...]) -> Any:
+def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
     """Return the value as the first member it fits.
 
     A member of the value's own type comes before a member it can be turned into.
@@ -320,7 +322,7 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     refusals: list[WrongValueError] = []
     for member in (*of_its_type, *of_another):
         try:
-            return decode(value, member, optional=optional)
+            return decode_value(value, member, optional=optional)
         except WrongValueError as error:
             refusals.append(error)
     for refusal in refusals:
@@ -329,7 +331,7 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     raise refusals[0]
 
 
-def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
+def _decode_choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
     for name in known:
         if name == value and isinstance(name, bool) == isinstance(value, bool):
             return name
@@ -339,10 +341,10 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     names = list(map(str, known))
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
-    raise _none_of(value, names)
+    raise _make_choice_error(value, names)
 
 
-def _text(value: Any, *, optional: bool) -> str | None:
+def _decode_text(value: Any, *, optional: bool) -> str | None:
     if isinstance(value, str) or (optional and value is False):
         return coerce(value, "name", switch=optional)  # type: ignore[no-any-return]
     remedy = "Give a single value"
@@ -353,7 +355,7 @@ def _text(value: Any, *, optional: bool) -> str | None:
     raise WrongValueError("must be text", value, f"{remedy}.")
 
 
-def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
+def _decode_sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
     if not isinstance(value, list | tuple):
         raise WrongValueError("must be a list", value, "Write [a, b].")
     is_fixed = kind is tuple and arguments and Ellipsis not in arguments
@@ -366,26 +368,26 @@ def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
             item = arguments[0]
         annotations = [item] * len(value)
     try:
-        return kind(map(decode, value, annotations))
+        return kind(map(decode_value, value, annotations))
     except WrongValueError as error:
         raise WrongValueError(f"each item {error.rule}", list(value), error.remedy) from None
 
 
-def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
+def _decode_enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     """Return the member of a name or a value, which is what a YAML of Megatron Bridge holds."""
     is_plain = isinstance(value, str | int) and not isinstance(value, bool)
     for member in kind:
         if is_plain and str(value).lower() in (member.name.lower(), str(member.value).lower()):
             return member
-    raise _none_of(value, list(kind.__members__))
+    raise _make_choice_error(value, list(kind.__members__))
 
 
-def _none_of(value: Any, names: list[str]) -> WrongValueError:
+def _make_choice_error(value: Any, names: list[str]) -> WrongValueError:
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
     return WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
-def _spelled(annotation: Any) -> str:
+def _describe_annotation(annotation: Any) -> str:
     if typing.get_origin(annotation) is Callable or annotation in (Callable, typing.Callable):
         return "a function"
     return f"a {getattr(annotation, '__name__', str(annotation))} object"

@@ -26,17 +26,17 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.fields import COMMAND_LINE
-from bridge.read.keys import KEYS, PRECISION
+from bridge.read.run_keys import RUN_CONFIG_KEYS, PRECISION_KEY
 from bridge.registry.registry import REGISTRY
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
-COMPOSERS = frozenset({"hydra", "hydra_plugins", "omegaconf", "antlr4", "yaml"})
+COMPOSER_PACKAGES = frozenset({"hydra", "hydra_plugins", "omegaconf", "antlr4", "yaml"})
 """The packages that compose a config, and raise a plain ValueError for their user's mistakes."""
 
-CRASH = "Run folder: "
+RUN_FOLDER_NOTE = "Run folder: "
 """Begins the note on a job's own error."""
-SENTENCES = {
+MESSAGE_SENTENCES = {
     r"Could not delete from config\. '(?P<key>[^']*)' does not exist": (
         "{key}: has no value that could be taken back (command line). Remove ~{key}."
     ),
@@ -62,7 +62,9 @@ their text."""
 
 
 @contextmanager
-def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Iterator[None]:
+def translate_errors(
+    overrides: Sequence[str], loader: ConfigLoader | None = None
+) -> Iterator[None]:
     """Translate the errors of a block.
 
     A crash stays as it is: of the job, whose folder is noted on it, and of this package's code.
@@ -71,15 +73,15 @@ def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -
         yield
     except COMPOSITION_ERRORS as error:
         notes = getattr(error, "__notes__", ())
-        is_crash = any(note.startswith(CRASH) for note in notes)
-        if type(error) is ValueError and not _is_of_composer(error):
+        is_crash = any(note.startswith(RUN_FOLDER_NOTE) for note in notes)
+        if type(error) is ValueError and not _is_raised_by_composer(error):
             is_crash = True
         if isinstance(error, BridgeError) or is_crash:
             raise
-        raise translated(error, overrides, loader) from error
+        raise translate_error(error, overrides, loader) from error
 
 
-def _is_of_composer(error: Exception) -> bool:
+def _is_raised_by_composer(error: Exception) -> bool:
     """Return whether a package that composes raised an error, rather than this one's code.
 
     The last function that is one of theirs or ours decides. It may have called the standard
@@ -89,12 +91,12 @@ def _is_of_composer(error: Exception) -> bool:
     last = own
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package == own or package in COMPOSERS:
+        if package == own or package in COMPOSER_PACKAGES:
             last = package
     return last != own
 
 
-def translated(
+def translate_error(
     error: Exception, overrides: Sequence[str], loader: ConfigLoader | None
 ) -> BridgeError:
     """Return the error to show instead of one of Hydra's.
@@ -103,13 +105,13 @@ def translated(
     found, for near names.
     """
     if type(error) is ValueError:
-        too_long = _long_number(overrides)
+        too_long = _find_long_number(overrides)
         if too_long is not None:
             return too_long
     if isinstance(error, OverrideParseException):
-        return _no_override(error)
+        return _translate_parse_error(error)
     if isinstance(error, MissingConfigException):
-        return _missing(error, overrides, loader)
+        return _translate_missing_config(error, overrides, loader)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return RunConfigError(
@@ -118,20 +120,20 @@ def translated(
     if isinstance(error, OSError) and error.strerror:
         why = f"{error.strerror}: {str(error.filename)!r:.80}"
         return RunConfigError(f"The configuration cannot be composed. {why}.")
-    return _by_its_text(error)
+    return _translate_by_message(error)
 
 
-def _by_its_text(error: Exception) -> RunConfigError:
+def _translate_by_message(error: Exception) -> RunConfigError:
     """Return the error whose sentence fits the text of Hydra's error, or that text itself."""
     cause = None
     if isinstance(error.__cause__, OmegaConfBaseException):
         cause = error.__cause__
-    for pattern, sentence in SENTENCES.items():
+    for pattern, sentence in MESSAGE_SENTENCES.items():
         match = re.search(pattern, str(error))
         if match:
             siblings = getattr(cause, "parent_node", None) or ()
             known = list(map(str, siblings))
-            hint, matches = _hint(str(getattr(cause, "key", "")), known)
+            hint, matches = _format_hint(str(getattr(cause, "key", "")), known)
             return RunConfigError(sentence.format(**match.groupdict(), hint=hint), matches)
     text = str(error)
     if cause is not None and str(cause) not in text:
@@ -143,7 +145,7 @@ def _by_its_text(error: Exception) -> RunConfigError:
     return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
 
 
-def _long_number(overrides: Sequence[str]) -> RunConfigError | None:
+def _find_long_number(overrides: Sequence[str]) -> RunConfigError | None:
     """Return the error of a number that has more digits than Python reads; None without one."""
     most = sys.get_int_max_str_digits()
     for word in overrides:
@@ -156,14 +158,14 @@ def _long_number(overrides: Sequence[str]) -> RunConfigError | None:
     return None
 
 
-def _no_override(error: OverrideParseException) -> RunConfigError:
+def _translate_parse_error(error: OverrideParseException) -> RunConfigError:
     """Return the error of a word that Hydra cannot parse as an override."""
     word = str(error.override)
-    is_key = "=" not in word and word.partition(".")[0] in KEYS
+    is_key = "=" not in word and word.partition(".")[0] in RUN_CONFIG_KEYS
     if is_key:
         return RunConfigError(f"{word!r} is no override (command line). Write {word}=VALUE.")
     if word in REGISTRY:
-        assignment = f"{PRECISION}={word}"
+        assignment = f"{PRECISION_KEY}={word}"
         return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
     return RunConfigError(
         f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value "
@@ -171,7 +173,7 @@ def _no_override(error: OverrideParseException) -> RunConfigError:
     )
 
 
-def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
+def _format_hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
     """Return what to do about a name that does not exist, and the nearest that do."""
     matches = close_matches(word, known)
     hint = did_you_mean(matches)
@@ -180,7 +182,7 @@ def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
     return hint or "Remove it.", matches
 
 
-def _missing(
+def _translate_missing_config(
     error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None
 ) -> BridgeError:
     """Return the error of a config that no folder of the search path has."""
@@ -200,10 +202,10 @@ def _missing(
     for word in overrides:
         if word.lstrip("+").startswith(f"{group}=") and option in word:
             origin = COMMAND_LINE
-    return _missing_option(group, option, origin, error, loader)
+    return _make_missing_option_error(group, option, origin, error, loader)
 
 
-def _missing_option(
+def _make_missing_option_error(
     group: str,
     option: str,
     origin: str,
@@ -216,29 +218,29 @@ def _missing_option(
         options = loader.get_group_options(group)
     got = f"got {option!r} ({origin})"
     name = str(error.missing_cfg_file)
-    if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
-        return _file_as_recipe(name.removeprefix(f"{PRECISION}/"))
-    if group == PRECISION:
-        return _unknown_recipe(option, options, got)
+    if name.startswith(f"{PRECISION_KEY}/") and name.endswith((".yaml", ".yml")):
+        return _make_recipe_path_error(name.removeprefix(f"{PRECISION_KEY}/"))
+    if group == PRECISION_KEY:
+        return _make_unknown_recipe_error(option, options, got)
     if not options and loader is not None:  # the group itself does not exist
         groups = [known for known in loader.list_groups("") if known != "hydra"]
-        hint, matches = _hint(group, groups)
+        hint, matches = _format_hint(group, groups)
         return RunConfigError(f"{group}: no such group, {got}. {hint}", matches)
-    hint, matches = _hint(option, options)
+    hint, matches = _format_hint(option, options)
     return RunConfigError(f"{group or 'defaults'}: no such option, {got}. {hint}", matches)
 
 
-def _file_as_recipe(path: str) -> RunConfigError:
+def _make_recipe_path_error(path: str) -> RunConfigError:
     """Return the error of a path in the place of a recipe's name."""
     rule = "must be a recipe's name, not a file"
     remedy = "check, plan and memory read a run's file with --config."
-    return RunConfigError.of(PRECISION, rule, path, remedy)
+    return RunConfigError.of(PRECISION_KEY, rule, path, remedy)
 
 
-def _unknown_recipe(option: str, options: Sequence[str], got: str) -> UnknownRecipeError:
+def _make_unknown_recipe_error(option: str, options: Sequence[str], got: str) -> UnknownRecipeError:
     """Return the error of a recipe that is neither registered nor a file of the group."""
     matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
-    remedy = REGISTRY.where_listed
+    remedy = REGISTRY.listing_hint
     if matches:
         remedy = f"{did_you_mean(matches)} {remedy}"
-    return UnknownRecipeError(f"{PRECISION}: no such recipe, {got}. {remedy}", matches)
+    return UnknownRecipeError(f"{PRECISION_KEY}: no such recipe, {got}. {remedy}", matches)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import bridge
 from bridge.errors import RunConfigError, close_matches, did_you_mean, listed
-from bridge.read.run_file import FILES, file_in
+from bridge.read.run_file import RUN_FILE_NAMES, locate_run_file
 
 
-def config_folder(folder: Path | str | None = None) -> Path:
+def find_config_folder(folder: Path | str | None = None) -> Path:
     """Return the folder of the Hydra tree: `folder`, or else ``conf`` here, or the package's."""
     if folder is None:
         if Path("conf/config.yaml").is_file():
             return Path("conf").resolve()
-        return shipped_folder()
+        return find_shipped_folder()
     # os.path.isdir answers for a path that is too long; Path.is_dir raises.
     if os.path.isdir(Path(folder)):  # noqa: PTH112
         return Path(folder).resolve()
@@ -27,31 +27,31 @@ def config_folder(folder: Path | str | None = None) -> Path:
     raise RunConfigError.of("--config-path", "there is no such folder", str(folder), hint, matches)
 
 
-def place_of(name: Path | str) -> Path:
+def find_path(name: Path | str) -> Path:
     """Return the path of a file or folder, which is looked up here, then in the repository."""
-    path, shipped = Path(name), shipped_folder().parent / name
+    path, shipped = Path(name), find_shipped_folder().parent / name
     # os.path.exists answers for a path that is too long; Path.exists raises.
     if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110
         return shipped
     return path
 
 
-def described_file(name: Path | str) -> Path:
+def find_run_file(name: Path | str) -> Path:
     """Return the file that describes a run: the named one, or that in the named folder."""
     if not str(name).isprintable():
         rule, remedy = "must be a path of printable characters", "Rename the file."
         raise RunConfigError.of("--config", rule, str(name), remedy)
-    path = place_of(name)
-    if not os.path.isdir(path):  # noqa: PTH112  as in `config_folder`
+    path = find_path(name)
+    if not os.path.isdir(path):  # noqa: PTH112  as in `find_config_folder`
         return path
-    file = file_in(path)
+    file = locate_run_file(path)
     if file == path:
-        rule, remedy = f"holds no {listed(FILES)}", "Give the folder of a run, or a file."
+        rule, remedy = f"holds no {listed(RUN_FILE_NAMES)}", "Give the folder of a run, or a file."
         raise RunConfigError.of("--config", rule, str(path), remedy)
     return file
 
 
-def shipped_folder() -> Path:
+def find_shipped_folder() -> Path:
     """Return the Hydra tree of this package: inside it, or next to it in a checkout."""
     package = Path(str(bridge.__file__)).resolve().parent
     installed = package / "conf"

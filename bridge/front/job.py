@@ -16,12 +16,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
-from bridge.front.compose import given_of_job
-from bridge.front.decode import container, require_startable
-from bridge.front.errors import CRASH
-from bridge.front.loader import run_of
-from bridge.read.given_run import GivenRun
-from bridge.registry.hydra_group import own_environment
+from bridge.front.compose import read_job_config
+from bridge.front.decode import build_container, require_startable
+from bridge.front.errors import RUN_FOLDER_NOTE
+from bridge.front.loader import make_run
+from bridge.read.run_input import RunInput
+from bridge.registry.hydra_group import restore_environment
 from bridge.training.config import ConfigContainer
 
 StartRun = Callable[[Path], None]
@@ -30,7 +30,7 @@ PrepareRun = Callable[[ConfigContainer], StartRun]
 """Checks a run, writes its precision into the configs in memory, and returns the function that
 starts it. It writes no file."""
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """The errors of a disk that takes no more."""
 
 log = logging.getLogger(__name__)
@@ -65,22 +65,22 @@ class Job:
         run_dir = Path(settings.runtime.output_dir)
         run = self.run
         try:
-            with own_environment():
+            with restore_environment():
                 if run is None:
-                    run = prepared_run(given_of_job(config), self.prepare)
+                    run = prepare_run(read_job_config(config), self.prepare)
                 run_dir = Path(run.config.logging.run_dir or run_dir)
                 run.start(run_dir)
         except Exception as raised:
-            error = _error_to_show(raised, run_dir)
+            error = _choose_error(raised, run_dir)
             if not isinstance(error, BridgeError):
-                error.add_note(f"{CRASH}{run_dir}")
+                error.add_note(f"{RUN_FOLDER_NOTE}{run_dir}")
             elif self.run is not None:
                 self.refused = error
                 return
             if settings.mode == RunMode.MULTIRUN:
                 _log_failure(error)
                 if run is None:
-                    _remove_empty(run_dir, settings.job.name)
+                    _remove_empty_folder(run_dir, settings.job.name)
             if error is raised:
                 raise
             raise error from raised
@@ -97,20 +97,20 @@ def _log_failure(error: Exception) -> None:
     log.log(logging.ERROR, "This job failed. %s", error, exc_info=traceback)
 
 
-def _remove_empty(run_dir: Path, job_name: str) -> None:
+def _remove_empty_folder(run_dir: Path, job_name: str) -> None:
     """Remove the run folder that Hydra made for a job which was refused, unless it has files."""
     names = {path.name for path in run_dir.iterdir()}
     if names <= {".hydra", f"{job_name}.log"}:
         shutil.rmtree(run_dir)
 
 
-def _error_to_show(error: Exception, run_dir: Path) -> Exception:
+def _choose_error(error: Exception, run_dir: Path) -> Exception:
     """Return the error to show: one sentence where a file of the run could not be written.
 
     On a full disk the end of a run fails too: the error that ended the run is shown where it is one
     of ours.
     """
-    if not isinstance(error, OSError) or error.errno not in DISK:
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return error
     earlier = error.__context__
     while earlier is not None:
@@ -127,14 +127,14 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def prepared_run(composed: GivenRun, prepare: PrepareRun) -> PreparedRun:
+def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
     """Prepare a composed run, which passes every check, and make its folder where one is named.
 
     Raises:
         BridgeError: The run cannot begin.
     """
-    run, problems = run_of(composed)
-    config = container(run, problems)
+    run, problems = make_run(composed)
+    config = build_container(run, problems)
     start = prepare(config)
     require_startable(config, run, problems)
     folder = config.logging.run_dir

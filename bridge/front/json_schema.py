@@ -12,13 +12,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridge.precision.config import FIELDS
-from bridge.precision.field_docs import FieldDoc, field_docs
+from bridge.precision.field_docs import FieldDoc, read_field_docs
 from bridge.precision.fields import StatedField
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.precision.values import NO, SPELLINGS, YES
-from bridge.read.keys import MADE_BY, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.precision.coercion import FALSE_WORDS, DTYPE_SPELLINGS, TRUE_WORDS
+from bridge.read.run_keys import (
+    RECIPE_NAME_KEY,
+    OWNER_SECTIONS,
+    PRECISION_KEY,
+    RECIPES_KEY,
+    SECTION_CLASSES,
+)
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.fields import FIELDS as OWNER_FIELDS
+from bridge.target.fields import OWNER_FIELDS as OWNER_FIELDS
 
 Schema = dict[str, Any]
 
@@ -26,40 +32,47 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 """The one that yaml-language-server knows."""
 INTERPOLATION = r"\$\{"
 """In a text that OmegaConf replaces by a value."""
-DTYPES = ("bf16", "fp16", "fp32")
-NAMES = {"fp8_recipe": tuple(FP8_SCHEMES), "fp4_recipe": tuple(FP4_SCHEMES)}
+DTYPE_EXAMPLES = ("bf16", "fp16", "fp32")
+NAME_EXAMPLES = {"fp8_recipe": tuple(FP8_SCHEMES), "fp4_recipe": tuple(FP4_SCHEMES)}
 """Field with the name of a scaling scheme -> the known ones."""
 
 
-def recipe_schema() -> Schema:
+def build_recipe_schema() -> Schema:
     """Return the schema of a recipe in YAML, a file of the group `mixed_precision`."""
     return {
         "$schema": DIALECT,
         "title": "A mixed-precision recipe",
-        **_recipe(extra={"defaults": _defaults()}),
+        **_build_precision_schema(extra={"defaults": _build_defaults_schema()}),
     }
 
 
-def run_schema() -> Schema:
+def build_run_schema() -> Schema:
     """Return the schema of a file of sections that describes a run."""
-    sections: Schema = {name: _section(name) for name in (*OWNERS, *SECTIONS)}
+    sections: Schema = {
+        name: _build_section_schema(name) for name in (*OWNER_SECTIONS, *SECTION_CLASSES)
+    }
     precision = {
         "description": "The precision: a recipe's name, or its fields.",
-        "anyOf": [{"type": ["string", "null"]}, _recipe(extra={MADE_BY: {"type": "string"}})],
+        "anyOf": [
+            {"type": ["string", "null"]},
+            _build_precision_schema(extra={RECIPE_NAME_KEY: {"type": "string"}}),
+        ],
     }
     others: Schema = {
-        "defaults": _defaults(),
-        "target": _typed(
+        "defaults": _build_defaults_schema(),
+        "target": _build_typed_schema(
             "The machines of the run: h100x64,te2.9,cuda12.9.", "string", "array", "null"
         ),
-        "silence": _typed("Id of a rule -> the reason for which it is silenced.", "object", "null"),
-        "precision_backend": _typed(
+        "silence": _build_typed_schema(
+            "Id of a rule -> the reason for which it is silenced.", "object", "null"
+        ),
+        "precision_backend": _build_typed_schema(
             "What runs FP8 and FP4 matrix multiplications.", "string", "null"
         ),
-        "precision_schedule": _typed(
+        "precision_schedule": _build_typed_schema(
             "The precisions of a run in phases.", "array", "object", "null"
         ),
-        RECIPES: _typed(
+        RECIPES_KEY: _build_typed_schema(
             "Modules or files of recipes, which are Python and run with --trust.",
             "string",
             "array",
@@ -70,76 +83,81 @@ def run_schema() -> Schema:
         "$schema": DIALECT,
         "title": "A run, in sections",
         "type": "object",
-        "properties": {PRECISION: precision, **sections, **others},
+        "properties": {PRECISION_KEY: precision, **sections, **others},
         "additionalProperties": False,
     }
 
 
-def _recipe(extra: Schema) -> Schema:
+def _build_precision_schema(extra: Schema) -> Schema:
     """Return the schema of a mapping of a precision's fields."""
-    docs = field_docs(MixedPrecisionConfig)
+    docs = read_field_docs(MixedPrecisionConfig)
     properties = {}
     for name, field in FIELDS.items():
-        properties[name] = _described(_field_schema(field), docs[name])
+        properties[name] = _add_description(_build_field_schema(field), docs[name])
     properties.update(extra)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _section(name: str) -> Schema:
+def _build_section_schema(name: str) -> Schema:
     """Return the schema of a section: the known fields by their types.
 
     A model's provider may have more.
     """
     properties = {}
     for field_name, row in OWNER_FIELDS.get(name, {}).items():
-        properties[field_name] = _kind_schema(row.kind)
-    if name in SECTIONS:
-        docs = field_docs(SECTIONS[name])
-        for field in dataclasses.fields(SECTIONS[name]):
-            properties[field.name] = _described(_any(), docs.get(field.name))
+        properties[field_name] = _build_kind_schema(row.kind)
+    if name in SECTION_CLASSES:
+        docs = read_field_docs(SECTION_CLASSES[name])
+        for field in dataclasses.fields(SECTION_CLASSES[name]):
+            properties[field.name] = _add_description(_build_any_schema(), docs.get(field.name))
     return {"type": ["object", "null"], "properties": properties}
 
 
-def _defaults() -> Schema:
+def _build_defaults_schema() -> Schema:
     return {
         "description": "The configs that this one is composed of, in Hydra's words.",
         "type": "array",
     }
 
 
-def _typed(description: str, *types: str) -> Schema:
+def _build_typed_schema(description: str, *types: str) -> Schema:
     """Return the schema of a value of one of some types, with its description."""
     return {"description": description, "type": list(types)}
 
 
-def _described(schema: Schema, doc: FieldDoc | None) -> Schema:
+def _add_description(schema: Schema, doc: FieldDoc | None) -> Schema:
     """Return a schema with the sentence below its field."""
     if doc is None:
         return schema
     return {"description": doc.text, **schema}
 
 
-def _field_schema(field: StatedField) -> Schema:
+def _build_field_schema(field: StatedField) -> Schema:
     """Return the schema of a field of the precision."""
-    schema = _kind_schema(field.kind)
+    schema = _build_kind_schema(field.kind)
     if field.kind == "dtype":
         further = [spelling for spelling, _ in field.spellings]
-        schema = _dtype_schema(further)
-    examples = field.choices or field.examples or NAMES.get(field.name, ())
+        schema = _build_dtype_schema(further)
+    examples = field.choices or field.examples or NAME_EXAMPLES.get(field.name, ())
     if examples:
         schema["examples"] = list(examples)
     return schema
 
 
-def _kind_schema(kind: str) -> Schema:
+def _build_kind_schema(kind: str) -> Schema:
     """Return the schema of the values of a kind; null is no value, or takes a statement back."""
     if kind == "bool":
-        return {"anyOf": [{"type": ["boolean", "null"]}, _text_pattern((*YES, *NO))]}
+        return {
+            "anyOf": [
+                {"type": ["boolean", "null"]},
+                _build_text_schema((*TRUE_WORDS, *FALSE_WORDS)),
+            ]
+        }
     if kind in ("int", "float"):
         text = {"type": "string", "pattern": rf"[0-9]|[Ii][Nn][Ff]|{INTERPOLATION}"}
         return {"anyOf": [{"type": ["number", "null"]}, text]}
     if kind == "dtype":
-        return _dtype_schema(())
+        return _build_dtype_schema(())
     if kind == "rows":
         row = {
             "type": "object",
@@ -148,21 +166,21 @@ def _kind_schema(kind: str) -> Schema:
         return {"anyOf": [{"type": "array", "items": row}, {"type": ["null", "string"]}]}
     if kind in ("name", "format"):
         return {"type": ["string", "boolean", "null"]}
-    return _any()
+    return _build_any_schema()
 
 
-def _dtype_schema(further: Iterable[str]) -> Schema:
+def _build_dtype_schema(further: Iterable[str]) -> Schema:
     """Return the schema of a dtype, which may have further spellings in one field."""
-    text = _text_pattern((*SPELLINGS, *further), before=r"(?:torch\.)?")
-    return {"anyOf": [{"type": "null"}, text], "examples": list(DTYPES)}
+    text = _build_text_schema((*DTYPE_SPELLINGS, *further), before=r"(?:torch\.)?")
+    return {"anyOf": [{"type": "null"}, text], "examples": list(DTYPE_EXAMPLES)}
 
 
-def _any() -> Schema:
+def _build_any_schema() -> Schema:
     """Return the schema of any value."""
     return {}
 
 
-def _text_pattern(words: Iterable[str], before: str = "") -> Schema:
+def _build_text_schema(words: Iterable[str], before: str = "") -> Schema:
     """Return the schema of some words in any case, or of an interpolation.
 
     The dialect has no flag for the case.
@@ -182,5 +200,5 @@ def _text_pattern(words: Iterable[str], before: str = "") -> Schema:
     }
 
 
-SCHEMAS: Mapping[str, Any] = {"recipe": recipe_schema, "run": run_schema}
+SCHEMAS: Mapping[str, Any] = {"recipe": build_recipe_schema, "run": build_run_schema}
 """Kind of a YAML file -> the function that returns its schema."""

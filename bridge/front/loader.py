@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.decode import decoded_sections, refuse_impossible_sizes
-from bridge.front.folders import config_folder, described_file
-from bridge.front.stated_precision import over_recipe, stated_precision
-from bridge.model.section import ROLES, read_section
+from bridge.front.decode import decode_sections, refuse_impossible_sizes
+from bridge.front.folders import find_config_folder, find_run_file
+from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
+from bridge.model.section import SECTION_NAMES, read_section
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
-from bridge.preflight.silence import refuse_unknown
-from bridge.read.given_run import GivenRun
-from bridge.read.keys import PRECISION, SECTIONS
+from bridge.preflight.silence import refuse_unknown_names
+from bridge.read.run_input import RunInput
+from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.registry.registry import is_auto
-from bridge.rules.facts.near_names import nearest_fields
-from bridge.target.declaration import target_of
-from bridge.target.fields import NAMES
+from bridge.rules.facts.near_names import find_near_fields
+from bridge.target.declaration import make_target
+from bridge.target.fields import OWNER_FIELD_NAMES
 
 
 def load_run(
@@ -50,7 +50,7 @@ def load_run(
         overrides: Settings as on the training script's command line:
             ``mixed_precision=bf16_mixed``, ``target=h100x8``. They are written over those of the
             file or the tree.
-        config_path: Folder of the Hydra tree; None: what `config_folder` finds.
+        config_path: Folder of the Hydra tree; None: what `find_config_folder` finds.
         config_file: A file that describes a run, which is read instead of the tree: what
             `read_file` reads, or a folder with such a file; a relative path is looked up here, then
             in the repository.
@@ -74,23 +74,25 @@ def load_run(
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
-        read = read_config_file(described_file(config_file), overrides, trust=trust, choice=choice)
-        run, problems = run_of(read.given(str(config_file)))
+        read = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
+        run, problems = make_run(read.given(str(config_file)))
         run = replace(run, reading=read.reading)
     else:
-        folder = config_folder(config_path)
-        run, problems = _run_of_tree(
+        folder = find_config_folder(config_path)
+        run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    run = replace(run, reading=run.reading.released(run.target, is_stated=run.states_target))
+    run = replace(
+        run, reading=run.reading.with_target_release(run.target, is_stated=run.states_target)
+    )
     refuse_impossible_sizes(run, problems)
     if strict:
-        require_strict(run, problems)
+        require_plannable(run, problems)
     problems.raise_any()
     return run
 
 
-def _run_of_tree(
+def _compose_tree_run(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> tuple[Run, Problems]:
     """Return the run of a Hydra tree, its sections decoded, and its problems."""
@@ -98,12 +100,12 @@ def _run_of_tree(
     from bridge.front.search import Search
 
     source, _ = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
-    run, problems = run_of(source)
-    decoded_sections(run, SECTIONS, problems)
+    run, problems = make_run(source)
+    decode_sections(run, SECTION_CLASSES, problems)
     return run, problems
 
 
-def require_strict(run: Run, problems: Problems | None = None) -> None:
+def require_plannable(run: Run, problems: Problems | None = None) -> None:
     """Refuse a run that cannot be planned.
 
     Those are a mode that nothing states, values of a wrong type, fields that resemble one of
@@ -113,16 +115,16 @@ def require_strict(run: Run, problems: Problems | None = None) -> None:
     """
     problems = problems or Problems(run.origins)
     if run.reading.other_layers is not None:
-        raise RunConfigError(str(run.reading.unplanned))
+        raise RunConfigError(str(run.reading.no_plan_reason))
     run.require_mode()
-    for key in ROLES:
+    for key in SECTION_NAMES:
         section = read_section(key, run.section(key))
         for wrong in section.malformed:
             problems.add(wrong.path, wrong.rule, wrong.value, "Correct it")
-        if key not in NAMES:
+        if key not in OWNER_FIELD_NAMES:
             continue
         for name, value in section.unknown.items():
-            near = nearest_fields(key, name)
+            near = find_near_fields(key, name)
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
@@ -131,25 +133,25 @@ def require_strict(run: Run, problems: Problems | None = None) -> None:
         run.precision.finalize()
 
 
-def run_of(source: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
+def make_run(source: RunInput, *, resolve: bool = True) -> tuple[Run, Problems]:
     """Return a run with its precision stated, and its problems, which are not raised yet.
 
     Without `resolve` a run with ``mixed_precision=auto`` has no precision.
     """
-    stated_target = _stated_target(source)
-    target = target_of(stated_target)
-    source = _with_named_recipe(source)
+    stated_target = _get_stated_target(source)
+    target = make_target(stated_target)
+    source = _resolve_named_recipe(source)
     choice = None
     if is_auto(source.choice) and not resolve:
-        source = replace(source, choice=None, sections={**source.sections, PRECISION: None})
+        source = replace(source, choice=None, sections={**source.sections, PRECISION_KEY: None})
     elif is_auto(source.choice):
         model = source.sections.get("model") or {}
         name, choice = resolve_precision(source.choice, model, target)
-        source = over_recipe(source, name)
+        source = apply_over_recipe(source, name)
     problems = Problems(source.origins)
-    precision = stated_precision(source, problems)
+    precision = build_stated_precision(source, problems)
     sections = dict(source.sections)
-    sections.pop(PRECISION, None)
+    sections.pop(PRECISION_KEY, None)
     sections["target"] = stated_target
     _check_sections(sections, problems)
     run = Run(
@@ -163,7 +165,7 @@ def run_of(source: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
     return run, problems
 
 
-def _stated_target(source: GivenRun) -> str | None:
+def _get_stated_target(source: RunInput) -> str | None:
     """Return the target that a run states, as text."""
     target = source.sections.get("target")
     if target is None:
@@ -173,25 +175,25 @@ def _stated_target(source: GivenRun) -> str | None:
     return str(target)
 
 
-def _with_named_recipe(source: GivenRun) -> GivenRun:
+def _resolve_named_recipe(source: RunInput) -> RunInput:
     """Return a run with the recipe that its precision names, where no option of a group does."""
-    name = source.sections.get(PRECISION)
+    name = source.sections.get(PRECISION_KEY)
     if not isinstance(name, str):
         return source
-    source = replace(source, choice=name, sections={**source.sections, PRECISION: None})
+    source = replace(source, choice=name, sections={**source.sections, PRECISION_KEY: None})
     if is_auto(name):
         return source
-    return over_recipe(source, name)
+    return apply_over_recipe(source, name)
 
 
 def _check_sections(sections: Mapping[str, Any], problems: Problems) -> None:
     """Note the sections that are no mappings; refuse rules of `silence` that do not exist."""
-    for key in dict.fromkeys((*ROLES, *SECTIONS)):
+    for key in dict.fromkeys((*SECTION_NAMES, *SECTION_CLASSES)):
         section = sections.get(key) or {}
         if not isinstance(section, dict):
             problems.add(key, "must be a mapping of fields", section, f"Write {key}.FIELD=VALUE.")
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
-        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
+        refuse_unknown_names({str(rule): reason for rule, reason in silence.items()})
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)

@@ -23,16 +23,16 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from bridge.errors import BridgeError
-from bridge.front.command_line import FULL_ERROR, CommandLine
-from bridge.front.compose import compose, load_named_recipes, register
-from bridge.front.decode import decoded_sections
-from bridge.front.errors import in_our_words
-from bridge.front.job import Job, PrepareRun, is_first_process, prepared_run
-from bridge.front.loader import run_of
-from bridge.front.search import JOB
-from bridge.read.given_run import GivenRun
-from bridge.read.keys import SECTIONS
-from bridge.registry.hydra_group import own_environment
+from bridge.front.command_line import FULL_ERROR_VARIABLE, CommandLine
+from bridge.front.compose import compose, load_named_recipes, register_with_hydra
+from bridge.front.decode import decode_sections
+from bridge.front.errors import translate_errors
+from bridge.front.job import Job, PrepareRun, is_first_process, prepare_run
+from bridge.front.loader import make_run
+from bridge.front.search import DEFAULT_JOB_NAME
+from bridge.read.run_input import RunInput
+from bridge.read.run_keys import SECTION_CLASSES
+from bridge.registry.hydra_group import restore_environment
 from bridge.runtime.checkpoint.lock import require_unlocked
 
 CLOCK_SECONDS = 1
@@ -56,7 +56,7 @@ def main(
     prepare: PrepareRun,
     *,
     config_path: Path,
-    name: str = JOB,
+    name: str = DEFAULT_JOB_NAME,
     words: Sequence[str] | None = None,
     around: AroundSweep = AroundSweep(),
 ) -> None:
@@ -73,24 +73,24 @@ def main(
     if words is None:
         words = sys.argv[1:]
     try:
-        line = CommandLine.of(words, config_path=config_path, name=name)
-        with in_our_words(line.overrides):
-            _run(prepare, line, around)
+        line = CommandLine.from_arguments(words, config_path=config_path, name=name)
+        with translate_errors(line.overrides):
+            _run_command_line(prepare, line, around)
     except BridgeError as error:
-        if os.environ.get(FULL_ERROR) == "1":
+        if os.environ.get(FULL_ERROR_VARIABLE) == "1":
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
 
 
-def _run(prepare: PrepareRun, line: CommandLine, around: AroundSweep) -> None:
+def _run_command_line(prepare: PrepareRun, line: CommandLine, around: AroundSweep) -> None:
     flags, job = line.flags, Job(prepare, line.name)
     if flags.version or flags.shell_completion:
-        register()
+        register_with_hydra()
         line.start_hydra(job)
     elif flags.experimental_rerun:
-        register()
-        with line.search.started(line.name):
+        register_with_hydra()
+        with line.search.start_hydra_over_folders(line.name):
             line.start_hydra(job)
     elif flags.help or flags.hydra_help or flags.info:
         load_named_recipes(line.search, line.overrides)
@@ -105,7 +105,7 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
     may_sweep = None
     if flags.multirun:
         may_sweep = True
-    with own_environment():  # the variables that a recipe sets are those of its own run
+    with restore_environment():  # the variables that a recipe sets are those of its own run
         composed, settings = compose(
             line.search,
             line.overrides,
@@ -117,39 +117,39 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
         if not flags.cfg and not is_sweep:
             _run_once(line, job, composed, settings)
             return
-        sections = _checked_sections(composed)
+        sections = _check_sections(composed)
         if not flags.cfg and around.before is not None:
             around.before(sections)
     if flags.cfg:
         line.start_hydra(job)
     else:
-        _sweep(line, job, settings, around)
+        _run_sweep(line, job, settings, around)
 
 
-def _run_once(line: CommandLine, job: Job, composed: GivenRun, settings: Any) -> None:
+def _run_once(line: CommandLine, job: Job, composed: RunInput, settings: Any) -> None:
     """Prepare the run; then have Hydra make the run folder and the log, and start the run."""
-    job.run = prepared_run(composed, job.prepare)
+    job.run = prepare_run(composed, job.prepare)
     checkpoint = job.run.config.checkpoint
     if is_first_process():  # before Hydra makes a folder, or writes into that of another run
         require_unlocked(Path(settings.runtime.output_dir), "logging.run_dir")
         if checkpoint.save is not None:
             require_unlocked(Path(checkpoint.save), "checkpoint.save")
-    line.start_hydra(job, _override("hydra.run.dir", settings.run.dir))
+    line.start_hydra(job, _format_override("hydra.run.dir", settings.run.dir))
     if job.refused is not None:
         raise job.refused  # after Hydra's end, which would add a line of its own
 
 
-def _sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
+def _run_sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
     folder = Path(settings.runtime.output_dir)
     began = time.time() - CLOCK_SECONDS
     try:
-        line.start_hydra(job, _override("hydra.sweep.dir", settings.sweep.dir))
+        line.start_hydra(job, _format_override("hydra.sweep.dir", settings.sweep.dir))
     finally:
         if around.after is not None:
-            around.after(folder, _runs_of_sweep(folder, began))
+            around.after(folder, _list_sweep_runs(folder, began))
 
 
-def _runs_of_sweep(folder: Path, began: float) -> list[Path]:
+def _list_sweep_runs(folder: Path, began: float) -> list[Path]:
     """Return the run folders that a sweep wrote since a time, in order of their jobs."""
     numbers: dict[Path, int] = {}
     for path in folder.rglob(".hydra/hydra.yaml"):
@@ -158,18 +158,18 @@ def _runs_of_sweep(folder: Path, began: float) -> list[Path]:
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _override(key: str, value: str) -> str:
+def _format_override(key: str, value: str) -> str:
     """Return an override with a value of any characters."""
     return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
 
 
-def _checked_sections(composed: GivenRun) -> dict[str, dict[str, Any]]:
+def _check_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
     """Return the decoded sections, after every check that can do without Megatron Core.
 
     The fields of Megatron's classes are not looked at.
     """
-    run, problems = run_of(composed, resolve=False)
-    sections = decoded_sections(run, SECTIONS, problems)
+    run, problems = make_run(composed, resolve=False)
+    sections = decode_sections(run, SECTION_CLASSES, problems)
     problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()

@@ -65,18 +65,18 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
             log.warning("check: %s", finding)
 
     def _report(self, task: Any, executor: Any, folder: Path) -> Report | None:
-        file = _file_of(task, executor, folder)
+        file = _write_task_file(task, executor, folder)
         if file is None:
             return None
         return check(load_run(config_file=file, strict=False), target=self.target)
 
 
-def _file_of(task: Any, executor: Any, folder: Path) -> Path | None:
+def _write_task_file(task: Any, executor: Any, folder: Path) -> Path | None:
     """Write a task into a file that describes a run; None where it holds no config."""
     if isinstance(task, Script):
         file = folder / TASK
         variables = {**getattr(executor, "env_vars", {}), **task.env}
-        file.write_text(_shell_text(task, variables), encoding="utf-8")
+        file.write_text(_format_script(task, variables), encoding="utf-8")
         return file
     for argument in getattr(task, "__arguments__", {}).values():
         if hasattr(argument, "to_yaml"):  # Megatron Bridge's ConfigContainer
@@ -86,7 +86,7 @@ def _file_of(task: Any, executor: Any, folder: Path) -> Path | None:
     return None
 
 
-def _shell_text(script: Any, variables: dict[str, str]) -> str:
+def _format_script(script: Any, variables: dict[str, str]) -> str:
     """Return a script as one file of bash, with the variables and arguments that it starts with."""
     lines = []
     for name, value in variables.items():

@@ -7,15 +7,15 @@ import enum
 import functools
 from typing import Any
 
-from bridge.precision.fields import default_of
-from bridge.precision.statements import recipe_name
-from bridge.precision.values import dtype_token, is_torch_dtype
-from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
+from bridge.precision.fields import get_field_default
+from bridge.precision.statements import get_recipe_name
+from bridge.precision.coercion import parse_dtype, is_torch_dtype
+from bridge.read.run_keys import RECIPE_NAME_KEY, OWNER_SECTIONS, SECTION_CLASSES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.training.config import ConfigContainer
 
 
-def plain_container(config: ConfigContainer) -> dict[str, Any]:
+def container_to_dict(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data.
 
     Dtypes are tokens; functions and enums stand by name.
@@ -29,36 +29,36 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     if isinstance(stated, MixedPrecisionConfig):
         fields = stated.to_dict()
-        name = recipe_name(stated)
+        name = get_recipe_name(stated)
         stated = fields
         if name:
-            stated = {MADE_BY: name, **fields}
+            stated = {RECIPE_NAME_KEY: name, **fields}
     plain = {"mixed_precision": stated}
     for name, section in sections.items():
-        plain[name] = plain_value(section)
+        plain[name] = value_to_plain(section)
     return plain
 
 
-def plain_origins(config: ConfigContainer) -> dict[str, Any]:
+def origins_to_dict(config: ConfigContainer) -> dict[str, Any]:
     """Return who set each key as plain data, and defaults.
 
     Those are of each field that has another value now or was set.
     """
     defaults = {}
-    for name in (*OWNERS, *SECTIONS):
+    for name in (*OWNER_SECTIONS, *SECTION_CLASSES):
         section = getattr(config, name)
         for field in dataclasses.fields(section):
-            default = default_of(field)
+            default = get_field_default(field)
             if default is dataclasses.MISSING:
                 default = None
-            default = plain_value(default)
+            default = value_to_plain(default)
             key = f"{name}.{field.name}"
-            if key in config.set_by or default != plain_value(getattr(section, field.name)):
+            if key in config.set_by or default != value_to_plain(getattr(section, field.name)):
                 defaults[key] = default
-    return {"defaults": defaults, "set_by": plain_value(config.set_by)}
+    return {"defaults": defaults, "set_by": value_to_plain(config.set_by)}
 
 
-def plain_value(value: Any) -> Any:
+def value_to_plain(value: Any) -> Any:
     """Return a value of a config as plain data."""
     if isinstance(value, enum.Enum):
         if isinstance(value, str):
@@ -67,20 +67,20 @@ def plain_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_torch_dtype(value):
-        return dtype_token(value)
+        return parse_dtype(value)
     if isinstance(value, dict):
-        return {str(key): plain_value(inner) for key, inner in value.items()}
+        return {str(key): value_to_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(inner) for inner in value]
+        return [value_to_plain(inner) for inner in value]
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
             if not field.name.startswith("_"):
-                fields[field.name] = plain_value(getattr(value, field.name))
+                fields[field.name] = value_to_plain(getattr(value, field.name))
         return fields
     if isinstance(value, functools.partial):  # its text has an address, which differs between runs
         arguments = list(map(repr, value.args))
         for name, argument in value.keywords.items():
             arguments.append(f"{name}={argument!r}")
-        return f"{plain_value(value.func)}({', '.join(arguments)})"
+        return f"{value_to_plain(value.func)}({', '.join(arguments)})"
     return getattr(value, "__name__", None) or repr(value)

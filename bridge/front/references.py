@@ -13,45 +13,45 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.preflight.origins import Origins
 
-MOST_CHARACTERS = 2**20
+MAX_CHARACTERS = 2**20
 """Of a value with its references written out. A whole run has a hundredth of it."""
-MOST_STEPS = 100
+MAX_REFERENCE_DEPTH = 100
 """From a reference to a reference."""
-TOO_LARGE = MOST_CHARACTERS + 1
+TOO_LARGE = MAX_CHARACTERS + 1
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 KEY_READERS = ("oc.select", "oc.dict.values")
 """Resolvers of OmegaConf whose argument is a key."""
 
 
-def refuse_multiplied(config: Mapping[str, Any], origins: Origins) -> None:
+def refuse_expanding_references(config: Mapping[str, Any], origins: Origins) -> None:
     """Raise RunConfigError with the first key whose value is too large.
 
     Values are measured with their references written out. `config` is plain data with its
     references as text.
     """
-    sizes = _Sizes(config)
-    path = sizes.first_too_large("", config)
+    sizes = _ExpandedSizes(config)
+    path = sizes.find_too_large("", config)
     if path is None:
         return
     rule = "cannot be resolved: references that multiply are refused"
-    raise RunConfigError(f"{path}: {rule} ({origins.of(path)}). Correct the reference.")
+    raise RunConfigError(f"{path}: {rule} ({origins.get_origin(path)}). Correct the reference.")
 
 
-class _Sizes:
+class _ExpandedSizes:
     """The sizes of a config's values in characters, with every reference written out."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.known: dict[str, int] = {}
 
-    def first_too_large(self, path: str, value: Any) -> str | None:
+    def find_too_large(self, path: str, value: Any) -> str | None:
         """Return the first key of text that is too large."""
         if not isinstance(value, dict | list):
-            if self.of(path, value, 0) > MOST_CHARACTERS:
+            if self.of(path, value, 0) > MAX_CHARACTERS:
                 return path
             return None
-        for key, inner in _items(value).items():
-            too_large = self.first_too_large(f"{path}.{key}".lstrip("."), inner)
+        for key, inner in _get_items(value).items():
+            too_large = self.find_too_large(f"{path}.{key}".lstrip("."), inner)
             if too_large is not None:
                 return too_large
         return None
@@ -62,16 +62,16 @@ class _Sizes:
             self.known[path] = TOO_LARGE  # where it is met again before its size is known: a circle
             size = 1
             if isinstance(value, dict | list):
-                for key, inner in _items(value).items():
+                for key, inner in _get_items(value).items():
                     size += self.of(f"{path}.{key}", inner, steps)
             elif isinstance(value, str):
                 size += len(value)
                 for reference in REFERENCE.findall(value):
-                    size += self.of_reference(path, reference, steps)
+                    size += self.count_reference(path, reference, steps)
             self.known[path] = min(size, TOO_LARGE)
         return self.known[path]
 
-    def of_reference(self, path: str, reference: str, steps: int) -> int:
+    def count_reference(self, path: str, reference: str, steps: int) -> int:
         """Return the size of what a reference at `path` stands for.
 
         0 where that is no key of the config.
@@ -84,19 +84,19 @@ class _Sizes:
             key = argument.partition(",")[0].strip()
         elif colon:
             return 0
-        if steps >= MOST_STEPS:
+        if steps >= MAX_REFERENCE_DEPTH:
             return TOO_LARGE
-        absolute = _absolute(key, path)
+        absolute = _resolve_key(key, path)
         value: Any = self.config
         for part in absolute.split("."):
-            inner = _items(value)
+            inner = _get_items(value)
             if part not in inner:
                 return 0
             value = inner[part]
         return self.of(absolute, value, steps + 1)
 
 
-def _items(value: Any) -> dict[str, Any]:
+def _get_items(value: Any) -> dict[str, Any]:
     """Return the values of a mapping or a list by their keys as text; none for another value."""
     if isinstance(value, dict):
         return {str(key): inner for key, inner in value.items()}
@@ -105,7 +105,7 @@ def _items(value: Any) -> dict[str, Any]:
     return {}
 
 
-def _absolute(key: str, path: str) -> str:
+def _resolve_key(key: str, path: str) -> str:
     """Return the key that a reference at `path` names.
 
     ``a[0]`` is ``a.0``, and a leading dot means the same mapping.

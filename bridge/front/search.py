@@ -22,9 +22,9 @@ from bridge.precision.strict_yaml import require_bounded
 
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
-JOB = "train"
+DEFAULT_JOB_NAME = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
-PACKAGE = "pkg://"
+PACKAGE_PREFIX = "pkg://"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Search:
     """Another folder, of a team's own groups."""
 
     @contextmanager
-    def started(self, job_name: str = JOB) -> Iterator[ConfigLoader]:
+    def start_hydra_over_folders(self, job_name: str = DEFAULT_JOB_NAME) -> Iterator[ConfigLoader]:
         """Initialise Hydra over the folders in a ``with`` block, and yield its loader of configs.
 
         A Hydra application that calls this has its own Hydra back at the end.
@@ -53,7 +53,7 @@ class Search:
         GlobalHydra.instance().clear()
         TreeSearchPath.search = self
         try:
-            with self._hydra(job_name):
+            with self._initialize_hydra(job_name):
                 yield GlobalHydra.instance().config_loader()
         finally:
             TreeSearchPath.search = None
@@ -61,9 +61,9 @@ class Search:
             if outer is not None:
                 GlobalHydra.instance().initialize(outer)
 
-    def _hydra(self, job_name: str) -> initialize_config_dir | initialize_config_module:
-        if self.main.startswith(PACKAGE):
-            module = self.main.removeprefix(PACKAGE).replace("/", ".")
+    def _initialize_hydra(self, job_name: str) -> initialize_config_dir | initialize_config_module:
+        if self.main.startswith(PACKAGE_PREFIX):
+            module = self.main.removeprefix(PACKAGE_PREFIX).replace("/", ".")
             return initialize_config_module(module, job_name, version_base=VERSION_BASE)
         return initialize_config_dir(self.main, job_name, version_base=VERSION_BASE)
 
@@ -84,7 +84,7 @@ class TreeSearchPath(SearchPathPlugin):
             search_path.append("command-line", f"file://{extra}")
             folders.append(extra)
         for folder in folders:
-            if not folder.startswith(PACKAGE):
+            if not folder.startswith(PACKAGE_PREFIX):
                 search_path.prepend("guard", f"{FileGuard.scheme()}://{folder}")
 
 

@@ -1,4 +1,4 @@
-"""`stated_precision`: the precision of a run, its recipe with the fields that other layers state over it."""
+"""`build_stated_precision`: the precision of a run, its recipe with the fields that other layers state over it."""
 
 from __future__ import annotations
 
@@ -9,55 +9,57 @@ from typing import Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import (
     check_value,
-    field_names,
+    list_field_names,
     mark_recipe,
-    recipe_name,
-    stated_values,
-    with_only,
+    get_recipe_name,
+    get_stated_values,
+    copy_with_only,
 )
-from bridge.preflight.origins import Layer, leaves
+from bridge.preflight.origins import ConfigLayer, flatten_leaves
 from bridge.preflight.problems import Problems
-from bridge.read.given_run import GivenRun
-from bridge.read.keys import MADE_BY, PRECISION
+from bridge.read.run_input import RunInput
+from bridge.read.run_keys import RECIPE_NAME_KEY, PRECISION_KEY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 
-def over_recipe(source: GivenRun, name: str) -> GivenRun:
+def apply_over_recipe(source: RunInput, name: str) -> RunInput:
     """Return the run with a recipe of the registry below the fields that the run states."""
     recipe = REGISTRY.get(name)
     stated = recipe.to_dict()
-    origin = f"recipe {recipe_name(recipe)}"
-    layer = Layer(origin=origin, values=leaves({PRECISION: stated}, ""), is_recipe=True)
-    fields = {**stated, **(source.sections.get(PRECISION) or {})}
-    sections = {**source.sections, PRECISION: fields}
-    origins = source.origins.over(layer, instead_of=PRECISION)
+    origin = f"recipe {get_recipe_name(recipe)}"
+    layer = ConfigLayer(
+        origin=origin, values=flatten_leaves({PRECISION_KEY: stated}, ""), is_recipe=True
+    )
+    fields = {**stated, **(source.sections.get(PRECISION_KEY) or {})}
+    sections = {**source.sections, PRECISION_KEY: fields}
+    origins = source.origins.over(layer, instead_of=PRECISION_KEY)
     return replace(source, choice=name, recipe=recipe, sections=sections, origins=origins)
 
 
-def stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
+def build_stated_precision(source: RunInput, problems: Problems) -> MixedPrecisionConfig | None:
     """Return the recipe of a run with the fields that other layers state over it.
 
     It is None where no recipe is chosen and no field is stated. Fields that do not exist and values
     that do not fit become `problems`.
     """
-    fields = source.sections.get(PRECISION)
+    fields = source.sections.get(PRECISION_KEY)
     if not fields and source.choice is None:
         return None
     if not isinstance(fields, dict):
-        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
+        problems.add(PRECISION_KEY, "must be a recipe's name or a mapping of fields", fields)
         return None
     if source.recipe is not None:
-        config = with_only(source.recipe, fields)
+        config = copy_with_only(source.recipe, fields)
     else:
         config = MixedPrecisionConfig()
-    layers = _layers_over(config, fields, problems)
+    layers = _collect_layers(config, fields, problems)
     of_recipe: list[str] = []
     over_it: list[str] = []
     for origin in dict.fromkeys((*source.origins.order, *layers)):
         if origin not in layers:
             continue
-        if origin in source.origins.of_recipe:
+        if origin in source.origins.recipe_origins:
             of_recipe.append(origin)
         else:
             over_it.append(origin)
@@ -69,7 +71,7 @@ def stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConf
         mark_recipe(config, source.choice)
     for origin in over_it:
         config.override(origin, **layers[origin])
-    recipe = fields.get(MADE_BY)
+    recipe = fields.get(RECIPE_NAME_KEY)
     if recipe is not None:
         _mark_saved_recipe(config, recipe)
     return config
@@ -77,7 +79,7 @@ def stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConf
 
 def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
     """Mark the recipe that a saved config names, and the fields that differ from that recipe."""
-    stated = stated_values(config)
+    stated = get_stated_values(config)
     of_recipe = stated
     if recipe in REGISTRY:
         of_recipe = REGISTRY.get(recipe).to_dict()
@@ -85,7 +87,7 @@ def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
     mark_recipe(config, recipe, over=over)
 
 
-def _layers_over(
+def _collect_layers(
     config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
 ) -> dict[str, dict[str, Any]]:
     """Return origin -> the fields that it set, without those that the recipe itself states."""
@@ -93,13 +95,13 @@ def _layers_over(
     origins = problems.origins
     layers: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
-        path = f"{PRECISION}.{name}"
-        origin = origins.of(path)
-        is_recipes = name in stated and stated[name] == value and origin in origins.of_recipe
-        if name == MADE_BY or is_recipes:
+        path = f"{PRECISION_KEY}.{name}"
+        origin = origins.get_origin(path)
+        is_recipes = name in stated and stated[name] == value and origin in origins.recipe_origins
+        if name == RECIPE_NAME_KEY or is_recipes:
             continue
-        if name not in field_names(config):
-            problems.unknown(path, value, "no such field", field_names(config))
+        if name not in list_field_names(config):
+            problems.unknown(path, value, "no such field", list_field_names(config))
             continue
         try:
             layers.setdefault(origin, {})[name] = check_value(config, name, value)

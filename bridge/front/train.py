@@ -18,17 +18,17 @@ import yaml
 
 from bridge.errors import CheckError, TrainingError
 from bridge.extras import require_extra
-from bridge.front.folders import config_folder
+from bridge.front.folders import find_config_folder
 from bridge.front.job import StartRun, is_first_process
 from bridge.front.main import AroundSweep, main
-from bridge.front.plain_config import plain_container, plain_origins
+from bridge.front.plain_config import container_to_dict, origins_to_dict
 from bridge.preflight.check import Report, check
-from bridge.preflight.last_sync import last_sync
+from bridge.preflight.last_sync import apply_last_sync
 from bridge.preflight.run import Run
-from bridge.report.findings import findings_dict, verdict_line
+from bridge.report.findings import report_to_dict, format_verdict
 from bridge.report.sync_table import render_sync
 from bridge.rules.topics.system.train_script import RULES
-from bridge.runtime.audit.setting import FILE as ORIGINS
+from bridge.runtime.audit.setting import ORIGINS_FILE as ORIGINS
 from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
-FINDINGS = "findings.json"
-RULES_OF_THE_BUILD = frozenset(rule.id for rule in RULES)
+FINDINGS_FILE = "findings.json"
+BUILD_RULE_IDS = frozenset(rule.id for rule in RULES)
 """Ids of the rules that `require_startable` checks again. They cannot be silenced."""
 
 log = logging.getLogger("train")
@@ -47,7 +47,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    folder = config_path or config_folder()
+    folder = config_path or find_config_folder()
     around = AroundSweep(
         before=lambda _sections: require_extra("train", "A training run"), after=report_sweep
     )
@@ -67,10 +67,10 @@ def exit_on_signals() -> None:
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _exit)
+            signal.signal(number, _exit_with_signal)
 
 
-def _exit(number: int, _frame: FrameType | None) -> None:
+def _exit_with_signal(number: int, _frame: FrameType | None) -> None:
     sys.stderr.write("Stopped on request.\n")
     sys.exit(128 + number)
 
@@ -82,9 +82,9 @@ def report_sweep(
 
     The comparisons are written to the folder, and returned.
     """
-    from bridge.report.comparison import show_comparisons, write_comparisons
+    from bridge.report.comparison import print_comparisons, write_comparisons
     from bridge.runtime.compare.arm import read_arm
-    from bridge.runtime.compare.comparison import compare  # SciPy is heavy
+    from bridge.runtime.compare.comparison import compare_arms  # SciPy is heavy
 
     if not is_first_process():
         return []
@@ -96,11 +96,11 @@ def report_sweep(
     if len(arms) < 2:
         return []
     if gate is None:
-        comparisons = compare(arms)
+        comparisons = compare_arms(arms)
     else:
-        comparisons = compare(arms, gate=gate)
+        comparisons = compare_arms(arms, gate=gate)
     write_comparisons(folder, comparisons)
-    show_comparisons(comparisons)
+    print_comparisons(comparisons)
     return comparisons
 
 
@@ -114,11 +114,11 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
         CheckError: The check has errors. Those of the rules about scripts/train.py are left to
             `require_startable`, which asks them next.
     """
-    run = Run.of_container(config, target=config.target or "auto")
+    run = Run.from_container(config, target=config.target or "auto")
     checked = check(run)
-    errors = [finding for finding in checked.of("error") if finding.id not in RULES_OF_THE_BUILD]
+    errors = [finding for finding in checked.of("error") if finding.id not in BUILD_RULE_IDS]
     if errors:
-        first, verdict = errors[0].id, verdict_line(checked)
+        first, verdict = errors[0].id, format_verdict(checked)
         shown = []
         for finding in errors:
             shown.append(dataclasses.replace(finding, path=f"{finding.id} {finding.path}"))
@@ -129,7 +129,7 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
         )
     # `container` of front/decode.py resolved the name.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
-    sync_report = last_sync(config, precision, run.prediction)
+    sync_report = apply_last_sync(config, precision, run.prediction)
     return partial(train, config, checked, sync_report)
 
 
@@ -142,7 +142,7 @@ def train(
     if report is not None:
         logged = {(finding.id, finding.path) for finding in checked.of("warning")}
         report.log(log, file=run_dir / "sync.txt", known=logged)
-    record(run_dir, config, report, checked)
+    write_run_files(run_dir, config, report, checked)
     # The loop imports torch and Megatron, which `--help` and `--cfg` can do without.
     from bridge.training.loop import pretrain
 
@@ -154,7 +154,7 @@ def train(
         sys.exit(128 + summary.stop_signal)
 
 
-def record(
+def write_run_files(
     run_dir: Path, config: ConfigContainer, report: SyncReport | None, checked: Report | None = None
 ) -> None:
     """Write what a run is into its folder; only the first process of a launch writes.
@@ -166,14 +166,14 @@ def record(
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     text = "# The run as it was: every field, after the precision was written into it.\n"
-    text += yaml.safe_dump(plain_container(config), sort_keys=False)
+    text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
     (run_dir / "config.yaml").write_text(text)
-    (run_dir / ORIGINS).write_text(json.dumps(plain_origins(config), indent=2) + "\n")
+    (run_dir / ORIGINS).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
     if checked is not None:
-        content = findings_dict(checked)
+        content = report_to_dict(checked)
         if config.precision_choice:
             content["auto"] = config.precision_choice
-        (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (run_dir / FINDINGS_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
         (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")

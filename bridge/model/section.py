@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import Finding, WrongValueError
-from bridge.model.reads import Values
-from bridge.precision.fields import default_of
-from bridge.precision.values import coerce, dtype_token
-from bridge.target.fields import DEFAULTS, FIELDS, OwnerField
+from bridge.model.read_tracking import TrackedValues
+from bridge.precision.fields import get_field_default
+from bridge.precision.coercion import coerce, parse_dtype
+from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, OwnerField
 from bridge.target.versions import Version, VersionRange, parse_version
 
-ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
+SECTION_NAMES = ("model", "optimizer", "ddp", "train", "data", "peft")
 """The sections that rules and plan read."""
-NULLABLE = frozenset({"q_lora_rank"})
+NULLABLE_FIELDS = frozenset({"q_lora_rank"})
 """Fields with another default in which None is a value of its own: queries without a latent."""
-_PLAIN: dict[str, tuple[type, ...]] = {
+_PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
     "float": (float, int),
@@ -48,7 +48,7 @@ class Section:
     `given` returns the stated value of one field, `stated_or_none` those of all fields.
     """
 
-    values: Values
+    values: TrackedValues
     """Field -> value in one form; the class default where none is stated."""
     is_given: bool = True
     """Whether there is a mapping or an object."""
@@ -59,7 +59,7 @@ class Section:
     """A finding for each value that is not of its field's type."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
-    of_newer_release: Mapping[str, Any] = field(default_factory=dict)
+    newer_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that an object's class has and no release known here -> values away from defaults."""
 
     def given(self, name: str, default: Any = None) -> Any:
@@ -76,14 +76,14 @@ class Section:
         stated = {name: value for name, value in self.values.items() if name in self.stated}
         return {**unstated, **stated}
 
-    def changed(self, values: Mapping[str, Any]) -> Section:
+    def with_values(self, values: Mapping[str, Any]) -> Section:
         """Return the section with other values of some fields, in their one form."""
         if not values:
             return self
-        changed = Values(self.values.role, {**self.values, **values})
+        changed = TrackedValues(self.values.role, {**self.values, **values})
         return replace(self, values=changed, is_given=True, stated=self.stated | {*values})
 
-    def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
+    def find_absent_fields(self, role: str, version: Version | None) -> dict[str, str]:
         """Return each field that a version of Megatron Core does not have -> the versions with it.
 
         Fields at their defaults are left out.
@@ -92,8 +92,8 @@ class Section:
         if version is not None:
             text = str(version)
         versions: dict[str, str] = {}
-        for name, has in absent_fields(role, text).items():
-            if name in self.stated and self.values[name] != DEFAULTS[role][name]:
+        for name, has in list_absent_fields(role, text).items():
+            if name in self.stated and self.values[name] != OWNER_DEFAULTS[role][name]:
                 versions[name] = str(has)
         return versions
 
@@ -101,14 +101,14 @@ class Section:
         """Return the section with the class defaults of some fields."""
         if not names:
             return self
-        values = Values(role, self.values)
+        values = TrackedValues(role, self.values)
         for name in names:
-            values[name] = DEFAULTS[role][name]
+            values[name] = OWNER_DEFAULTS[role][name]
         return replace(self, values=values, stated=self.stated - {*names})
 
 
 @functools.cache
-def absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
+def list_absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
     """Return field that a version does not have -> the versions with it.
 
     The version is text, since 0.17 equals 0.17.0.
@@ -117,7 +117,7 @@ def absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
     if version is not None:
         parsed = parse_version(version)
     absent: dict[str, VersionRange] = {}
-    for name, row in FIELDS[role].items():
+    for name, row in OWNER_FIELDS[role].items():
         if row.has is not None and row.has.holds(parsed) is False:
             absent[name] = row.has
     return absent
@@ -130,9 +130,9 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     """
     if isinstance(owner, Section):
         return owner
-    values = DEFAULTS[role].copy()
+    values = OWNER_DEFAULTS[role].copy()
     if owner is None:
-        return Section(values=Values(role, values), is_given=False)
+        return Section(values=TrackedValues(role, values), is_given=False)
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
@@ -140,30 +140,30 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     if isinstance(owner, Mapping):
         fields = owner
     else:
-        fields = attributes or attributes_of(role, owner)
+        fields = attributes or get_attributes(role, owner)
     for name, value in fields.items():
-        row = FIELDS[role].get(name)
+        row = OWNER_FIELDS[role].get(name)
         if row is None:
             unknown[str(name)] = value
-        elif type(value) in _PLAIN.get(row.kind, ()):
+        elif type(value) in _PLAIN_TYPES.get(row.kind, ()):
             values[name] = value
         else:
-            _put(values, row, value, role, malformed)
+            _store_value(values, row, value, role, malformed)
     of_newer_release: dict[str, Any] = {}
     if not is_mapping:
-        of_newer_release = _of_newer_release(role, owner)
+        of_newer_release = _collect_newer_fields(role, owner)
         unknown = {}  # an object may have any further attributes
     return Section(
-        values=Values(role, values),
+        values=TrackedValues(role, values),
         is_mapping=is_mapping,
         malformed=tuple(malformed),
         unknown=unknown,
-        of_newer_release=of_newer_release,
+        newer_fields=of_newer_release,
         stated=frozenset(map(str, fields)),
     )
 
 
-def switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def find_switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Return the first field that is switched on; None: none is."""
     on = [name for name in names if values[name]]  # each is read, since each decides
     if not on:
@@ -171,17 +171,17 @@ def switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return on[0]
 
 
-def attributes_of(role: str, owner: object) -> Mapping[str, Any]:
+def get_attributes(role: str, owner: object) -> Mapping[str, Any]:
     """Return the attributes of an object.
 
     Of an object that is no dataclass they are those that Megatron's class has.
     """
     if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
         return vars(owner)
-    return {name: getattr(owner, name) for name in FIELDS[role] if hasattr(owner, name)}
+    return {name: getattr(owner, name) for name in OWNER_FIELDS[role] if hasattr(owner, name)}
 
 
-def _of_newer_release(role: str, owner: object) -> dict[str, Any]:
+def _collect_newer_fields(role: str, owner: object) -> dict[str, Any]:
     """Return the fields that a class of Megatron Core declares and no known release has.
 
     Fields at their defaults are left out, and so are those of subclasses, which add their own.
@@ -192,20 +192,20 @@ def _of_newer_release(role: str, owner: object) -> dict[str, Any]:
             declared.update(vars(cls).get("__annotations__", {}))
     values: dict[str, Any] = {}
     for name, row in getattr(owner, "__dataclass_fields__", {}).items():
-        if name not in declared or name.startswith("_") or name in FIELDS[role]:
+        if name not in declared or name.startswith("_") or name in OWNER_FIELDS[role]:
             continue
         value = getattr(owner, name, None)
-        if value != default_of(row):
+        if value != get_field_default(row):
             values[name] = value
     return values
 
 
-def _put(
+def _store_value(
     values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Finding]
 ) -> None:
     """Store a value in its one form, or note that it has none."""
     if value is None:
-        if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE:
+        if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE_FIELDS:
             values[row.name] = None
         return  # Optional[...] with another default: Megatron reads None as that
     if row.kind == "any":
@@ -213,7 +213,7 @@ def _put(
         return
     try:
         if row.kind == "dtype":
-            values[row.name] = _dtype(value)
+            values[row.name] = _parse_dtype(value)
         else:
             values[row.name] = coerce(value, row.kind, switch=True)
     except WrongValueError as error:
@@ -221,9 +221,9 @@ def _put(
         malformed.append(Finding(path=path, rule=error.rule, remedy="Correct it.", value=value))
 
 
-def _dtype(value: Any) -> str | None:
+def _parse_dtype(value: Any) -> str | None:
     if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
         return "uint8"
     if isinstance(value, str) and value.lower() in ("none", "null", "auto"):
         return None
-    return dtype_token(value)
+    return parse_dtype(value)

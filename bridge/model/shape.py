@@ -16,22 +16,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
-from bridge.model.compressed import (
+from bridge.model.compressed_attention import (
     COMPRESSED_HYBRID,
-    RATIOS,
+    COMPRESSION_RATIOS,
     CompressedAttention,
     HyperConnections,
-    kind_of_ratio,
+    get_kind_of_ratio,
 )
-from bridge.model.hybrid import HybridPattern, model_fault
-from bridge.model.list_expression import list_of
+from bridge.model.hybrid_pattern import HybridPattern, make_model_fault
+from bridge.model.list_expression import parse_list_expression
 from bridge.model.section import Section, read_section
-from bridge.model.variants import DELTA_NET, SPARSE, DeltaNet, Indexer, unplanned
-from bridge.target.fields import whole_number
+from bridge.model.attention_variants import (
+    DELTA_NET_VARIANTS,
+    SPARSE_VARIANT,
+    DeltaNet,
+    Indexer,
+    find_unplanned_fields,
+)
+from bridge.target.fields import parse_integer
 
-DENSE = "transformer"
-MOE = "moe"
-SWITCHES = (
+TRANSFORMER_KIND = "transformer"
+MOE_SUFFIX = "moe"
+SHAPE_SWITCHES = (
     "gated_linear_unit",
     "add_bias_linear",
     "add_qkv_bias",
@@ -47,9 +53,9 @@ PARALLEL_SIZES = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """The most layers, or experts of a layer. A larger number is taken for a typing error."""
-LARGEST_SIZE = 10**8
+MAX_SIZE = 10**8
 """The largest dimension, vocabulary or sequence. A larger number is taken for a typing error."""
 
 
@@ -98,7 +104,7 @@ class StateSpace:
         return self.num_heads * self.head_dim
 
     @property
-    def projected(self) -> int:
+    def projected_width(self) -> int:
         """Outputs of the input projection: z, x, B, C and dt."""
         return 2 * self.inner + 2 * self.num_groups * self.state_dim + self.num_heads
 
@@ -143,7 +149,7 @@ class ModelShape:
     mtp_num_layers: int = 0
     """Multi-token-prediction depths, each a pass through a prediction layer."""
     mtp_is_repeated: bool = False
-    mtp_kind: str = DENSE
+    mtp_kind: str = TRANSFORMER_KIND
     """Kind of the layer inside a prediction layer of a model that is no hybrid."""
     mtp_kinds: tuple[str, ...] = ()
     """Kind of each layer inside a prediction layer of a hybrid model."""
@@ -178,7 +184,7 @@ class ModelShape:
         return -(-self.vocab_size // multiple) * multiple
 
     @classmethod
-    def of(cls, model: Any) -> ModelShape:
+    def from_model(cls, model: Any) -> ModelShape:
         """Return the shape that a model's config describes.
 
         Raises:
@@ -195,23 +201,23 @@ def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
 
     There is no such model, or no plan of it.
     """
-    reader = _Reader(read_section("model", model))
+    reader = _ShapeReader(read_section("model", model))
     shape = reader.shape()
-    return shape, (*reader.faults, *unplanned(reader.section))
+    return shape, (*reader.faults, *find_unplanned_fields(reader.section))
 
 
-def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
+def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     """Return a finding for each given number that no model can be built with.
 
     Values that are no whole numbers are left to the reader of types, and fields that are absent to
     Megatron's defaults.
     """
-    reader = _Reader(read_section("model", model))
+    reader = _ShapeReader(read_section("model", model))
     reader.shape()
     impossible: list[Finding] = []
     for fault in reader.faults:
         name = fault.path.removeprefix("model.")
-        if name not in model or whole_number(fault.value) is None:
+        if name not in model or parse_integer(fault.value) is None:
             continue
         if model[name] is None:  # Megatron derives it, and the fault has the derived value
             impossible.append(replace(fault, value=None))
@@ -224,36 +230,36 @@ HEAD_SIZES = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_chan
 """The sizes that decide the heads of attention."""
 
 
-class _Reader:
+class _ShapeReader:
     """Reads one model and collects the reasons why it is impossible."""
 
     def __init__(self, section: Section) -> None:
         self.section = section
-        self.pattern = HybridPattern.of(section)
+        self.pattern = HybridPattern.from_model(section)
         self.variant = self.text("experimental_attention_variant")
         self.faults: list[Finding] = []
         self._malformed = {fault.path.partition(".")[2]: fault for fault in section.malformed}
 
     def shape(self) -> ModelShape:
         """Return the shape; faults are noted in the order in which the fields are read."""
-        layers = self._layers()
-        sizes = self._sizes()
+        layers = self._read_num_layers()
+        sizes = self._read_sizes()
         for name in PARALLEL_SIZES:
             self.whole(name)
         if self.pattern is not None:
             self.faults += self.pattern.faults
-        delta_net = self._delta_net()
-        indexer = self._indexer()
-        depths = self._depths()
+        delta_net = self._read_delta_net()
+        indexer = self._read_indexer()
+        depths = self._read_mtp_depths()
         ratio_kinds: tuple[str, ...] = ()
         if self.is_compressed:
-            ratio_kinds = self._ratio_kinds(layers, depths)
+            ratio_kinds = self._read_ratio_kinds(layers, depths)
         kinds: tuple[str, ...] = ()
         kinds_of_depth: tuple[str, ...] = ()
         if self.pattern is not None:
             kinds, kinds_of_depth = self.pattern.kinds, self.pattern.mtp_kinds
         if not kinds:
-            kinds = self._kinds(layers, indexer, ratio_kinds)
+            kinds = self._read_kinds(layers, indexer, ratio_kinds)
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
         norm = "RMSNorm" if self.has_latent else "LayerNorm"
@@ -271,42 +277,42 @@ class _Reader:
             position_embedding_type=self.text("position_embedding_type", embedding),
             mtp_num_layers=depths,
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
-            mtp_kind=self._mtp_kind(kinds[-1], ratio_kinds[layers:]),
+            mtp_kind=self._read_mtp_kind(kinds[-1], ratio_kinds[layers:]),
             mtp_kinds=kinds_of_depth,
-            experts=self._experts(sizes["ffn_hidden_size"]),
-            latent=self._latent(),
-            state_space=self._state_space(sizes["hidden_size"]),
+            experts=self._read_experts(sizes["ffn_hidden_size"]),
+            latent=self._read_latent(),
+            state_space=self._read_state_space(sizes["hidden_size"]),
             delta_net=delta_net,
             indexer=indexer,
-            compressed=self._compressed(sizes["num_attention_heads"]),
-            hyper_connections=self._hyper_connections(),
-            **{name: self.flag(name) for name in SWITCHES},
+            compressed=self._read_compressed(sizes["num_attention_heads"]),
+            hyper_connections=self._read_hyper_connections(),
+            **{name: self.flag(name) for name in SHAPE_SWITCHES},
         )
 
     @property
-    def _kinds_of_pattern(self) -> tuple[str, ...]:
+    def _pattern_kinds(self) -> tuple[str, ...]:
         if self.pattern is None:
             return ()
         return (*self.pattern.kinds, *self.pattern.mtp_kinds)
 
     @property
     def has_latent(self) -> bool:
-        return self.flag("multi_latent_attention") or "latent_attention" in self._kinds_of_pattern
+        return self.flag("multi_latent_attention") or "latent_attention" in self._pattern_kinds
 
     @property
     def is_compressed(self) -> bool:
         return self.variant == COMPRESSED_HYBRID and self.pattern is None
 
-    def _layers(self) -> int:
+    def _read_num_layers(self) -> int:
         if self.pattern is None:
-            return self.whole("num_layers", most=MOST_LAYERS)
-        return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST_LAYERS)
+            return self.whole("num_layers", most=MAX_LAYERS)
+        return self._require_at_most("num_layers", max(1, len(self.pattern.layers)), MAX_LAYERS)
 
-    def _sizes(self) -> dict[str, Any]:
+    def _read_sizes(self) -> dict[str, Any]:
         least_heads = least_ffn = 1
         if self.pattern is not None:
             least_ffn = 0
-            kinds = self._kinds_of_pattern
+            kinds = self._pattern_kinds
             if "attention" not in kinds and "latent_attention" not in kinds:
                 least_heads = 0
         hidden = self.whole("hidden_size")
@@ -342,7 +348,7 @@ class _Reader:
                 f"must be a multiple of the {heads} attention heads while model.kv_channels is not "
                 "set"
             )
-            remedy = f"Use {_nearest_divisor(hidden, heads)} heads, or state model.kv_channels"
+            remedy = f"Use {_find_nearest_divisor(hidden, heads)} heads, or state model.kv_channels"
             self._refuse("hidden_size", rule, hidden, remedy)
         elif channels % 2 and not self.has_latent and rotates_whole_heads:
             if has_channels:
@@ -355,9 +361,7 @@ class _Reader:
                 )
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
-    def whole(
-        self, name: str, derived: int = 0, *, least: int = 1, most: int = LARGEST_SIZE
-    ) -> int:
+    def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """Return a size; `derived` where it is None, which Megatron derives."""
         value: int | None = self.section.values[name]
         number = derived if value is None else value
@@ -368,12 +372,12 @@ class _Reader:
         if number < least:
             self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
             return least
-        return self._at_most(name, number, most)
+        return self._require_at_most(name, number, most)
 
-    def _at_most(self, name: str, number: int, most: int) -> int:
+    def _require_at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        remedy = "Use fewer" if most == MOST_LAYERS else "Use a smaller number"
+        remedy = "Use fewer" if most == MAX_LAYERS else "Use a smaller number"
         self._refuse(name, f"must be at most {most}", number, remedy)
         return 1
 
@@ -385,33 +389,33 @@ class _Reader:
         return str(getattr(value, "value", value))
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
-        self.faults.append(model_fault(name, rule, value, f"{remedy}."))
+        self.faults.append(make_model_fault(name, rule, value, f"{remedy}."))
 
-    def _kinds(
+    def _read_kinds(
         self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
     ) -> tuple[str, ...]:
         """Return the kind of each layer: its attention, with _moe where it has experts."""
-        kinds = [DENSE] * layers
+        kinds = [TRANSFORMER_KIND] * layers
         if ratio_kinds:
             kinds = list(ratio_kinds[:layers])
         elif indexer is not None:
             for layer in range(layers):
                 kinds[layer] = "sparse_shared"
-                if indexer.is_in_layer(layer + 1):
+                if indexer.chooses_in_layer(layer + 1):
                     kinds[layer] = "sparse"
-        elif self.variant in DELTA_NET:
-            flags = self._layer_flags("linear_attention_freq", layers, counts_softmax=True)
+        elif self.variant in DELTA_NET_VARIANTS:
+            flags = self._read_layer_flags("linear_attention_freq", layers, counts_softmax=True)
             for layer, is_linear in enumerate(flags):
                 if is_linear:
                     kinds[layer] = "delta_net"
         if self.section.given("num_moe_experts"):
-            flags = self._layer_flags("moe_layer_freq", layers)
+            flags = self._read_layer_flags("moe_layer_freq", layers)
             for layer, is_sparse in enumerate(flags):
                 if is_sparse:
-                    kinds[layer] += f"_{MOE}"
+                    kinds[layer] += f"_{MOE_SUFFIX}"
         return tuple(kinds)
 
-    def _depths(self) -> int:
+    def _read_mtp_depths(self) -> int:
         """Return the passes through prediction layers.
 
         The pattern of a hybrid model has one part for each.
@@ -421,7 +425,7 @@ class _Reader:
             return stated
         return self.pattern.depths
 
-    def _layer_flags(
+    def _read_layer_flags(
         self, name: str, layers: int, *, counts_softmax: bool = False
     ) -> tuple[bool, ...]:
         """Return the layers that have a kind of module, as a flag for each layer.
@@ -434,7 +438,7 @@ class _Reader:
         if isinstance(value, str) and value.strip().isdecimal():
             frequency = int(value)
         elif isinstance(value, str):
-            frequency = list_of(value)
+            frequency = parse_list_expression(value)
         if isinstance(frequency, int) and frequency >= 1:
             if counts_softmax:
                 return tuple(number % frequency != 0 for number in range(1, layers + 1))
@@ -447,12 +451,12 @@ class _Reader:
         self._refuse(name, rule, value, "Correct it")
         return (True,) * layers
 
-    def _experts(self, ffn: int) -> Experts | None:
+    def _read_experts(self, ffn: int) -> Experts | None:
         if not self.section.given("num_moe_experts"):
             return None
-        if self.pattern is not None and "moe" not in self._kinds_of_pattern:
+        if self.pattern is not None and "moe" not in self._pattern_kinds:
             return None  # the pattern decides about every layer
-        experts = self.whole("num_moe_experts", most=MOST_LAYERS)
+        experts = self.whole("num_moe_experts", most=MAX_LAYERS)
         return Experts(
             num_experts=experts,
             ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),
@@ -463,7 +467,7 @@ class _Reader:
             latent_size=self.whole("moe_latent_size", least=0) or None,
         )
 
-    def _latent(self) -> Latent | None:
+    def _read_latent(self) -> Latent | None:
         if not self.has_latent:
             return None
         if self.flag("qk_l2_norm"):
@@ -480,8 +484,8 @@ class _Reader:
             v_head_dim=self.whole("v_head_dim"),
         )
 
-    def _state_space(self, hidden: int) -> StateSpace | None:
-        if "mamba" not in self._kinds_of_pattern:
+    def _read_state_space(self, hidden: int) -> StateSpace | None:
+        if "mamba" not in self._pattern_kinds:
             return None
         head_dim = self.whole("mamba_head_dim")
         return StateSpace(
@@ -491,8 +495,8 @@ class _Reader:
             num_groups=self.whole("mamba_num_groups"),
         )
 
-    def _delta_net(self) -> DeltaNet | None:
-        if self.variant not in DELTA_NET or self.pattern is not None:
+    def _read_delta_net(self) -> DeltaNet | None:
+        if self.variant not in DELTA_NET_VARIANTS or self.pattern is not None:
             return None
         keys = self.whole("linear_num_key_heads")
         values = self.whole("linear_num_value_heads")
@@ -511,7 +515,7 @@ class _Reader:
             conv_width=self.whole("linear_conv_kernel_dim"),
         )
 
-    def _mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
+    def _read_mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
         """Return the kind of the layer inside a prediction layer."""
         if not ratio_kinds:
             # Its layers count from 1, which chooses keys.
@@ -521,11 +525,11 @@ class _Reader:
             remedy = "Give all of them the same ratio"
             self._refuse("csa_compress_ratios", rule, list(ratio_kinds), remedy)
         kind = ratio_kinds[0]
-        if has_experts(last):
-            kind += f"_{MOE}"
+        if is_moe_kind(last):
+            kind += f"_{MOE_SUFFIX}"
         return kind
 
-    def _ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
+    def _read_ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
         """Return the kind of each layer of the hybrid attention.
 
         Those of prediction layers are behind the others.
@@ -533,21 +537,23 @@ class _Reader:
         value = self.section.given("csa_compress_ratios")
         ratios = value
         if isinstance(value, str):
-            ratios = list_of(value)
+            ratios = parse_list_expression(value)
         if not isinstance(ratios, list | tuple):
             ratios = []
         needed = layers + depths
         is_dense = self.flag("csa_dense_mode")
-        if len(ratios) < needed or any(ratio not in RATIOS.values() for ratio in ratios):
+        if len(ratios) < needed or any(
+            ratio not in COMPRESSION_RATIOS.values() for ratio in ratios
+        ):
             rule = (
                 f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} "
                 "prediction layers"
             )
             self._refuse("csa_compress_ratios", rule, value, "Correct it")
             ratios = [0] * needed
-        return tuple(kind_of_ratio(ratio, is_dense=is_dense) for ratio in ratios[:needed])
+        return tuple(get_kind_of_ratio(ratio, is_dense=is_dense) for ratio in ratios[:needed])
 
-    def _compressed(self, heads: int) -> CompressedAttention | None:
+    def _read_compressed(self, heads: int) -> CompressedAttention | None:
         if not self.is_compressed:
             return None
         self._require_latent()
@@ -565,7 +571,7 @@ class _Reader:
             self._refuse("o_groups", rule, groups, "Use a divisor")
         return CompressedAttention(output_groups=groups, output_rank=self.whole("o_lora_rank"))
 
-    def _hyper_connections(self) -> HyperConnections | None:
+    def _read_hyper_connections(self) -> HyperConnections | None:
         """Return the residual streams.
 
         The development branch and the main branch of Megatron-LM have a field each.
@@ -591,8 +597,8 @@ class _Reader:
             )
             self._refuse("multi_latent_attention", rule, False, "Set it to true")
 
-    def _indexer(self) -> Indexer | None:
-        is_sparse = self.variant == SPARSE and self.pattern is None
+    def _read_indexer(self) -> Indexer | None:
+        is_sparse = self.variant == SPARSE_VARIANT and self.pattern is None
         if is_sparse:
             self._require_latent()
         elif not self.is_compressed or self.flag("csa_dense_mode"):
@@ -611,12 +617,12 @@ class _Reader:
         )
 
 
-def has_experts(kind: str) -> bool:
+def is_moe_kind(kind: str) -> bool:
     """Return whether layers of a kind (`ModelShape.kinds`) have experts."""
-    return kind.endswith(MOE)
+    return kind.endswith(MOE_SUFFIX)
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
+def _find_nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of a number that is nearest to a wanted number, the smaller of two."""
     nearest = 1
     for divisor in range(2, number + 1):

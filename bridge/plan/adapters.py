@@ -28,7 +28,7 @@ CANONICAL_LORA_TARGETS = (
     *("linear_fc1_up", "linear_fc1_gate", "linear_fc2"),
 )
 """The default of adapters that take each part of a fused layer by itself."""
-CLASSES = {"LoRA": "lora", "VLMLoRA": "lora", "CanonicalLoRA": "canonical", "DoRA": "dora"}
+ADAPTER_KINDS = {"LoRA": "lora", "VLMLoRA": "lora", "CanonicalLoRA": "canonical", "DoRA": "dora"}
 """Class of Megatron Bridge -> kind."""
 
 
@@ -48,7 +48,7 @@ class Adapter:
     has_dropout: bool = False
 
     @classmethod
-    def of(cls, peft: Section, model: Section) -> Adapter | None:
+    def from_sections(cls, peft: Section, model: Section) -> Adapter | None:
         """Return the adapter of a run; None where all weights are trained.
 
         Raises:
@@ -57,11 +57,11 @@ class Adapter:
         if not peft.is_given:
             return None
         name = peft.given("type", "LoRA")
-        if name not in CLASSES:
-            rule = f"cannot plan: the plan knows the adapters {', '.join(CLASSES)}"
+        if name not in ADAPTER_KINDS:
+            rule = f"cannot plan: the plan knows the adapters {', '.join(ADAPTER_KINDS)}"
             remedy = "Remove the section `peft` for a plan of full training."
             raise RunConfigError.of("peft.type", rule, name, remedy)
-        kind = CLASSES[name]
+        kind = ADAPTER_KINDS[name]
         dim = peft.given("rank") or peft.given("dim") or 32
         topk = 1
         if peft.values["normalize_moe_lora"]:
@@ -70,14 +70,14 @@ class Adapter:
         return cls(
             kind=kind,
             dim=dim,
-            targets=_names(peft.given("target_modules", default_targets)),
-            excluded=_names(peft.given("exclude_modules", ())),
+            targets=_parse_names(peft.given("target_modules", default_targets)),
+            excluded=_parse_names(peft.given("exclude_modules", ())),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
             has_dropout=peft.values["dropout"] > 0,
         )
 
-    def added_to(
+    def add_to_modules(
         self, modules: tuple[Module, ...], shape: ModelShape, path: Callable[[str], str]
     ) -> tuple[Module, ...]:
         """Return the modules of a layer, frozen, each with its adapter behind it."""
@@ -96,7 +96,9 @@ class Adapter:
             dim = self.expert_dim
             if not self.shares_experts:
                 count = base.count
-        adapter = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
+        adapter = replace(
+            base, kind="adapter", is_high_precision=True, bias=False, vectors=(), count=count
+        )
         for part, outputs in self._parts(base, path, shape).items():
             name = f"{base.name}.adapter{part}"
             vectors_in: tuple[tuple[str, int], ...] = ()
@@ -158,7 +160,7 @@ def _matches(pattern: str, name: str, path: str) -> bool:
     return name == pattern or re.fullmatch(pattern.replace("*", ".*"), path) is not None
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _parse_names(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list | tuple | set):

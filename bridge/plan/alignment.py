@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import Module
 from bridge.model.shape import ModelShape
-from bridge.plan.precision_plan import PrecisionPlan, compact
+from bridge.plan.precision_plan import PrecisionPlan, format_ranges
 from bridge.plan.workload import Workload
-from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
+from bridge.precision.schemes import SCHEMES, Scheme, find_scheme
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM; 16 under other schemes.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py.
 """
-PER_TENSOR = ("tensorwise", "delayed")
-SMALL = {
+PER_TENSOR_SCHEMES = ("tensorwise", "delayed")
+SMALL_GEMM_RULES = {
     "tensor": "at most 1024 inputs and 4096 outputs",
     "block": "at most 2048 inputs, at most 1024 outputs, or at most 4096 inputs and 2048 outputs",
 }
-SMALL_SOURCE = (
+SMALL_GEMM_SOURCE = (
     "torchao float8_linear_utils.py, automatic filters for tensorwise and rowwise scaling, "
     "measured on H100"
 )
@@ -104,7 +104,7 @@ class Misfit:
         )
 
 
-class Field(NamedTuple):
+class DimensionField(NamedTuple):
     """The field behind a dimension."""
 
     name: str
@@ -132,9 +132,9 @@ class AlignmentReport:
         """The rules of thumb by which GEMMs are small, one for each kind of scaling."""
         rules: list[str] = []
         for gemm in self.small:
-            kind = "tensor" if gemm.scheme in PER_TENSOR else "block"
-            if SMALL[kind] not in rules:
-                rules.append(SMALL[kind])
+            kind = "tensor" if gemm.scheme in PER_TENSOR_SCHEMES else "block"
+            if SMALL_GEMM_RULES[kind] not in rules:
+                rules.append(SMALL_GEMM_RULES[kind])
         return tuple(rules)
 
     @property
@@ -153,7 +153,7 @@ class AlignmentReport:
             "pad": asdict(self.pad),
             "gemms": [asdict(gemm) for gemm in self.gemms],
             "misfits": misfits,
-            "small": {"rule": SMALL, "source": SMALL_SOURCE},
+            "small": {"rule": SMALL_GEMM_RULES, "source": SMALL_GEMM_SOURCE},
         }
 
 
@@ -173,7 +173,7 @@ def pad_multiple(
     Raises:
         RunConfigError: No such scheme.
     """
-    row = _scheme(scheme, family)
+    row = _get_scheme(scheme, family)
     steps = []
     per_sequence = 1
     if cp > 1:
@@ -190,7 +190,7 @@ def pad_multiple(
         per_expert = 1
         steps.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
     else:
-        tokens = _tokens_at_a_time(row) or EXPERT_TOKENS["custom"]
+        tokens = _get_token_multiple(row) or EXPERT_TOKENS["custom"]
         per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
         per_expert = EXPERT_TOKENS.get(row.name, 16)
         steps.append(
@@ -210,13 +210,15 @@ def pad_multiple(
     )
 
 
-def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> AlignmentReport:
+def build_alignment_report(
+    plan: PrecisionPlan, workload: Workload | None = None
+) -> AlignmentReport:
     """Return M, N and K of every linear layer on a rank, and those that its scheme cannot take.
 
     Without a workload only the model's dimensions are checked.
     """
     parallel = plan.parallel
-    scheme, family = _strictest(plan)
+    scheme, family = _find_strictest_scheme(plan)
     pad = pad_multiple(
         scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family
     )
@@ -231,12 +233,12 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     gemms: list[GemmShape] = []
     misfits: list[Misfit] = []
     for (module, module_scheme), layers in labels.items():
-        gemm = _shape(plan, module, compact(layers), tokens, scheme=module_scheme)
+        gemm = _make_gemm_shape(plan, module, format_ranges(layers), tokens, scheme=module_scheme)
         gemms.append(gemm)
         if module_scheme is not None:
-            misfits += _misfits(plan, module, gemm.layers, module_scheme)
+            misfits += _find_misfits(plan, module, gemm.layers, module_scheme)
     if workload is not None and tokens % pad.per_slab and scheme is not None:
-        misfits.append(_slab_misfit(workload, pad))
+        misfits.append(_make_slab_misfit(workload, pad))
     return AlignmentReport(
         label=plan.label,
         scheme=scheme,
@@ -246,7 +248,7 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     )
 
 
-def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
+def _find_strictest_scheme(plan: PrecisionPlan) -> tuple[str | None, str | None]:
     """Return the scheme that takes the most tokens at a time, and its family.
 
     It is the run's scheme unless modules have others.
@@ -262,18 +264,18 @@ def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
     rows = others
     if settings.row is not None:
         rows = [settings.row, *others]
-    strictest = max(rows, key=_tokens_at_a_time)
+    strictest = max(rows, key=_get_token_multiple)
     return strictest.name, strictest.family
 
 
-def _tokens_at_a_time(row: Scheme) -> int:
+def _get_token_multiple(row: Scheme) -> int:
     if not row.alignment:
         return 0
     return row.alignment[0]
 
 
-def _scheme(name: str | None, family: str | None) -> Scheme | None:
-    row = scheme_row(name, family)
+def _get_scheme(name: str | None, family: str | None) -> Scheme | None:
+    row = find_scheme(name, family)
     if row is None and name is not None:
         known = sorted({row.name for row in SCHEMES})
         matches = close_matches(name, known)
@@ -282,19 +284,19 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
     return row
 
 
-def _shape(
+def _make_gemm_shape(
     plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None
 ) -> GemmShape:
     parallel = plan.parallel
-    ranks = parallel.tensor_of(is_expert=module.is_expert)
-    outputs, inputs = module.on_rank(plan.shape, ranks)
+    ranks = parallel.get_tensor_ranks(is_expert=module.is_expert)
+    outputs, inputs = module.get_rank_shape(plan.shape, ranks)
     gemm_tokens = tokens / parallel.context
     experts = plan.shape.experts
     if module.is_expert and experts is not None:
-        routed_tokens = gemm_tokens / parallel.of_sequence * experts.topk * ranks
+        routed_tokens = gemm_tokens / parallel.sequence_ranks * experts.topk * ranks
         gemm_tokens = routed_tokens / (module.count / parallel.expert)
     elif not module.split:
-        gemm_tokens /= parallel.of_sequence
+        gemm_tokens /= parallel.sequence_ranks
     return GemmShape(
         layers=layers,
         module=module.name,
@@ -309,17 +311,19 @@ def _shape(
 
 
 def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
-    if scheme in PER_TENSOR:
+    if scheme in PER_TENSOR_SCHEMES:
         return inputs <= 1024 and outputs <= 4096
     return inputs <= 2048 or outputs <= 1024 or (inputs <= 4096 and outputs <= 2048)
 
 
-def _misfits(plan: PrecisionPlan, module: Module, layers: str, scheme: str) -> Iterator[Misfit]:
+def _find_misfits(
+    plan: PrecisionPlan, module: Module, layers: str, scheme: str
+) -> Iterator[Misfit]:
     """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
     row = plan.settings.row_of(scheme)
     if row is None or not row.alignment:
         return
-    ranks = plan.parallel.tensor_of(is_expert=module.is_expert)
+    ranks = plan.parallel.get_tensor_ranks(is_expert=module.is_expert)
     dimensions = (
         ("N", module.outputs, row.alignment[1], "column"),
         ("K", module.inputs, row.alignment[2], "row"),
@@ -331,12 +335,12 @@ def _misfits(plan: PrecisionPlan, module: Module, layers: str, scheme: str) -> I
         need = multiple * parts
         if whole % need == 0:
             continue
-        field = field_of(plan.shape, module.name, dimension, whole)
+        field = find_dimension_field(plan.shape, module.name, dimension, whole)
         place = {"layers": layers, "module": module.name, "dimension": dimension}
-        yield _misfit(field, need, **place, size=whole / parts, multiple=multiple)
+        yield _make_misfit(field, need, **place, size=whole / parts, multiple=multiple)
 
 
-def _misfit(field: Field, need: int, **columns: Any) -> Misfit:
+def _make_misfit(field: DimensionField, need: int, **columns: Any) -> Misfit:
     """Return a dimension that is no multiple of `need`, with the nearest legal values."""
     step = need // math.gcd(need, field.factor)
     below = field.value // step * step
@@ -345,11 +349,11 @@ def _misfit(field: Field, need: int, **columns: Any) -> Misfit:
     )
 
 
-def _slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
+def _make_slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
     seq, batch = workload.seq_length, workload.micro_batch_size
     place = {"layers": "all", "module": f"{batch} x {seq} tokens", "dimension": "M"}
-    field = Field("model.seq_length", seq, batch)
-    return _misfit(field, pad.per_slab, **place, size=seq * batch, multiple=pad.per_slab)
+    field = DimensionField("model.seq_length", seq, batch)
+    return _make_misfit(field, pad.per_slab, **place, size=seq * batch, multiple=pad.per_slab)
 
 
 _SHAPE_FIELDS = {
@@ -366,7 +370,7 @@ _SHAPE_FIELDS = {
 """Field -> its attribute of the shape, where that has another name."""
 
 
-def _fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
+def _map_dimension_fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
     """Return module -> the fields that its N and its K come from."""
     hidden = "hidden_size"
     heads = "num_attention_heads"
@@ -407,13 +411,15 @@ def _fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
     }
 
 
-def field_of(shape: ModelShape, module: str, dimension: str, whole: int) -> Field:
-    """Return the field behind a dimension of a module, N or K, that is `whole` over all ranks."""
-    names = _fields(shape).get(module)
+def find_dimension_field(
+    shape: ModelShape, module: str, dimension: str, total: int
+) -> DimensionField:
+    """Return the field behind a dimension of a module, N or K, that is `total` over all ranks."""
+    names = _map_dimension_fields(shape).get(module)
     if names is None:
-        return Field("the model's dimensions", whole)
+        return DimensionField("the model's dimensions", total)
     name = names["NK".index(dimension)]
     value = attrgetter(_SHAPE_FIELDS.get(name, name))(shape) or 0
-    if value > 0 and whole % value == 0:
-        return Field(f"model.{name}", value, whole // value)
-    return Field(f"model.{name} and others", whole)
+    if value > 0 and total % value == 0:
+        return DimensionField(f"model.{name}", value, total // value)
+    return DimensionField(f"model.{name} and others", total)

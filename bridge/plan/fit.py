@@ -30,28 +30,28 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import keeps_scores
-from bridge.plan.memory_schedule import activation_bytes
-from bridge.plan.run import PlannedRun
-from bridge.rules.facts.divisions import uneven_sizes
+from bridge.plan.memory_schedule import count_activation_bytes
+from bridge.plan.planned_run import PlannedRun
+from bridge.rules.facts.divisions import find_uneven_sizes
 
-USABLE = 0.9
+USABLE_SHARE = 0.9
 """Part of a GPU's memory for the bytes that are counted.
 
 The rest is for the CUDA context, messages, workspaces and fragmentation.
 """
-MOST_OPTIONS = 5
-MOST_DOUBLINGS = 6
+MAX_OPTIONS = 5
+MAX_DOUBLINGS = 6
 """Of all parallel sizes together."""
-LARGEST_TENSOR = 8
+MAX_TENSOR_PARALLEL = 8
 """GPUs of a node, which tensor parallelism rarely leaves."""
-LARGEST_MICRO_BATCH = 128
-MOST_PLANNED_LAYERS = 50_000
+MAX_MICRO_BATCH = 128
+MAX_PLANNED_LAYERS = 50_000
 """Layers of all layouts together that are planned before the search ends."""
 
 SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
 """Prices: a halved micro-batch, recomputed MLPs, a doubled parallel size, recomputed layers."""
 Changes = dict[str, Any]
-RECOMPUTE: tuple[tuple[int, Changes], ...] = (
+RECOMPUTE_OPTIONS: tuple[tuple[int, Changes], ...] = (
     (0, {}),
     (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]}),
     (
@@ -68,7 +68,7 @@ RECOMPUTE_SCORES: Changes = {
     "model.recompute_modules": ["core_attn"],
 }
 """The kind that frees the scores of attention, where it keeps them."""
-SIZES = {
+PARALLEL_SIZE_FIELDS = {
     "tensor": "model.tensor_model_parallel_size",
     "pipeline": "model.pipeline_model_parallel_size",
     "expert": "model.expert_model_parallel_size",
@@ -116,18 +116,22 @@ class FitReport:
         return content
 
 
-def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: True) -> FitReport:
+def find_fit(
+    run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: True
+) -> FitReport:
     """Return the options with which a sound run fits, cheapest first.
 
     An option that adds changes to a cheaper one is left out.
     """
-    memory = memory_to_fit(run)
-    usable = int(memory * USABLE)
-    options, untried = _search(run, usable, is_sound)
+    memory = get_memory_to_fit(run)
+    usable = int(memory * USABLE_SHARE)
+    options, untried = _search_layouts(run, usable, is_sound)
     declared = None
     if not options and run.target.count is not None:
         declared = run.target.count
-        options, untried = _search(run.on(replace(run.target, count=None)), usable, is_sound)
+        options, untried = _search_layouts(
+            run.with_target(replace(run.target, count=None)), usable, is_sound
+        )
 
     def order(option: FitOption) -> tuple[int, int, int]:
         ranks = option.ranks if declared else 0
@@ -137,22 +141,22 @@ def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: T
     kept: list[FitOption] = []
     same_values = declared is not None
     for option in options:
-        if not any(_adds_to(option, cheaper, same_values=same_values) for cheaper in kept):
+        if not any(_is_extension_of(option, cheaper, same_values=same_values) for cheaper in kept):
             kept.append(option)
-    samples: int | None = _global_batch_size(run)
+    samples: int | None = _get_global_batch_size(run)
     if samples is not None and samples < run.parallel.data:
         samples = None  # no replica has a sample
     return FitReport(
         memory_bytes=memory,
         usable_bytes=usable,
-        options=tuple(kept[:MOST_OPTIONS]),
+        options=tuple(kept[:MAX_OPTIONS]),
         declared_ranks=declared,
         global_batch_size=samples,
         untried=untried,
     )
 
 
-def memory_to_fit(run: PlannedRun) -> int:
+def get_memory_to_fit(run: PlannedRun) -> int:
     """Return the memory of one GPU that the run is to fit into.
 
     Raises:
@@ -174,7 +178,7 @@ def memory_to_fit(run: PlannedRun) -> int:
     return run.memory_bytes
 
 
-def _search(
+def _search_layouts(
     run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
 ) -> tuple[list[FitOption], int]:
     """Return the options of every layout, and how many layouts were not tried.
@@ -183,27 +187,27 @@ def _search(
     """
     # The shape is asked first: a run that cannot be planned is an error, a layout is left out.
     shape = run.plan.shape
-    most = max(1, MOST_PLANNED_LAYERS // shape.num_layers)
+    most = max(1, MAX_PLANNED_LAYERS // shape.num_layers)
     options: list[FitOption] = []
     changed_fields: list[set[str]] = []
     planned = untried = 0
-    for price, layout in sorted(_layouts(run), key=lambda priced: priced[0]):
+    for price, layout in sorted(_generate_layouts(run), key=lambda priced: priced[0]):
         if any(fields <= layout.keys() for fields in changed_fields):
             continue
-        candidate = run.changed(layout)
+        candidate = run.with_values(layout)
         if not _can_be_split(candidate, shape):
             continue
         if planned == most:
             untried += 1
             continue
         planned += 1
-        for option in _options(candidate, layout, price, usable, is_sound):
+        for option in _generate_options(candidate, layout, price, usable, is_sound):
             options.append(option)
             changed_fields.append(set(dict(option.changes)))
     return options, untried
 
 
-def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
+def _is_extension_of(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
     """Return whether an option changes every field that a cheaper one changes.
 
     `same_values`: it changes them to the same values.
@@ -217,7 +221,7 @@ def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> boo
     return True
 
 
-def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
+def _generate_layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
     """Yield (price, changes) of each layout.
 
     The optimizer is sharded or as it is, and parallel sizes are doubled.
@@ -230,30 +234,30 @@ def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
             "ddp.use_distributed_optimizer": True,
         }
         shards = [sharded, {}]
-    doublings = [range(_most_doublings(run, size) + 1) for size in SIZES]
+    doublings = [range(_get_max_doublings(run, size) + 1) for size in PARALLEL_SIZE_FIELDS]
     for counts in itertools.product(*doublings):
-        if sum(counts) > MOST_DOUBLINGS:
+        if sum(counts) > MAX_DOUBLINGS:
             continue
         sizes: Changes = {}
-        for (size, field), count in zip(SIZES.items(), counts, strict=True):
+        for (size, field), count in zip(PARALLEL_SIZE_FIELDS.items(), counts, strict=True):
             if count:
                 sizes[field] = getattr(parallel, size) * 2**count
-        if SIZES["tensor"] in sizes and not parallel.sequence_parallel:
+        if PARALLEL_SIZE_FIELDS["tensor"] in sizes and not parallel.sequence_parallel:
             sizes["model.sequence_parallel"] = True
         for shard in shards:
             yield DOUBLING * sum(counts), {**shard, **sizes}
 
 
-def _most_doublings(run: PlannedRun, size: str) -> int:
+def _get_max_doublings(run: PlannedRun, size: str) -> int:
     """Return how often a parallel size may be doubled; 0 where it has no effect or is laid down."""
     if size == "tensor":
-        return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
+        return max(0, int(math.log2(MAX_TENSOR_PARALLEL / run.parallel.tensor)))
     if size == "context" and run.workload.seq_length:
         return 2
     if size == "pipeline" and run.parallel.layout is None:
-        return MOST_DOUBLINGS
+        return MAX_DOUBLINGS
     if size == "expert" and run.plan.shape.experts is not None:
-        return MOST_DOUBLINGS
+        return MAX_DOUBLINGS
     return 0
 
 
@@ -265,11 +269,11 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
         return False
     model = SimpleNamespace(**run.section("model"))
     crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not model.overlap_p2p_comm
-    is_even = not [*uneven_sizes(model, shape, parallel, run.workload.seq_length)]
+    is_even = not [*find_uneven_sizes(model, shape, parallel, run.workload.seq_length)]
     return run.target.count in (None, parallel.world_size) and is_even and not crosses
 
 
-def _options(
+def _generate_options(
     run: PlannedRun,
     layout: Changes,
     price: int,
@@ -280,7 +284,7 @@ def _options(
     asked = run.workload.micro_batch_size
     if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return
-    kinds = [*RECOMPUTE]
+    kinds = [*RECOMPUTE_OPTIONS]
     if keeps_scores(run.plan, run.workload):
         kinds.insert(1, (SELECTIVE, RECOMPUTE_SCORES))
     for price_of_recompute, recompute in kinds:
@@ -291,8 +295,12 @@ def _options(
             recompute["model.recompute_granularity"],
         ):
             continue
-        candidate = run.changed(recompute)
-        fitting = [size for size in _micro_batches(run) if _needed(candidate, size) <= usable]
+        candidate = run.with_values(recompute)
+        fitting = [
+            size
+            for size in _list_micro_batches(run)
+            if _compute_needed_bytes(candidate, size) <= usable
+        ]
         if not fitting:
             continue
         used = min(asked, max(fitting))
@@ -301,36 +309,36 @@ def _options(
         if used != asked:
             smaller["train.micro_batch_size"] = used
             halvings = math.ceil(math.log2(asked / used))
-        if not is_sound(candidate.changed(smaller)):
+        if not is_sound(candidate.with_values(smaller)):
             continue
         yield FitOption(
             changes=tuple({**layout, **recompute, **smaller}.items()),
             price=price + price_of_recompute + SMALLER_BATCH * halvings,
             micro_batch_size=max(fitting),
-            needed_bytes=_needed(candidate, used),
+            needed_bytes=_compute_needed_bytes(candidate, used),
             ranks=run.parallel.world_size,
         )
 
 
-def _micro_batches(run: PlannedRun) -> list[int]:
+def _list_micro_batches(run: PlannedRun) -> list[int]:
     """Return the micro-batches to try: divisors of the samples of a replica, or powers of two."""
-    samples = _global_batch_size(run) // run.parallel.data
+    samples = _get_global_batch_size(run) // run.parallel.data
     if not samples:
-        return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length())]
-    largest = min(samples, LARGEST_MICRO_BATCH)
+        return [2**power for power in range(MAX_MICRO_BATCH.bit_length())]
+    largest = min(samples, MAX_MICRO_BATCH)
     return [size for size in range(1, largest + 1) if samples % size == 0]
 
 
-def _global_batch_size(run: PlannedRun) -> int:
+def _get_global_batch_size(run: PlannedRun) -> int:
     """Return the samples of a step; 0 where the run does not state them."""
     return run.section("train")["global_batch_size"] or 0
 
 
-def _needed(run: PlannedRun, micro_batch_size: int) -> int:
+def _compute_needed_bytes(run: PlannedRun, micro_batch_size: int) -> int:
     plan = run.plan
-    workload = run.changed({"train.micro_batch_size": micro_batch_size}).workload
+    workload = run.with_values({"train.micro_batch_size": micro_batch_size}).workload
     peaks = []
     for rank, places in zip(run.memory.ranks, plan.stages, strict=True):
-        activations = activation_bytes(plan, places, workload)
+        activations = count_activation_bytes(plan, places, workload)
         peaks.append(rank.peak(activations))
     return max(peaks)

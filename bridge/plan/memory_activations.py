@@ -27,17 +27,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bridge.model.layout import Place
+from bridge.model.layout import ModelChunk
 from bridge.model.modules import Module
 from bridge.model.shape import Experts, Latent, StateSpace
-from bridge.model.variants import DeltaNet, Indexer
-from bridge.plan.memory_parameters import FP32_BYTES, element_bytes, operand_bytes
-from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
+from bridge.model.attention_variants import DeltaNet, Indexer
+from bridge.plan.memory_parameters import FP32_BYTES, get_element_bytes, count_operand_bytes
+from bridge.plan.precision_plan import LOW_FORMATS, PlanLayer, PlanModule, PrecisionPlan
 from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 
 Rows = Iterator[tuple[str, float]]
 """(part, bytes) of the tensors that a layer keeps; parts in `DROPS` can be recomputed."""
-DROPS = {
+RECOMPUTED_PARTS = {
     "core_attn": ("core_attn",),
     "layernorm": ("layernorm",),
     "mlp": ("mlp",),
@@ -62,7 +62,7 @@ class Segment(NamedTuple):
     """Further bytes in its backward pass: what it recomputes, and the gradient of the logits."""
 
 
-def attention_core(plan: PrecisionPlan, workload: Workload) -> str:
+def get_attention_core(plan: PrecisionPlan, workload: Workload) -> str:
     """Return the core of attention that runs: fused kernels take 16 bits and fewer."""
     if plan.settings.mode == "fp32" and workload.attention == FUSED:
         return UNFUSED
@@ -71,10 +71,10 @@ def attention_core(plan: PrecisionPlan, workload: Workload) -> str:
 
 def keeps_scores(plan: PrecisionPlan, workload: Workload) -> bool:
     """Return whether attention keeps its scores; recomputing the core frees them."""
-    return attention_core(plan, workload) != FUSED and plan.shape.indexer is None
+    return get_attention_core(plan, workload) != FUSED and plan.shape.indexer is None
 
 
-def uncounted_kernels(plan: PrecisionPlan) -> tuple[str, ...]:
+def list_uncounted_kernels(plan: PrecisionPlan) -> tuple[str, ...]:
     """Return the parts of layers whose activations are not counted.
 
     Their kernels run on a GPU alone.
@@ -89,14 +89,14 @@ def uncounted_kernels(plan: PrecisionPlan) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
+def count_stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
     """Return the bytes of one micro-batch between two layers."""
-    return _Counting(plan, workload).streams
+    return _ActivationCounter(plan, workload).streams
 
 
-def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segment]:
+def build_segments(plan: PrecisionPlan, place: ModelChunk, workload: Workload) -> list[Segment]:
     """Return the parts of one model chunk: embedding, layers or recomputed groups, and outputs."""
-    count = _Counting(plan, workload)
+    count = _ActivationCounter(plan, workload)
     layers = [plan.by_label[str(index + 1)] for index in place.layers]
     parts: list[Segment] = []
     if place.embedding:
@@ -122,21 +122,21 @@ def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segm
     return parts
 
 
-class _Counting:
+class _ActivationCounter:
     """Bytes of one micro-batch's tensors on one rank."""
 
     def __init__(self, plan: PrecisionPlan, workload: Workload) -> None:
         parallel = plan.parallel
         self.plan, self.workload, self.shape = plan, workload, plan.shape
         self.tensor, self.expert_tensor = parallel.tensor, parallel.expert_tensor
-        self.element = element_bytes(plan.settings.mode)
+        self.element = get_element_bytes(plan.settings.mode)
         self.keeps_both = plan.settings.scheme == "delayed"
         """A linear whose input is kept by another operator keeps it quantised.
 
         Other schemes quantise it again.
         """
         self.tokens = workload.seq_length * workload.micro_batch_size / parallel.context
-        self.outside = self.tokens / parallel.of_sequence
+        self.outside = self.tokens / parallel.sequence_ranks
         self.is_gathered = self.outside != self.tokens
         self.residual = 4.0 if plan.settings.fp32_residual else self.element
         self.statistics = 8 if plan.shape.layer_norm_bias else 4
@@ -147,10 +147,10 @@ class _Counting:
         """Bytes between two layers, of all residual streams."""
         if plan.shape.hyper_connections is not None:
             self.streams *= plan.shape.hyper_connections.streams
-        self.core = attention_core(plan, workload)
+        self.core = get_attention_core(plan, workload)
         self.dropped: set[str] = set()
         for name in workload.modules:
-            self.dropped.update(DROPS.get(name, ()))
+            self.dropped.update(RECOMPUTED_PARTS.get(name, ()))
         self.segments: dict[int, Segment] = {}
         """Those of the layers so far, by `PlanLayer.alike`."""
 
@@ -247,7 +247,7 @@ class _Counting:
                 continue
             module = planned.module
             base = module.name.partition(".adapter")[0]
-            part = _part_of_adapter(base)
+            part = _get_adapter_part(base)
             is_first = base not in bypassed
             yield part, self._adapter(module, is_first=is_first)
             if base in FUSED_WITH_NORM and is_first:
@@ -302,7 +302,7 @@ class _Counting:
     def _quantised(self, module: PlanModule) -> float:
         if module.copies is None or module.row("input") is None:
             return self.element
-        kept = module.copies.kept_input
+        kept = module.copies.saved_input
         if kept.scheme is None:
             return self.element
         scheme = self.plan.settings.row_of(kept.scheme)
@@ -310,7 +310,7 @@ class _Counting:
         copies = 1
         if self.is_gathered and is_dense_column and scheme is not None and scheme.family == "fp4":
             copies = 2  # the row-wise one is gathered
-        return copies * operand_bytes(kept.format, scheme)
+        return copies * count_operand_bytes(kept.format, scheme)
 
     def norm(self) -> float:
         """Return the bytes that a norm of the residual stream keeps in addition to its output."""
@@ -327,8 +327,8 @@ class _Counting:
             return
         row = core.row("qk")
         kept = self.element
-        if row is not None and row.format in LOW:
-            kept = element_bytes(row.format)
+        if row is not None and row.format in LOW_FORMATS:
+            kept = get_element_bytes(row.format)
         yield "base", self.norm() + self._dropout()
         if "linear_kv_up_proj" in saved and shape.latent is not None:
             out = self.tokens * heads * shape.latent.v_head_dim
@@ -468,7 +468,7 @@ class _Counting:
         """Yield the tensors of DeepSeek-V4's hybrid attention.
 
         They are the inputs of the linear layers, and the query, key and output of the core.
-        Compressors, the indexer and the kernels of the core are not counted (`uncounted_kernels`).
+        Compressors, the indexer and the kernels of the core are not counted (`list_uncounted_kernels`).
         """
         query = heads * latent.v_head_dim
         rank = latent.q_lora_rank or self.shape.hidden_size
@@ -482,7 +482,7 @@ class _Counting:
         yield "core_attn", self.tokens * query * self.element
         attention = self.shape.compressed
         if attention is not None:
-            projections = query * self.element + attention.projected * saved["linear_proj"]
+            projections = query * self.element + attention.projected_width * saved["linear_proj"]
             yield "base", self.tokens * projections
 
     def _mlp(self, saved: Mapping[str, float]) -> Rows:
@@ -549,20 +549,20 @@ class _Counting:
         """
         if isinstance(mixer, StateSpace):
             width = mixer.inner
-            scanned = mixer.projected + 2 * width
+            scanned = mixer.projected_width + 2 * width
             statistics = 4 * mixer.num_groups
         else:
             width = mixer.value
             heads = mixer.num_value_heads
             of_heads = heads * (2 * mixer.key_head_dim + DELTA_CHUNK)
-            scanned = mixer.projected + mixer.convolved + of_heads + 2 * width
+            scanned = mixer.projected_width + mixer.conv_channels + of_heads + 2 * width
             statistics = heads * (4 + 4)
         yield "base", self.norm() + self._dropout() + self.width * saved["in_proj"]
         kept = scanned * self.element + statistics + width * saved["out_proj"]
         yield "base", self.tokens / self.tensor * kept
 
 
-def _part_of_adapter(base: str) -> str:
+def _get_adapter_part(base: str) -> str:
     """Return the part of a layer in which the adapter of a linear layer is recomputed."""
     if base.startswith("experts."):
         return "moe"

@@ -25,15 +25,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.model.layout import Parallel, Place
+from bridge.model.layout import ParallelLayout, ModelChunk
 from bridge.model.modules import MTP_MODULES
-from bridge.plan.memory_parameters import Parameter, padded
+from bridge.plan.memory_parameters import Parameter, pad_to_multiple
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.plan.settings import Settings
+from bridge.plan.plan_settings import PlanSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class ParameterGroup:
     """Parameters of one buffer, or the frozen ones of one storage, in elements of this rank."""
 
     parameters: tuple[Parameter, ...]
@@ -110,19 +110,21 @@ def lay_out(
     spans: list[tuple[Parameter, int, int]] = []
     buckets: list[tuple[int, int]] = []
     bucket_start = 0
-    for bucket in _buckets(reversed(parameters), bucket_size, step=step, splits_shared=distributed):
+    for bucket in _split_into_buckets(
+        reversed(parameters), bucket_size, step=step, splits_shared=distributed
+    ):
         end = bucket_start
         for parameter in bucket:
-            start = padded(end, step)
+            start = pad_to_multiple(end, step)
             end = start + parameter.numel
             spans.append((parameter, start, end))
-        bucket_end = padded(end, multiple)
+        bucket_end = pad_to_multiple(end, multiple)
         buckets.append((bucket_start, bucket_end))
         bucket_start = bucket_end
     return Buffer(spans=tuple(spans), buckets=tuple(buckets))
 
 
-def _buckets(
+def _split_into_buckets(
     parameters: Iterable[Parameter], bucket_size: int | None, *, step: int = 1, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
     """Yield buckets of at least `bucket_size` elements (None: one bucket).
@@ -139,7 +141,7 @@ def _buckets(
             bucket = []
             size = 0
         bucket.append(parameter)
-        size = padded(size, step) + parameter.numel
+        size = pad_to_multiple(size, step) + parameter.numel
         if is_alone or (bucket_size and size >= bucket_size):
             yield bucket
             bucket = []
@@ -148,13 +150,13 @@ def _buckets(
         yield bucket
 
 
-def ddp_groups(
+def build_ddp_groups(
     parameters: Sequence[Parameter],
     plan: PrecisionPlan,
-    place: Place,
+    place: ModelChunk,
     ddp: Mapping[str, Any],
     data_rank: int,
-) -> list[Group]:
+) -> list[ParameterGroup]:
     """Return the groups of a model chunk's parameters without FSDP.
 
     `parameters` are in the order of Megatron's modules.
@@ -167,13 +169,15 @@ def ddp_groups(
     for parameter in parameters:
         key = (parameter.is_frozen, parameter.is_expert, parameter.storage)
         alike.setdefault(key, []).append(parameter)
-    groups: list[Group] = []
+    groups: list[ParameterGroup] = []
     for (is_frozen, is_expert, _), members in alike.items():
         if is_frozen:
-            elements = _numel(members)
-            groups.append(Group(parameters=tuple(members), whole=elements, weights=elements))
+            elements = _count_elements(members)
+            groups.append(
+                ParameterGroup(parameters=tuple(members), whole=elements, weights=elements)
+            )
             continue
-        replicas = parallel.replicas_of(is_expert=is_expert)
+        replicas = parallel.get_reduction_ranks(is_expert=is_expert)
         ranks = max(1, replicas // ddp["num_distributed_optimizer_instances"])
         buffer = lay_out(
             members,
@@ -183,35 +187,35 @@ def ddp_groups(
             high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
         )
         groups.append(
-            _trained_group(buffer, members, settings, rank=data_rank % ranks, ranks=ranks)
+            _build_trained_group(buffer, members, settings, rank=data_rank % ranks, ranks=ranks)
         )
     return groups
 
 
-def _trained_group(
-    buffer: Buffer, members: Sequence[Parameter], settings: Settings, *, rank: int, ranks: int
-) -> Group:
+def _build_trained_group(
+    buffer: Buffer, members: Sequence[Parameter], settings: PlanSettings, *, rank: int, ranks: int
+) -> ParameterGroup:
     """Return the group of a buffer's parameters, of which a rank updates its share."""
     share = buffer.parameter_numel
     if settings.distributed:
         share = buffer.shard(rank, ranks)
     if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
         share = -(-share // ranks)
-    return Group(
+    return ParameterGroup(
         parameters=tuple(members),
         whole=buffer.numel,
-        weights=_weights(settings, buffer),
+        weights=_count_weights(settings, buffer),
         gradients=buffer.numel,
         masters=share,
         states=share,
     )
 
 
-def _numel(parameters: Iterable[Parameter]) -> int:
+def _count_elements(parameters: Iterable[Parameter]) -> int:
     return sum(parameter.numel for parameter in parameters)
 
 
-def _weights(settings: Settings, buffer: Buffer) -> int:
+def _count_weights(settings: PlanSettings, buffer: Buffer) -> int:
     """Return the elements of the weights, with the buffer's padding where they lie in one."""
     if not settings.distributed:
         return buffer.parameter_numel
@@ -224,66 +228,66 @@ def _weights(settings: Settings, buffer: Buffer) -> int:
     return buffer.numel
 
 
-SHARDED = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_grads_params": "OGP"}
+SHARDED_TENSORS = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_grads_params": "OGP"}
 """Strategy -> the kinds of tensors that are sharded.
 
 O: optimizer state and masters. G: gradients. P: parameters.
 """
-GATHERED = ("optim_grads", "optim_grads_params")
+GATHERING_STRATEGIES = ("optim_grads", "optim_grads_params")
 """Strategies under which something is gathered while it is used."""
 
 
-def fsdp_groups(
+def build_fsdp_groups(
     parameters: Sequence[Parameter],
-    parallel: Parallel,
+    parallel: ParallelLayout,
     ddp: Mapping[str, Any],
     data_rank: int,
     *,
     has_units: bool,
-) -> list[Group]:
+) -> list[ParameterGroup]:
     """Return the groups of a model chunk's parameters under Megatron-FSDP.
 
     `parameters` are in the order of Megatron's modules. With `has_units` a layer is a unit under
     every strategy that shards (`Settings.has_units`).
     """
-    sharded = SHARDED.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
+    sharded = SHARDED_TENSORS.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
     is_outer = instances > 1 and ddp["outer_dp_sharding_strategy"] != "no_shard"
     in_units = "P" in sharded
     if has_units:
         in_units = bool(sharded)
-    groups: list[Group] = []
-    for members in _grouped(
+    groups: list[ParameterGroup] = []
+    for members in _group_parameters(
         parameters, in_units, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
     ):
-        replicas = parallel.replicas_of(is_expert=members[0].is_expert)
+        replicas = parallel.get_reduction_ranks(is_expert=members[0].is_expert)
         inner = max(1, replicas // instances)
         outer = inner
         if is_outer:
             outer = replicas
-        group = _fsdp_group(members, sharded, inner=inner, outer=outer, data_rank=data_rank)
+        group = _build_fsdp_group(members, sharded, inner=inner, outer=outer, data_rank=data_rank)
         if in_units:
-            group = replace(group, unit=_unit(members[0]))
+            group = replace(group, unit=_get_unit(members[0]))
         groups.append(group)
     return groups
 
 
-def _fsdp_group(
+def _build_fsdp_group(
     members: Sequence[Parameter], sharded: str, *, inner: int, outer: int, data_rank: int
-) -> Group:
+) -> ParameterGroup:
     """Return a group of Megatron-FSDP.
 
     Args:
         members: Its parameters.
-        sharded: The kinds of tensors that are sharded, as in `SHARDED`.
+        sharded: The kinds of tensors that are sharded, as in `SHARDED_TENSORS`.
         inner: Ranks that share weights and gradients.
         outer: Ranks that share masters and optimizer state.
         data_rank: The data-parallel rank.
     """
-    elements = _numel(members)
+    elements = _count_elements(members)
     whole = share = states = elements
     if sharded:
-        whole = padded(elements, outer * _grid(members))
+        whole = pad_to_multiple(elements, outer * _compute_grid(members))
         share = whole // outer
         # The padding is at the end.
         states = min(max(elements - share * (data_rank % outer), 0), share)
@@ -294,7 +298,7 @@ def _fsdp_group(
         gradients = whole // inner
     if members[0].is_frozen:
         gradients = share = states = 0
-    return Group(
+    return ParameterGroup(
         parameters=tuple(members),
         whole=whole,
         weights=weights,
@@ -304,7 +308,7 @@ def _fsdp_group(
     )
 
 
-def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
+def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float]) -> float:
     """Return the bytes of groups that are gathered at a time; `sizes` are those of whole groups."""
     outside: list[float] = []
     units: dict[str, float] = {}
@@ -319,7 +323,7 @@ def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
     return largest_unit + max(largest_unit, *outside)
 
 
-def _unit(parameter: Parameter) -> str | None:
+def _get_unit(parameter: Parameter) -> str | None:
     """Return the label of the layer that is a parameter's unit; None outside of layers."""
     layer = parameter.layer
     is_inside_mtp = layer.startswith("mtp") and parameter.module not in MTP_MODULES
@@ -328,7 +332,7 @@ def _unit(parameter: Parameter) -> str | None:
     return None
 
 
-def _grouped(
+def _group_parameters(
     parameters: Sequence[Parameter], in_units: bool, *, bucket_size: int | None, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
     """Yield the groups by attributes, cut at a shared embedding.
@@ -343,32 +347,32 @@ def _grouped(
         is_expert = parameter.module.startswith("experts.")
         unit = None
         if in_units:
-            unit = _unit(parameter)
+            unit = _get_unit(parameter)
         key = (storage, is_expert, parameter.is_frozen, unit)
         alike.setdefault(key, []).append(parameter)
     for (_, _, _, unit), members in alike.items():
         if unit is None:
-            yield from _buckets(members, bucket_size, splits_shared=splits_shared)
+            yield from _split_into_buckets(members, bucket_size, splits_shared=splits_shared)
         else:
-            yield from _buckets(members, None, splits_shared=splits_shared)
+            yield from _split_into_buckets(members, None, splits_shared=splits_shared)
 
 
-def _width(parameter: Parameter) -> int:
+def _get_row_width(parameter: Parameter) -> int:
     """Return the elements of a row; Megatron's vectors are columns."""
     if parameter.rows > 1:
         return parameter.columns
     return 1
 
 
-def _grid(parameters: Sequence[Parameter]) -> int:
+def _compute_grid(parameters: Sequence[Parameter]) -> int:
     """Return the multiple at which large parameters of a group begin.
 
     It is the widest row of the group, where the others fit.
     """
-    ordered = sorted(parameters, key=_width, reverse=True)
-    grid = _width(ordered[0])
+    ordered = sorted(parameters, key=_get_row_width, reverse=True)
+    grid = _get_row_width(ordered[0])
     for parameter in ordered:
-        width = _width(parameter)
+        width = _get_row_width(parameter)
         fits = width == grid or (grid % width == 0 and parameter.numel % grid == 0)
         if not fits and parameter.numel >= grid:
             grid = math.lcm(grid, width)

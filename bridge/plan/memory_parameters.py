@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bridge.model.layout import Place
-from bridge.plan.precision_plan import LOW, PlanModule, PrecisionPlan
-from bridge.precision.copies import Copies
+from bridge.model.layout import ModelChunk
+from bridge.plan.precision_plan import LOW_FORMATS, PlanModule, PrecisionPlan
+from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE, Scheme, scheme_row
+from bridge.precision.schemes import WHOLE_TENSOR, Scheme, find_scheme
 
 FP32_BYTES = 4
 
 
-def element_bytes(dtype: str) -> float:
+def get_element_bytes(dtype: str) -> float:
     """Return the bytes of one element of a format; a factory's own format counts as one byte."""
     if dtype == "fp64":
         return 8
@@ -40,7 +40,7 @@ def has_column_copy(scheme: Scheme | None, capability: tuple[int, int] | None) -
     return not reads_both_layouts
 
 
-def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
+def count_scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     """Return the bytes of the scales of a weight's row-wise copy.
 
     The column-wise copy has the transposed shape.
@@ -51,16 +51,16 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     if scheme.name == "blockwise":
         tiles_down = -(-rows // tile[0])
         tiles_across = -(-columns // tile[1])
-        return tiles_down * padded(tiles_across, 4) * FP32_BYTES
+        return tiles_down * pad_to_multiple(tiles_across, 4) * FP32_BYTES
     blocks = -(-columns // max(tile))
-    scale = element_bytes(scheme.scale_format or "fp32")
-    size = round(padded(rows, 128) * padded(blocks, 4) * scale)
+    scale = get_element_bytes(scheme.scale_format or "fp32")
+    size = round(pad_to_multiple(rows, 128) * pad_to_multiple(blocks, 4) * scale)
     if scheme.tensor_scale_format:
         size += FP32_BYTES
     return size
 
 
-def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -> int:
+def count_two_format_bytes(copies: LayerCopies, rows: int, columns: int, high: float) -> int:
     """Return the bytes of the copies of a weight of two formats.
 
     `high` are the bytes of an element of the weight. A copy in high precision is the weight itself,
@@ -70,34 +70,34 @@ def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -
     elements = rows * columns
     total = 0.0
     if row.scheme is not None:
-        total += elements * element_bytes(row.format)
-        total += scale_bytes(scheme_row(row.scheme), rows, columns)
+        total += elements * get_element_bytes(row.format)
+        total += count_scale_bytes(find_scheme(row.scheme), rows, columns)
     if column.scheme is not None:
-        total += elements * element_bytes(column.format)
-        total += scale_bytes(scheme_row(column.scheme), columns, rows)
-    elif column.is_of_row and not copies.keeps_row:
+        total += elements * get_element_bytes(column.format)
+        total += count_scale_bytes(find_scheme(column.scheme), columns, rows)
+    elif column.is_from_rowwise and not copies.saves_rowwise_input:
         total += elements * high
     return round(total)
 
 
-def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
+def count_operand_bytes(dtype: str, scheme: Scheme | None) -> float:
     """Return the bytes per element of a linear's quantised input.
 
     The scales of its column-wise copy are included.
     """
     if scheme is None or is_per_tensor(scheme):
-        return element_bytes(dtype)
-    scale = element_bytes(scheme.scale_format or "fp32")
+        return get_element_bytes(dtype)
+    scale = get_element_bytes(scheme.scale_format or "fp32")
     elements_per_scale = max(scheme.operand("input").column)
-    return element_bytes(dtype) + scale / elements_per_scale
+    return get_element_bytes(dtype) + scale / elements_per_scale
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
     """Return whether one scale serves a whole tensor; its transpose shares the scale then."""
-    return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)
+    return scheme is None or all(operand.row == WHOLE_TENSOR for operand in scheme.operands)
 
 
-def padded(count: int, multiple: int) -> int:
+def pad_to_multiple(count: int, multiple: int) -> int:
     """Return the next multiple of a number from a count on."""
     return -(-count // multiple) * multiple
 
@@ -119,7 +119,7 @@ class Parameter:
     """Format in which its GEMMs take it; its storage where they take it as it is."""
     scheme: Scheme | None = None
     """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
-    copies: Copies | None = None
+    copies: LayerCopies | None = None
     """The copies of its layer's operands, where the copies of the weight have two formats."""
     is_expert: bool = False
     is_frozen: bool = False
@@ -140,10 +140,10 @@ class Parameter:
     @property
     def is_stored_low(self) -> bool:
         """Whether it is kept in FP8 or FP4."""
-        return self.storage in LOW
+        return self.storage in LOW_FORMATS
 
 
-def chunk_parameters(plan: PrecisionPlan, place: Place) -> list[Parameter]:
+def list_chunk_parameters(plan: PrecisionPlan, place: ModelChunk) -> list[Parameter]:
     """Return the parameters of a model chunk on one rank of its stage.
 
     All ranks of a stage hold as many.
@@ -154,7 +154,7 @@ def chunk_parameters(plan: PrecisionPlan, place: Place) -> list[Parameter]:
 class _Chunk:
     """Walks one model chunk as Megatron builds it."""
 
-    def __init__(self, plan: PrecisionPlan, place: Place) -> None:
+    def __init__(self, plan: PrecisionPlan, place: ModelChunk) -> None:
         self.plan, self.place, self.parallel = plan, place, plan.parallel
         self.layers = plan.by_label
         self.made: dict[int | str, list[Parameter]] = {}
@@ -208,7 +208,7 @@ class _Chunk:
     def _modules(
         self, label: str, modules: Sequence[PlanModule], *, shares_embedding: bool = False
     ) -> Iterator[Parameter]:
-        ordered = sorted(modules, key=lambda planned: planned.module.registered)
+        ordered = sorted(modules, key=lambda planned: planned.module.registration_index)
         experts = [planned for planned in ordered if planned.module.is_expert]
         for planned in ordered:
             if experts and planned is experts[0]:
@@ -235,8 +235,8 @@ class _Chunk:
     ) -> Iterator[Parameter]:
         """Yield the parameters of a module: its vectors, its weight and its bias."""
         module = planned.module
-        ranks = self.parallel.tensor_of(is_expert=module.is_expert)
-        outputs, inputs = module.on_rank(self.plan.shape, ranks)
+        ranks = self.parallel.get_tensor_ranks(is_expert=module.is_expert)
+        outputs, inputs = module.get_rank_shape(self.plan.shape, ranks)
         parameter = partial(
             Parameter,
             layer=label,
@@ -262,7 +262,7 @@ class _Chunk:
                 storage=storage,
                 computes=computes,
                 scheme=self._scheme(planned, storage),
-                copies=_of_two_formats(planned),
+                copies=_find_two_format_copies(planned),
                 shares_embedding=shares_embedding and module.name != "position_embeddings",
             )
         if module.bias:
@@ -273,7 +273,7 @@ class _Chunk:
         weight = planned.row("weight")
         if weight is None:
             return self.plan.settings.mode, self.plan.settings.mode
-        if weight.format in LOW:
+        if weight.format in LOW_FORMATS:
             return weight.storage, weight.format
         return weight.storage, weight.storage
 
@@ -281,12 +281,12 @@ class _Chunk:
         """Return the scheme in which GEMMs take a weight, or else in which it is stored."""
         if planned.scheme is not None:
             return self.plan.settings.row_of(planned.scheme)
-        if storage in LOW:
+        if storage in LOW_FORMATS:
             return self.plan.settings.row
         return None
 
 
-def _of_two_formats(planned: PlanModule) -> Copies | None:
+def _find_two_format_copies(planned: PlanModule) -> LayerCopies | None:
     """Return the copies of a module's operands where those of its weight have two formats."""
     copies = planned.copies
     if copies is None or copies.weight.row.format == copies.weight.column.format:

@@ -1,7 +1,7 @@
 """Activation memory over a step: the micro-batches that a rank keeps at a time under each schedule.
 
 A rank is at its fullest when a forward pass ends, or in the next backward pass, which frees layers
-from the last layer on and runs recomputed layers again. `moments` lists these pairs under each
+from the last layer on and runs recomputed layers again. `list_moments` lists these pairs under each
 pipeline schedule of Megatron: no pipeline, 1F1B, interleaved 1F1B, and the form that runs both
 passes at once (`overlap_moe_expert_parallel_comm`). Without `deallocate_pipeline_outputs` a stage
 also keeps the outputs that it sent.
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from bridge.model.layout import Place
-from bridge.plan.memory_activations import Segment, segments, stream_bytes
+from bridge.model.layout import ModelChunk
+from bridge.plan.memory_activations import Segment, build_segments, count_stream_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import Workload
 
@@ -35,7 +35,9 @@ class Moment(NamedTuple):
     """No backward pass went before."""
 
 
-def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Workload) -> int:
+def count_activation_bytes(
+    plan: PrecisionPlan, places: Sequence[ModelChunk], workload: Workload
+) -> int:
     """Return the activations on a rank at the fullest moment of a step.
 
     `places` are those of its model chunks.
@@ -47,9 +49,9 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
     for place in places:
         sent = 0.0
         if stages > 1 and not place.output:
-            sent = stream_bytes(plan, workload)
-        chunks.append(_Chunk(segments(plan, place, workload), sent))
-    of_step = moments(
+            sent = count_stream_bytes(plan, workload)
+        chunks.append(_Chunk(build_segments(plan, place, workload), sent))
+    of_step = list_moments(
         stage,
         stages,
         len(places),
@@ -57,11 +59,11 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
         workload.micro_batches,
         is_combined=workload.is_combined,
     )
-    return round(max(_bytes(moment, chunks, workload) for moment in of_step))
+    return round(max(_count_bytes(moment, chunks, workload) for moment in of_step))
 
 
 @lru_cache(maxsize=256)
-def moments(
+def list_moments(
     stage: int,
     stages: int,
     chunks: int,
@@ -91,14 +93,14 @@ def moments(
     count = steady
     if micro_batches is not None:
         count = micro_batches - max(0, (micro_batches - steady) // group * group)
-    order = _forward_order(chunks, group, count)
+    order = _list_forward_chunks(chunks, group, count)
     # Where both passes run at once, the last forward pass has no backward pass beside it when all
     # of them have to go first.
     most = len(order) if is_combined else len(order) - 1
-    return tuple(dict.fromkeys(_moments(order, min(lead, most), chunks)))
+    return tuple(dict.fromkeys(_generate_moments(order, min(lead, most), chunks)))
 
 
-def _forward_order(chunks: int, group: int, micro_batches: int) -> list[int]:
+def _list_forward_chunks(chunks: int, group: int, micro_batches: int) -> list[int]:
     """Return the chunk of each forward pass of a step."""
     order: list[int] = []
     for first in range(0, micro_batches, group):
@@ -108,7 +110,7 @@ def _forward_order(chunks: int, group: int, micro_batches: int) -> list[int]:
     return order
 
 
-def _moments(order: Sequence[int], lead: int, chunks: int) -> Iterator[Moment]:
+def _generate_moments(order: Sequence[int], lead: int, chunks: int) -> Iterator[Moment]:
     """Yield the moments of a step; `lead` forward passes go before the first backward pass."""
     alive = [0] * chunks
     for chunk in order[:lead]:
@@ -139,7 +141,7 @@ class _Chunk:
         self.kept = self.after[-1]
 
 
-def _bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -> float:
+def _count_bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -> float:
     """Return the bytes of a moment."""
     kept = outputs = 0.0
     for count, chunk in zip(moment.alive, chunks, strict=True):
@@ -163,11 +165,11 @@ def _bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -> floa
     backward = chunks[moment.backward]
     if workload.is_combined and forward is not None:
         others = kept - backward.kept - forward.kept
-        return others + _both(forward.after, backward.after) + later
+        return others + _count_overlap(forward.after, backward.after) + later
     return max(kept + between, kept - backward.kept + backward.fullest + later)
 
 
-def _both(forward: Sequence[float], backward: Sequence[float]) -> float:
+def _count_overlap(forward: Sequence[float], backward: Sequence[float]) -> float:
     """Return the most that is kept while one chunk runs forward and another backward, by parts."""
     most = 0.0
     last_forward, last_backward = len(forward) - 1, len(backward) - 1

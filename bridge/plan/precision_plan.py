@@ -28,21 +28,21 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import RunConfigError, UnknownFieldError, close_matches, did_you_mean
-from bridge.model.layout import Parallel, Place
-from bridge.model.modules import Module, ModulePaths, modules_of
+from bridge.model.layout import ParallelLayout, ModelChunk
+from bridge.model.modules import Module, ModulePaths, list_modules
 from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
-from bridge.plan.rows import PlanRow, module_rows
-from bridge.plan.selection import module_selection
-from bridge.plan.settings import Settings
+from bridge.plan.plan_rows import PlanRow, make_module_rows
+from bridge.plan.selection import select_modules
+from bridge.plan.plan_settings import PlanSettings
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.copies import Copies
-from bridge.precision.matchers import Effect, recipe_of
+from bridge.precision.operand_copies import LayerCopies
+from bridge.precision.matchers import ModulePrecision, get_chunk_recipe
 from bridge.precision.module_row import ModuleRow
-from bridge.precision.module_row import module_rows as parsed_rows
+from bridge.precision.module_row import parse_module_rows as parsed_rows
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.precision.statements import field_value
-from bridge.registry.nearest import label_of_owners, nearest_label
+from bridge.precision.statements import get_field_value
+from bridge.registry.nearest_recipe import format_owner_label, format_nearest_label
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.module_selection import ModuleSelection
 from bridge.sync.prediction import Prediction, predict
@@ -52,11 +52,11 @@ from bridge.target.versions import Version
 if TYPE_CHECKING:
     from bridge.precision.debug_features import DebugFeatures, LayerChanges
 
-COLUMNS = tuple(field.name for field in fields(PlanRow))
-LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
-NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
+ROW_COLUMNS = tuple(field.name for field in fields(PlanRow))
+LOW_FORMATS = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
+OMITTED_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
 """Parts of the settings that the plan shows elsewhere."""
-MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
+MULTIPLYING_ITEMS = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class PlanModule:
     rows: tuple[PlanRow, ...]
     scheme: str | None = None
     """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
-    copies: Copies | None = field(default=None, compare=False, repr=False)
+    copies: LayerCopies | None = field(default=None, compare=False, repr=False)
     """The copies of its operands; None: none of its GEMMs is in FP8 or FP4."""
 
     def row(self, item: str) -> PlanRow | None:
@@ -141,9 +141,9 @@ class PrecisionPlan:
 
     label: str
     """The precision: a recipe's name and the fields stated over it."""
-    settings: Settings
+    settings: PlanSettings
     shape: ModelShape
-    parallel: Parallel
+    parallel: ParallelLayout
     layers: tuple[PlanLayer, ...]
     paths: ModulePaths
     module_rows: tuple[ModuleRow, ...] = ()
@@ -196,7 +196,7 @@ class PrecisionPlan:
     @cached_property
     def selection(self) -> ModuleSelection:
         """The modules that each row of `modules`, or each matcher of a foreign recipe, takes."""
-        return module_selection(self)
+        return select_modules(self)
 
     def low_precision_layers(self) -> tuple[int, ...]:
         """Return the numbers of the layers with at least one GEMM in FP8 or FP4."""
@@ -233,7 +233,7 @@ class PrecisionPlan:
                     linears.append(module)
         return linears
 
-    def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
+    def get_format(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to.
 
         It is "bf16", "e4m3" or "e5m2 x e4m3", for example.
@@ -251,20 +251,20 @@ class PrecisionPlan:
         return self.row(layer, module, item).format
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
-        """Return a row; arguments and errors as for `format_of`."""
+        """Return a row; arguments and errors as for `get_format`."""
         planned = self.by_label.get(str(layer))
         if planned is None:
-            raise _unknown("layer", str(layer), list(self.by_label))
+            raise _make_unknown_error("layer", str(layer), list(self.by_label))
         rows_of = {known.name: known.rows for known in planned.modules}
-        names = [name for name in _suffixes(module) if name in rows_of]
+        names = [name for name in _generate_suffixes(module) if name in rows_of]
         if not names:
-            raise _unknown(f"module of layer {layer}", module, list(rows_of))
+            raise _make_unknown_error(f"module of layer {layer}", module, list(rows_of))
         rows = rows_of[names[0]]
         for row in rows:
             if row.item == item:
                 return row
         items = [row.item for row in rows]
-        raise _unknown(f"GEMM or tensor of {names[0]}", item, items)
+        raise _make_unknown_error(f"GEMM or tensor of {names[0]}", item, items)
 
     def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
         """Return the layers in groups of equal rows, in the order in which each group begins."""
@@ -296,7 +296,7 @@ class PrecisionPlan:
         """Return the plan as plain data; equal rows are folded into groups of layers."""
         low, linears = self.linears()
         settings = asdict(self.settings)
-        for name in NO_SETTINGS:
+        for name in OMITTED_SETTINGS:
             del settings[name]
         groups = []
         for layers, modules in self.folded():
@@ -360,7 +360,7 @@ class PrecisionPlan:
             return cells
         for module in layer.modules:
             for row in module.rows:
-                for column in COLUMNS[1:]:
+                for column in ROW_COLUMNS[1:]:
                     cells[module.name, row.item, column] = getattr(row, column)
         return cells
 
@@ -370,9 +370,9 @@ class PrecisionPlan:
         return {layer.label: layer for layer in self.layers}
 
     @cached_property
-    def stages(self) -> list[list[Place]]:
+    def stages(self) -> list[list[ModelChunk]]:
         """The model chunks of each pipeline stage."""
-        stages: list[list[Place]] = [[] for _ in range(self.parallel.pipeline)]
+        stages: list[list[ModelChunk]] = [[] for _ in range(self.parallel.pipeline)]
         for place in self.parallel.places(self.shape.num_layers):
             stages[place.stage].append(place)
         return stages
@@ -381,7 +381,7 @@ class PrecisionPlan:
 def precision_plan(
     precision: PrecisionConfig | None,
     model: Any,
-    parallel: Parallel | None = None,
+    parallel: ParallelLayout | None = None,
     *,
     optimizer: Any = None,
     ddp: Any = None,
@@ -406,10 +406,10 @@ def precision_plan(
     """
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp}
     run = predict(precision, owners, target=Target(mcore=mcore), environment=environment)
-    return plan_of(run, parallel)
+    return make_plan(run, parallel)
 
 
-def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
+def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> PrecisionPlan:
     """Return the precision plan of a run; errors as for `precision_plan`.
 
     Layers that Megatron could not split over the stages (PB413) are split as evenly as they allow.
@@ -417,17 +417,17 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     shape = run.shape
     if parallel is None:
         parallel = run.layout
-    parallel = parallel.split_for(shape.num_layers)
-    settings = Settings.of(run)
-    paths = ModulePaths.of(run.values["model"])
-    adapter = Adapter.of(run.sections["peft"], run.model)
+    parallel = parallel.with_even_split(shape.num_layers)
+    settings = PlanSettings.from_prediction(run)
+    paths = ModulePaths.from_model(run.values["model"])
+    adapter = Adapter.from_sections(run.sections["peft"], run.model)
     is_frozen = bool(run.values["model"]["freeze_language_model"])
     if run.precision is None:
-        label = label_of_owners(run.values["model"])
+        label = format_owner_label(run.values["model"])
         rows: tuple[ModuleRow, ...] = ()
     else:
-        label = nearest_label(run.precision)
-        rows = parsed_rows(field_value(run.precision, "modules"))
+        label = format_nearest_label(run.precision)
+        rows = parsed_rows(get_field_value(run.precision, "modules"))
     planner = _Planner(
         shape=shape,
         places=parallel.places(shape.num_layers),
@@ -439,7 +439,7 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     )
     layers = tuple(planner.layers())
     if run.features is not None:
-        notes = (*settings.notes, *_unmatched_types(run.features, layers, paths))
+        notes = (*settings.notes, *_find_unmatched_types(run.features, layers, paths))
         settings = replace(settings, notes=notes)
     return PrecisionPlan(
         label=label,
@@ -454,14 +454,14 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     )
 
 
-def _unmatched_types(
+def _find_unmatched_types(
     features: DebugFeatures, layers: Sequence[PlanLayer], paths: ModulePaths
 ) -> Iterator[str]:
     """Yield a note for each `layer_types` of the debugger that is in no layer's name."""
     names: list[str] = []
     for layer in layers:
         linear = [module.name for module in layer.modules if module.kind == "linear"]
-        names += [paths.debug_name(layer.label, name) for name in linear]
+        names += [paths.get_debug_name(layer.label, name) for name in linear]
     for row in features.rows:
         unmatched = row.unmatched_types(names)
         if unmatched:
@@ -488,8 +488,8 @@ class _Planner:
     """Makes the layers of a plan; layers that cannot differ share their modules."""
 
     shape: ModelShape
-    places: Sequence[Place]
-    settings: Settings
+    places: Sequence[ModelChunk]
+    settings: PlanSettings
     paths: ModulePaths
     adapter: Adapter | None
     is_frozen: bool
@@ -516,17 +516,17 @@ class _Planner:
         yield self._layer("embedding", first, "embedding")
         for place in self.places:
             for at, index in enumerate(place.layers):
-                low = settings.enters(index, shape.num_layers)
+                low = settings.is_low_precision_layer(index, shape.num_layers)
                 yield self._layer(str(index + 1), place, shape.kinds[index], low=low, at=at)
         for number in range(1, shape.mtp_layers + 1):
             yield self._layer(f"mtp {number}", mtp, "mtp", low=is_fp8)
             for index, kind in enumerate(shape.mtp_kinds):
-                low = is_fp8 or settings.enters(index, shape.num_layers)
+                low = is_fp8 or settings.is_low_precision_layer(index, shape.num_layers)
                 yield self._layer(f"mtp {number}.{index + 1}", mtp, kind, low=low)
         yield self._layer("output", last, "output")
 
     def _layer(
-        self, label: str, place: Place, kind: str, *, low: bool = False, at: int = 0
+        self, label: str, place: ModelChunk, kind: str, *, low: bool = False, at: int = 0
     ) -> PlanLayer:
         key = _ModulesKey(kind, low)
         if self.settings.recipes or self.adapter is not None or self.features is not None:
@@ -551,44 +551,47 @@ class _Planner:
         def path(name: str) -> str:
             return self.paths.path(key.label, key.at, name)
 
-        modules = modules_of(self.shape, key.kind)
+        modules = list_modules(self.shape, key.kind)
         if self.adapter is not None:
-            modules = self.adapter.added_to(modules, self.shape, path)
+            modules = self.adapter.add_to_modules(modules, self.shape, path)
         elif self.is_frozen:
             modules = tuple(replace(module, is_frozen=True) for module in modules)
-        recipe = recipe_of(self.settings.recipes, key.chunk)
-        effects: list[_Effects] = []
+        recipe = get_chunk_recipe(self.settings.recipes, key.chunk)
+        effects: list[_ModuleEffects] = []
         for module in modules:
             effect = None
             # Only Transformer Engine's linear layers read a per-module recipe.
             if recipe is not None and module.kind == "linear":
                 effect = recipe.effect(path(module.name))
-            effects.append(_Effects(effect, self._changes_of(module, key)))
-        return _planned(modules, self.settings, key.low, tuple(effects))
+            effects.append(_ModuleEffects(effect, self._get_debugger_changes(module, key)))
+        return _plan_modules(modules, self.settings, key.low, tuple(effects))
 
-    def _changes_of(self, module: Module, key: _ModulesKey) -> LayerChanges | None:
+    def _get_debugger_changes(self, module: Module, key: _ModulesKey) -> LayerChanges | None:
         """Return what the debugger changes in a linear layer of Transformer Engine."""
-        if self.features is None or module.kind != "linear" or module.is_high:
+        if self.features is None or module.kind != "linear" or module.is_high_precision:
             return None
-        name = self.paths.debug_name(key.label, module.name)
+        name = self.paths.get_debug_name(key.label, module.name)
         if self.features.scales_tensors(name) and key.low and self.settings.scheme != "delayed":
             rule = f"needs delayed scaling, and {name} has {self.settings.scheme}"
             raise RunConfigError(f"PerTensorScaling: {rule}. Transformer Engine raises an error.")
-        return self.features.changes_of(name)
+        return self.features.find_changes(name)
 
 
-class _Effects(NamedTuple):
+class _ModuleEffects(NamedTuple):
     """Everything that acts on one module alone."""
 
-    recipe: Effect | None
+    recipe: ModulePrecision | None
     """Of a per-module recipe."""
     changes: LayerChanges | None
     """Of Transformer Engine's debugger."""
 
 
 @lru_cache(maxsize=512)
-def _planned(
-    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[_Effects, ...]
+def _plan_modules(
+    modules: tuple[Module, ...],
+    settings: PlanSettings,
+    low: bool,
+    effects: tuple[_ModuleEffects, ...],
 ) -> tuple[PlanModule, ...]:
     """Return the modules with their rows.
 
@@ -596,25 +599,25 @@ def _planned(
     """
     planned = []
     for module, of_module in zip(modules, effects, strict=True):
-        planned.append(_planned_module(module, settings, low=low, effects=of_module))
+        planned.append(_plan_module(module, settings, low=low, effects=of_module))
     return tuple(planned)
 
 
 def _is_low(row: PlanRow) -> bool:
     """Return whether a row is a GEMM that multiplies FP8 or FP4."""
-    return row.item in MULTIPLIED and not LOW.isdisjoint(row.format.split(" x "))
+    return row.item in MULTIPLYING_ITEMS and not LOW_FORMATS.isdisjoint(row.format.split(" x "))
 
 
-def _planned_module(
-    module: Module, settings: Settings, *, low: bool, effects: _Effects
+def _plan_module(
+    module: Module, settings: PlanSettings, *, low: bool, effects: _ModuleEffects
 ) -> PlanModule:
     """Return a module with its rows; what acts on it alone leaves the weight's storage as it is."""
-    module_settings, is_low = settings.of_module(effects.recipe, low=low)
+    module_settings, is_low = settings.for_module(effects.recipe, low=low)
     if effects.changes is not None:
         module_settings = replace(module_settings, changes=effects.changes)
-    rows = module_rows(module, module_settings, low=is_low)
-    if effects != _Effects(None, None):
-        stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
+    rows = make_module_rows(module, module_settings, low=is_low)
+    if effects != _ModuleEffects(None, None):
+        stored = {row.item: row.storage for row in make_module_rows(module, settings, low=low)}
         kept_rows = []
         for row in rows:
             kept_rows.append(replace(row, storage=stored.get(row.item, row.storage)))
@@ -634,7 +637,7 @@ def _planned_module(
     )
 
 
-def compact(labels: Sequence[str], limit: int = 6) -> str:
+def format_ranges(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54 layers)".
 
     Words are kept as they are, behind the numbers.
@@ -664,7 +667,7 @@ def compact(labels: Sequence[str], limit: int = 6) -> str:
     return ", ".join([*ranges, *words])
 
 
-def _suffixes(module: str) -> Iterator[str]:
+def _generate_suffixes(module: str) -> Iterator[str]:
     """Yield a module's path, then without its first part, and so on; one expert stands for all."""
     module = re.sub(r"\blocal_experts\.\d+\.", "", module)
     while module:
@@ -672,7 +675,7 @@ def _suffixes(module: str) -> Iterator[str]:
         module = module.partition(".")[2]
 
 
-def _unknown(what: str, name: str, known: list[str]) -> UnknownFieldError:
+def _make_unknown_error(what: str, name: str, known: list[str]) -> UnknownFieldError:
     matches = close_matches(name, known)
     hint = did_you_mean(matches) or f"There are {', '.join(known[:12])}."
     return UnknownFieldError(f"plan: no such {what}, got {name!r}. {hint}", matches)

@@ -12,35 +12,40 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
-from bridge.model.layout import Parallel
-from bridge.precision.matchers import Matcher, Matchers, recipe_of
-from bridge.precision.module_row import layers_beyond
-from bridge.precision.module_schemes import row_matchers
-from bridge.rules.module_selection import ModuleSelection, OtherStages, PlacedModule, Selected
+from bridge.model.layout import ParallelLayout
+from bridge.precision.matchers import Matcher, QuantRecipe, get_chunk_recipe
+from bridge.precision.module_row import find_absent_layers
+from bridge.precision.module_schemes import make_row_matchers
+from bridge.rules.module_selection import (
+    ModuleSelection,
+    StageDependentMatcher,
+    PlacedModule,
+    RowSelection,
+)
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
 
-UNREAD = ("embedding", "router", "norm", "head")
+UNREAD_KINDS = ("embedding", "router", "norm", "head")
 COMPARED_STAGES = (1, 2, 4, 8)
 """Pipeline sizes that a foreign recipe is compared under."""
 
 
-def module_selection(plan: PrecisionPlan) -> ModuleSelection:
+def select_modules(plan: PrecisionPlan) -> ModuleSelection:
     """Return the modules that each row or matcher of a plan takes."""
-    modules = _modules(plan, plan.parallel)
+    modules = _place_modules(plan, plan.parallel)
     num_layers = plan.shape.num_layers
     recipes = plan.settings.recipes
     if plan.module_rows:
-        rows = row_matchers(plan.module_rows, num_layers, run=plan.settings.format)
-        return _selection((rows,), modules, num_layers, is_foreign=False)
-    selection = _selection(recipes, modules, num_layers, is_foreign=True)
+        rows = make_row_matchers(plan.module_rows, num_layers, run=plan.settings.format)
+        return _apply_matchers((rows,), modules, num_layers, is_foreign=False)
+    selection = _apply_matchers(recipes, modules, num_layers, is_foreign=True)
     if len(recipes) != 1:
         return selection
-    return replace(selection, other_stages=tuple(_under_other_stages(plan, selection)))
+    return replace(selection, other_stages=tuple(_compare_other_stages(plan, selection)))
 
 
-def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[PlacedModule]:
+def _place_modules(plan: PrecisionPlan, parallel: ParallelLayout) -> list[PlacedModule]:
     """Return every module of a plan, with its place under a layout."""
     places = parallel.places(plan.shape.num_layers)
     place_of: dict[int, tuple[int, int]] = {}
@@ -69,17 +74,17 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[PlacedModule]:
                 module=module.name,
                 kind=module.kind,
                 path=plan.paths.path(layer.label, number or 0, module.name),
-                local=plan.paths.path(layer.label, local, module.name),
+                name_in_chunk=plan.paths.path(layer.label, local, module.name),
                 chunk=chunk,
-                is_low=layer.low,
+                is_low_precision=layer.low,
                 scheme=module.scheme,
             )
             modules.append(placed)
     return modules
 
 
-def _selection(
-    recipes: Sequence[Matchers],
+def _apply_matchers(
+    recipes: Sequence[QuantRecipe],
     modules: Sequence[PlacedModule],
     num_layers: int,
     *,
@@ -89,11 +94,11 @@ def _selection(
     by_module: dict[PlacedModule, list[str]] = {}
     unselected: list[PlacedModule] = []
     for module in modules:
-        recipe = recipe_of(recipes, module.chunk)
-        path = module.local if is_foreign else module.path
+        recipe = get_chunk_recipe(recipes, module.chunk)
+        path = module.name_in_chunk if is_foreign else module.path
         names: list[str] = []
         if recipe is not None:
-            names = [matcher.name for matcher in recipe.matchers if matcher.takes(path)]
+            names = [matcher.name for matcher in recipe.matchers if matcher.matches(path)]
         by_module[module] = names
         if module.kind == "linear" and not names:
             unselected.append(module)
@@ -103,15 +108,15 @@ def _selection(
             matchers.setdefault(matcher.name, matcher)
     rows = []
     for matcher in matchers.values():
-        rows.append(_selected(matcher, by_module, num_layers))
+        rows.append(_collect_selected(matcher, by_module, num_layers))
     return ModuleSelection(
         rows=tuple(rows), is_foreign=is_foreign, unselected=tuple(unselected), num_layers=num_layers
     )
 
 
-def _selected(
+def _collect_selected(
     matcher: Matcher, by_module: Mapping[PlacedModule, Sequence[str]], num_layers: int
-) -> Selected:
+) -> RowSelection:
     """Return the modules of a row or matcher.
 
     `by_module` names the rows or matchers that take each module, in order.
@@ -125,7 +130,7 @@ def _selected(
         if matcher.name not in names:
             continue
         reached.add(module.number)
-        if module.kind in UNREAD:
+        if module.kind in UNREAD_KINDS:
             unread.append(module)
         if module.kind != "linear":
             continue
@@ -136,25 +141,25 @@ def _selected(
             shadowing[names[0]] = None
     nearest: tuple[str, ...] = ()
     if not taken and not shadowed:
-        nearest = _nearest(matcher.select, list(by_module))
-    beyond = layers_beyond(matcher.layers, num_layers)
+        nearest = _find_nearest(matcher.select, list(by_module))
+    beyond = find_absent_layers(matcher.layers, num_layers)
     missed = []
     for layer in matcher.layers:
         if layer not in beyond and layer % num_layers not in reached:
             missed.append(layer)
-    return Selected(
+    return RowSelection(
         matcher=matcher,
         taken=tuple(taken),
         shadowed=tuple(shadowed),
         shadowed_by=tuple(shadowing),
         unread=tuple(unread),
-        nearest=nearest,
-        beyond=tuple(beyond),
-        missed=tuple(missed),
+        similar_names=nearest,
+        absent_layers=tuple(beyond),
+        unmatched_layers=tuple(missed),
     )
 
 
-def _nearest(pattern: str, modules: Sequence[PlacedModule]) -> tuple[str, ...]:
+def _find_nearest(pattern: str, modules: Sequence[PlacedModule]) -> tuple[str, ...]:
     """Return the names of linear layers that look like the last literal part of a pattern."""
     parts = pattern.replace("*", ".").replace(": ", ".").split(".")
     words = [part for part in parts if part and not part.isdecimal()]
@@ -167,7 +172,9 @@ def _nearest(pattern: str, modules: Sequence[PlacedModule]) -> tuple[str, ...]:
     return tuple(close_matches(words[-1], list(names)))
 
 
-def _under_other_stages(plan: PrecisionPlan, here: ModuleSelection) -> list[OtherStages]:
+def _compare_other_stages(
+    plan: PrecisionPlan, here: ModuleSelection
+) -> list[StageDependentMatcher]:
     """Return the matchers that mean other layers under another number of pipeline stages.
 
     It is one stage, or several where the run has one.
@@ -181,10 +188,10 @@ def _under_other_stages(plan: PrecisionPlan, here: ModuleSelection) -> list[Othe
             break
     if not stages:
         return []
-    modules = _modules(plan, Parallel(pipeline=stages))
-    there = _selection(plan.settings.recipes, modules, num_layers, is_foreign=True)
-    differing: list[OtherStages] = []
+    modules = _place_modules(plan, ParallelLayout(pipeline=stages))
+    there = _apply_matchers(plan.settings.recipes, modules, num_layers, is_foreign=True)
+    differing: list[StageDependentMatcher] = []
     for row, other in zip(here.rows, there.rows, strict=True):
         if row.numbers != other.numbers:
-            differing.append(OtherStages(row=row, stages=stages, numbers=other.numbers))
+            differing.append(StageDependentMatcher(row=row, stages=stages, numbers=other.numbers))
     return differing

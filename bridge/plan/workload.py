@@ -9,7 +9,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.section import Section, read_section
 
-FUSING = (
+FUSED_ACTIVATION_FIELDS = (
     "bias_activation_fusion",
     "use_fused_weighted_squared_relu",
     "use_transformer_engine_op_fuser",
@@ -70,12 +70,12 @@ class Workload:
     """
 
     @classmethod
-    def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
+    def from_sections(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
         """Return the workload of model and training fields, or sections."""
         model = read_section("model", model)
         train = read_section("train", train)
-        micro_batch_size = _count("train.micro_batch_size", train, 1)
-        samples = _count("train.global_batch_size", train, 0, least=0)
+        micro_batch_size = _read_count("train.micro_batch_size", train, 1)
+        samples = _read_count("train.global_batch_size", train, 0, least=0)
         micro_batches = None
         if samples:
             micro_batches = max(1, samples // (micro_batch_size * data_parallel))
@@ -85,21 +85,21 @@ class Workload:
         loss = "unfused"
         if model.values["cross_entropy_loss_fusion"]:
             loss = str(model.values["cross_entropy_fusion_impl"])
-        stages = _count("model.pipeline_model_parallel_size", model, 1)
+        stages = _read_count("model.pipeline_model_parallel_size", model, 1)
         return cls(
-            seq_length=_count("model.seq_length", model, 0, least=0),
+            seq_length=_read_count("model.seq_length", model, 0, least=0),
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
-            group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
+            group_size=_read_count("model.microbatch_group_size_per_vp_stage", model, stages),
             keeps_outputs=not model.values["deallocate_pipeline_outputs"],
             is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
             recompute=recompute,
-            modules=_recomputed(model),
+            modules=_get_recomputed_modules(model),
             method=model.given("recompute_method", "uniform"),
-            layers=_count("model.recompute_num_layers", model, 1),
+            layers=_read_count("model.recompute_num_layers", model, 1),
             hidden_dropout=model.values["hidden_dropout"] > 0,
-            fused_activation=any(model.values[name] for name in FUSING),
-            attention=_attention_of(model.values),
+            fused_activation=any(model.values[name] for name in FUSED_ACTIVATION_FIELDS),
+            attention=_get_attention_core(model.values),
             attention_dropout=model.values["attention_dropout"] > 0,
             softmax_in_fp32=bool(model.values["attention_softmax_in_fp32"]),
             fused_softmax=bool(model.values["masked_softmax_fusion"]),
@@ -107,7 +107,7 @@ class Workload:
         )
 
 
-def _recomputed(model: Section) -> tuple[str, ...]:
+def _get_recomputed_modules(model: Section) -> tuple[str, ...]:
     """Return the modules that selective recomputation runs again; none without it."""
     names = model.given("recompute_modules", ("core_attn",))
     if model.given("recompute_granularity") != "selective":
@@ -117,7 +117,7 @@ def _recomputed(model: Section) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def _attention_of(model: Mapping[str, Any]) -> str:
+def _get_attention_core(model: Mapping[str, Any]) -> str:
     """Return the core of attention that a model's fields choose; `auto` is fused on a GPU."""
     value = model["attention_backend"]
     backend = str(getattr(value, "name", value)).lower()
@@ -128,7 +128,7 @@ def _attention_of(model: Mapping[str, Any]) -> str:
     return FUSED
 
 
-def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
+def _read_count(path: str, section: Section, default: int, *, least: int = 1) -> int:
     """Return a whole number of a section.
 
     Raises:

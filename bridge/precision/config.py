@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects as of
-from bridge.precision.fields import KEY, stated, stated_fields
+from bridge.precision.fields import KEY, stated, get_field_descriptors
 from bridge.precision.schemes import Scheme
-from bridge.precision.statements import ORIGIN, Statements, field_names, field_value, is_left_open
-from bridge.precision.values import LAZY_TORCH, DType
+from bridge.precision.statements import (
+    ORIGIN,
+    Statements,
+    list_field_names,
+    get_field_value,
+    is_reset_to_none,
+)
+from bridge.precision.coercion import LAZY_TORCH, DType
 
 if not TYPE_CHECKING:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
@@ -29,13 +35,13 @@ if not TYPE_CHECKING:
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one has it off."""
 
-_own = partial(stated, unstates=True)
+_megatron_field = partial(stated, unstates=True)
 """A field of Megatron's own configs: a None takes its statement back."""
-_stores = partial(stated, kind="bool", unstates=True, stores_weights=True)
+_storage_switch = partial(stated, kind="bool", unstates=True, stores_weights=True)
 """A switch that stores weights in FP8 or FP4."""
 _CUSTOM_SCHEME: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
-_MOMENTS = ("fp32", "fp16", "bf16", "uint8")
-_FP8_STATE = (("fp8", "uint8"),)
+_STATE_DTYPES = ("fp32", "fp16", "bf16", "uint8")
+_FP8_STATE_SPELLING = (("fp8", "uint8"),)
 """Megatron-LM's word for an optimizer state in bytes -> its dtype."""
 
 
@@ -105,12 +111,12 @@ class PrecisionConfig(Statements):
         False, "bool", of.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
     )
     """Delayed scaling: keep FP8 between the attention core and its projections."""
-    fp8_param: bool = _stores(
+    fp8_param: bool = _storage_switch(
         False, subject=of.FP8, twin="fp8_param_gather", family="fp8", flag=None
     )
     """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it.
     """
-    fp8_param_gather: bool = _stores(
+    fp8_param_gather: bool = _storage_switch(
         False, subject=of.FP8, twin="fp8_param", leads=True, family="fp8"
     )
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
@@ -118,12 +124,12 @@ class PrecisionConfig(Statements):
     """FP4 format: "e2m1"; None: no FP4."""
     fp4_recipe: str = stated("nvfp4", "name", of.FP4, optional=True, family="fp4", is_live=True)
     """FP4 scaling scheme: nvfp4 or custom."""
-    fp4_param: bool = _stores(
+    fp4_param: bool = _storage_switch(
         False, subject=of.FP4, twin="fp4_param_gather", family="fp4", flag=None
     )
     """Store the weights in FP4. The same setting as `fp4_param_gather`, by the model's name for it.
     """
-    fp4_param_gather: bool = _stores(
+    fp4_param_gather: bool = _storage_switch(
         False, subject=of.FP4, twin="fp4_param", leads=True, family="fp4"
     )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
@@ -163,15 +169,15 @@ class PrecisionConfig(Statements):
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
     # keeps what it has.
 
-    fp32_residual_connection: bool = _own(False, "bool", of.COMPUTE)
+    fp32_residual_connection: bool = _megatron_field(False, "bool", of.COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
-    disable_bf16_reduced_precision_matmul: bool = _own(False, "bool", of.COMPUTE)
+    disable_bf16_reduced_precision_matmul: bool = _megatron_field(False, "bool", of.COMPUTE)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never
     set back.
     """
-    deterministic_mode: bool = _own(False, "bool", of.COMPUTE)
+    deterministic_mode: bool = _megatron_field(False, "bool", of.COMPUTE)
     """Choose kernels that repeat bit for bit, in Megatron and Transformer Engine; slower."""
-    batch_invariant_mode: bool = _own(False, "bool", of.COMPUTE)
+    batch_invariant_mode: bool = _megatron_field(False, "bool", of.COMPUTE)
     """Compute a sample bit for bit alike in every batch, by kernels of its own; slower, and for
     BF16 weights.
     """
@@ -179,48 +185,52 @@ class PrecisionConfig(Statements):
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the
     weights.
     """
-    attention_softmax_in_fp32: bool = _own(True, "bool", of.ATTENTION)
+    attention_softmax_in_fp32: bool = _megatron_field(True, "bool", of.ATTENTION)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does
     not read it.
     """
-    apply_query_key_layer_scaling: bool = _own(False, "bool", of.ATTENTION)
+    apply_query_key_layer_scaling: bool = _megatron_field(False, "bool", of.ATTENTION)
     """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32`
     on.
     """
-    dsa_indexer_k_norm_fp32: bool = _own(False, "bool", of.ATTENTION)
+    dsa_indexer_k_norm_fp32: bool = _megatron_field(False, "bool", of.ATTENTION)
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
-    use_precision_aware_optimizer: bool = _own(False, "bool", of.OPTIMIZER)
+    use_precision_aware_optimizer: bool = _megatron_field(False, "bool", of.OPTIMIZER)
     """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed
     optimizer.
     """
-    main_grads_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16"))
+    main_grads_dtype: DType = _megatron_field(
+        "fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16")
+    )
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`,
     which decides.
     """
-    main_params_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16"))
+    main_params_dtype: DType = _megatron_field(
+        "fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16")
+    )
     """Dtype of the master weights."""
-    exp_avg_dtype: DType = _own(
-        "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
+    exp_avg_dtype: DType = _megatron_field(
+        "fp32", "dtype", of.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
     )
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor.
     """
-    exp_avg_sq_dtype: DType = _own(
-        "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
+    exp_avg_sq_dtype: DType = _megatron_field(
+        "fp32", "dtype", of.OPTIMIZER, choices=_STATE_DTYPES, spellings=_FP8_STATE_SPELLING
     )
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
-    store_param_remainders: bool = _own(True, "bool", of.OPTIMIZER, flag=None)
+    store_param_remainders: bool = _megatron_field(True, "bool", of.OPTIMIZER, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
-    muon_fp32_matmul_prec: str = _own(
+    muon_fp32_matmul_prec: str = _megatron_field(
         "medium", "name", of.OPTIMIZER, choices=("highest", "high", "medium", "low")
     )
     """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is
     FP32.
     """
-    reduce_scatter_with_fp32_accumulation: bool = _own(False, "bool", of.WIRE)
+    reduce_scatter_with_fp32_accumulation: bool = _megatron_field(False, "bool", of.WIRE)
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a
     reduce-scatter.
     """
-    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own(
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _megatron_field(
         (), "names", of.WEIGHTS, flag=None
     )
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32;
@@ -233,11 +243,11 @@ class PrecisionConfig(Statements):
     megatron_fsdp_grad_comm_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated.
     """
-    megatron_fsdp_use_decoupled_grad: bool = _own(False, "bool", of.FSDP, flag=None)
+    megatron_fsdp_use_decoupled_grad: bool = _megatron_field(False, "bool", of.FSDP, flag=None)
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of
     the weights.
     """
-    keep_fp8_transpose_cache: bool = _own(False, "bool", of.FSDP)
+    keep_fp8_transpose_cache: bool = _megatron_field(False, "bool", of.FSDP)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses.
     """
     moe_router_dtype: str | None = stated(
@@ -246,15 +256,19 @@ class PrecisionConfig(Statements):
     """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the
     activations.
     """
-    moe_router_padding_for_quantization: bool = _own(False, "bool", of.MOE, family="low")
+    moe_router_padding_for_quantization: bool = _megatron_field(False, "bool", of.MOE, family="low")
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
-    moe_dispatch_fwd_dtype: str = _own("bf16", "format", of.MOE, choices=("bf16", "mxfp8"))
+    moe_dispatch_fwd_dtype: str = _megatron_field(
+        "bf16", "format", of.MOE, choices=("bf16", "mxfp8")
+    )
     """Format in which tokens are sent to their experts in the forward pass."""
-    moe_combine_bwd_dtype: str = _own("bf16", "format", of.MOE, choices=("bf16", "mxfp8"))
+    moe_combine_bwd_dtype: str = _megatron_field(
+        "bf16", "format", of.MOE, choices=("bf16", "mxfp8")
+    )
     """Format in which gradients are sent to the experts in the backward pass."""
-    fp8_output_proj: bool = _own(False, "bool", of.FP8, family="fp8", schemes=("mxfp8",))
+    fp8_output_proj: bool = _megatron_field(False, "bool", of.FP8, family="fp8", schemes=("mxfp8",))
     """MXFP8: run the output head in MXFP8 too."""
-    tp_only_amax_red: bool = _own(
+    tp_only_amax_red: bool = _megatron_field(
         False, "bool", of.FP8, family="fp8", schemes=("delayed",), flag=None
     )
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not
@@ -262,7 +276,7 @@ class PrecisionConfig(Statements):
     """
     fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_CUSTOM_SCHEME)
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
-    activation_func_fp8_input_store: bool = _own(False, "bool", of.FP8, flag=None)
+    activation_func_fp8_input_store: bool = _megatron_field(False, "bool", of.FP8, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
     fp4_quantizer_factory: str | None = stated(None, "name", of.FP4, family="fp4", **_CUSTOM_SCHEME)
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
@@ -280,12 +294,12 @@ class PrecisionConfig(Statements):
         (``params_dtype=None``) is there too, so that what is read back is the same.
         """
         values = {}
-        for name in field_names(self):
+        for name in list_field_names(self):
             if full:
-                values[name] = field_value(self, name)
+                values[name] = get_field_value(self, name)
             elif name in self._values:
                 values[name] = self._values[name]
-            elif is_left_open(self, name):
+            elif is_reset_to_none(self, name):
                 values[name] = None
         if values.get("modules") is not None:
             values["modules"] = copy.deepcopy(list(values["modules"]))
@@ -315,32 +329,32 @@ class PrecisionConfig(Statements):
         return config
 
 
-FIELDS = dict(stated_fields(PrecisionConfig))
+FIELDS = dict(get_field_descriptors(PrecisionConfig))
 """Field -> its row, in order of declaration."""
 
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
 
-def _fields_of(subject: of.Subject) -> tuple[str, ...]:
+def _list_subject_fields(subject: of.Subject) -> tuple[str, ...]:
     return tuple(name for name, field in FIELDS.items() if field.subject is subject)
 
 
-GROUPS = {subject.title: _fields_of(subject) for subject in of.SUBJECTS}
+FIELDS_BY_SUBJECT = {subject.title: _list_subject_fields(subject) for subject in of.SUBJECTS}
 """Subject -> its fields; each field is in one."""
 
-CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
+FIELD_CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
 """Field -> the only values that Megatron takes, where there are only some."""
 
-_NAMES = tuple(FIELD_DEFAULTS)
-PEER_FIELDS = _NAMES[: _NAMES.index("tf32")]
-MEGATRON_FIELDS = _NAMES[
-    _NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1
+_FIELD_NAMES = tuple(FIELD_DEFAULTS)
+PEER_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]
+MEGATRON_FIELDS = _FIELD_NAMES[
+    _FIELD_NAMES.index("fp32_residual_connection") : _FIELD_NAMES.index("fp4_quantizer_factory") + 1
 ]
 """Fields that Megatron's configs have and Megatron Bridge's class does not."""
 
 
-def settings_of(row: Scheme) -> tuple[str, ...]:
+def list_scheme_fields(row: Scheme) -> tuple[str, ...]:
     """Return the fields that reach Transformer Engine under a scaling scheme."""
     settings = []
     for name, field in FIELDS.items():

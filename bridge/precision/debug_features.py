@@ -23,20 +23,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.copies import HIGH, Copies, Copy, Pair
-from bridge.precision.schemes import GEMMS, WHOLE
+from bridge.precision.operand_copies import HIGH_PRECISION_COPY, LayerCopies, OperandCopy, CopyPair
+from bridge.precision.schemes import GEMMS, WHOLE_TENSOR
 
-PLACE = "debug features"
+ERROR_PATH = "debug features"
 """Where a fault is, at the beginning of its path."""
 NAMESPACE = "transformer_engine"
 ENABLED = "enabled"
-HARMLESS = frozenset({"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"})
+READ_ONLY_FEATURES = frozenset(
+    {"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"}
+)
 """Features that read tensors and change none."""
-WHOLE_LAYER = frozenset({"DisableFP8Layer", "DisableQuantizationLayer"})
-SINGLE_GEMMS = frozenset({"DisableFP8GEMM", "DisableQuantizationGEMM"})
+WHOLE_LAYER_FEATURES = frozenset({"DisableFP8Layer", "DisableQuantizationLayer"})
+SINGLE_GEMM_FEATURES = frozenset({"DisableFP8GEMM", "DisableQuantizationGEMM"})
 FAKE, PER_TENSOR = "FakeQuant", "PerTensorScaling"
-FOLLOWED = frozenset({*WHOLE_LAYER, *SINGLE_GEMMS, FAKE, PER_TENSOR})
-TENSORS = {"input": "activation", "weight": "weight", "grad_output": "gradient"}
+SUPPORTED_FEATURES = frozenset({*WHOLE_LAYER_FEATURES, *SINGLE_GEMM_FEATURES, FAKE, PER_TENSOR})
+DEBUGGER_TENSOR_NAMES = {"input": "activation", "weight": "weight", "grad_output": "gradient"}
 """Operand -> its name in the debugger."""
 FAKE_FORMATS = {
     "FP8E4M3": "e4m3",
@@ -45,9 +47,9 @@ FAKE_FORMATS = {
     "MXFP8E5M2": "e5m2 (mxfp8)",
 }
 """`quant_format` of FakeQuant -> the format that values are rounded to."""
-SELECTORS = ("layer_types", "layer_numbers", "layer_name_regex_pattern", "exact_layer_names")
+LAYER_SELECTORS = ("layer_types", "layer_numbers", "layer_name_regex_pattern", "exact_layer_names")
 """Keys of `layers`, of which an entry needs one."""
-NUMBER = re.compile(r"(?<!fc)\d+")
+NUMBER_IN_LAYER_NAME = re.compile(r"(?<!fc)\d+")
 """The number of a layer in its name, as the debugger finds it: not that of fc1."""
 
 
@@ -60,14 +62,14 @@ class LayerChanges:
     modified: tuple[tuple[str, str, str], ...] = ()
     """GEMM, operand, and the format that it is rounded to; empty for a scale of the tensor."""
 
-    def applied_to(self, copies: Copies) -> Copies:
+    def apply_to(self, copies: LayerCopies) -> LayerCopies:
         """Return the copies of a layer's operands after the changes."""
         pairs = {}
-        for operand in TENSORS:
-            pair = copies.of(operand)
-            row = self._changed(pair.row, operand, columnwise=False)
-            column = self._changed(pair.column, operand, columnwise=True)
-            pairs[operand] = Pair(row=row, column=column)
+        for operand in DEBUGGER_TENSOR_NAMES:
+            pair = copies.get_pair(operand)
+            row = self._change_copy(pair.row, operand, columnwise=False)
+            column = self._change_copy(pair.column, operand, columnwise=True)
+            pairs[operand] = CopyPair(row=row, column=column)
         return replace(
             copies,
             input=pairs["input"],
@@ -75,20 +77,20 @@ class LayerChanges:
             grad_output=pairs["grad_output"],
         )
 
-    def _changed(self, copy: Copy, operand: str, *, columnwise: bool) -> Copy:
-        gemm = _reader(operand, columnwise=columnwise)
+    def _change_copy(self, copy: OperandCopy, operand: str, *, columnwise: bool) -> OperandCopy:
+        gemm = _find_reading_gemm(operand, columnwise=columnwise)
         for changed_gemm, changed_operand, rounded_to in self.modified:
             if (changed_gemm, changed_operand) != (gemm, operand):
                 continue
             if rounded_to:
-                return Copy(rounded_to=rounded_to)
-            return Copy(scheme="tensorwise", format=copy.format, tile=WHOLE)
+                return OperandCopy(rounded_to=rounded_to)
+            return OperandCopy(scheme="tensorwise", format=copy.format, tile=WHOLE_TENSOR)
         if gemm in self.high_gemms:
-            return HIGH
+            return HIGH_PRECISION_COPY
         return copy
 
 
-def _reader(operand: str, *, columnwise: bool) -> str:
+def _find_reading_gemm(operand: str, *, columnwise: bool) -> str:
     """Return the GEMM that reads one copy of an operand."""
     for gemm in GEMMS.values():
         is_left = (gemm.left, gemm.left_columnwise) == (operand, columnwise)
@@ -111,7 +113,7 @@ class FeatureRow:
     features: Mapping[str, Mapping[str, Any]]
     """Feature -> its settings, of those that are on."""
 
-    def takes(self, layer: str) -> bool:
+    def matches(self, layer: str) -> bool:
         """Return whether the entry takes a layer of this name, as `is_layer_in_cfg` decides."""
         if self.pattern is not None:
             return self.pattern.search(layer) is not None
@@ -132,10 +134,10 @@ class FeatureRow:
     def _has_number(self, layer: str) -> bool:
         if self.numbers is None:
             return True
-        numbers = NUMBER.findall(layer)
+        numbers = NUMBER_IN_LAYER_NAME.findall(layer)
         if len(numbers) != 1:
             rule = f"layer_numbers needs one number in each layer's name, and {layer} has other"
-            raise _fault(self.name, rule)
+            raise _make_error(self.name, rule)
         return -1 in self.numbers or int(numbers[0]) in self.numbers
 
     def _has_type(self, layer: str) -> bool:
@@ -149,33 +151,33 @@ class FeatureRow:
         high: dict[str, None] = {}
         modified: dict[tuple[str, str, str], None] = {}
         for name, settings in self.features.items():
-            if name in WHOLE_LAYER:
+            if name in WHOLE_LAYER_FEATURES:
                 high.update(dict.fromkeys(GEMMS))
-            elif name in SINGLE_GEMMS:
-                high.update(dict.fromkeys(gemm for gemm, _ in _gemms_of(settings)))
+            elif name in SINGLE_GEMM_FEATURES:
+                high.update(dict.fromkeys(gemm for gemm, _ in _list_gemms(settings)))
             elif name in (FAKE, PER_TENSOR):
-                for gemm, of_gemm in _gemms_of(settings):
+                for gemm, of_gemm in _list_gemms(settings):
                     if name == FAKE:
                         high[gemm] = None
-                    for operand, rounded_to in self._operands_of(name, of_gemm):
+                    for operand, rounded_to in self._list_operands(name, of_gemm):
                         modified[gemm, operand, rounded_to] = None
         return LayerChanges(high_gemms=tuple(high), modified=tuple(modified))
 
-    def _operands_of(self, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        for tensor, of_tensor in _tensors_of(settings):
+    def _list_operands(self, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for tensor, of_tensor in _list_tensors(settings):
             rounded_to = ""
             if name == FAKE:
                 chosen = of_tensor.get("quant_format", settings.get("quant_format"))
                 if chosen not in FAKE_FORMATS:
                     rule = f"quant_format must be one of {', '.join(FAKE_FORMATS)}"
-                    raise _fault(f"{self.name}.{name}", f"{rule}, got {chosen!r}")
+                    raise _make_error(f"{self.name}.{name}", f"{rule}, got {chosen!r}")
                 rounded_to = FAKE_FORMATS[chosen]
-            for operand, theirs in TENSORS.items():
+            for operand, theirs in DEBUGGER_TENSOR_NAMES.items():
                 if theirs == tensor:
                     yield operand, rounded_to
 
 
-def _gemms_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _list_gemms(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each GEMM that a feature names, with the settings for it."""
     for row in settings.get("gemms_struct") or ():
         if isinstance(row, Mapping):
@@ -185,7 +187,7 @@ def _gemms_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
             yield str(gemm), settings
 
 
-def _tensors_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _list_tensors(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each tensor that a feature names, with the settings for it."""
     for row in settings.get("tensors_struct") or ():
         if isinstance(row, Mapping):
@@ -202,7 +204,7 @@ class DebugFeatures:
     rows: tuple[FeatureRow, ...]
 
     @classmethod
-    def of(cls, content: Any) -> DebugFeatures:
+    def from_content(cls, content: Any) -> DebugFeatures:
         """Return the features of a file's content.
 
         Megatron Bridge starts the debugger without a file where there is no content.
@@ -214,22 +216,22 @@ class DebugFeatures:
             return cls(rows=())
         if not isinstance(content, Mapping):
             remedy = "Write each entry under a name."
-            raise _fault("", f"must be a mapping of entries, got {content!r:.80}", remedy)
+            raise _make_error("", f"must be a mapping of entries, got {content!r:.80}", remedy)
         rows = []
         for key, entry in content.items():
             name = str(key)
             if not isinstance(entry, Mapping):
                 rule = f"must be a mapping with enabled and layers, got {entry!r:.80}"
-                raise _fault(name, rule, "Write both, or leave the entry out.")
+                raise _make_error(name, rule, "Write both, or leave the entry out.")
             if ENABLED not in entry:
                 rule = f"must have enabled, got {', '.join(map(str, entry)) or 'no key'}"
-                raise _fault(name, rule, "Add enabled: true or enabled: false.")
+                raise _make_error(name, rule, "Add enabled: true or enabled: false.")
             if entry[ENABLED]:
-                rows.append(_row(name, entry))
+                rows.append(_parse_row(name, entry))
         if not rows:
             names = ", ".join(map(str, content))
             rule = f"must have an entry that is on, and {names} has enabled: false"
-            raise _fault("", rule, "Set enabled: true, or leave the debugger out.")
+            raise _make_error("", rule, "Set enabled: true, or leave the debugger out.")
         return cls(rows=tuple(rows))
 
     @property
@@ -238,19 +240,21 @@ class DebugFeatures:
         names: dict[str, None] = {}
         for row in self.rows:
             for name in row.features:
-                if name not in HARMLESS:
+                if name not in READ_ONLY_FEATURES:
                     names[name] = None
         return tuple(names)
 
-    def changes_of(self, layer: str) -> LayerChanges | None:
+    def find_changes(self, layer: str) -> LayerChanges | None:
         """Return the changes of a layer by its name; None: it computes as without the debugger.
 
         Raises:
             RunConfigError: Two entries take the layer, which the debugger refuses.
         """
-        taking = [row for row in self.rows if row.features and row.takes(layer)]
+        taking = [row for row in self.rows if row.features and row.matches(layer)]
         if len(taking) > 1:
-            raise _fault(f"{taking[0].name} and {taking[1].name}", f"both take the layer {layer}")
+            raise _make_error(
+                f"{taking[0].name} and {taking[1].name}", f"both take the layer {layer}"
+            )
         for row in taking:
             changes = row.changes
             if changes != LayerChanges():
@@ -259,34 +263,36 @@ class DebugFeatures:
 
     def scales_tensors(self, layer: str) -> bool:
         """Return whether `PerTensorScaling` acts on a layer."""
-        return any(PER_TENSOR in row.features and row.takes(layer) for row in self.rows)
+        return any(PER_TENSOR in row.features and row.matches(layer) for row in self.rows)
 
 
-def _row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
+def _parse_row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
     layers = entry.get("layers")
-    if not isinstance(layers, Mapping) or all(layers.get(key) is None for key in SELECTORS):
-        rule = f"layers must be a mapping with one of {', '.join(SELECTORS)}, got {layers!r:.80}"
-        raise _fault(name, rule, "Choose layers, such as layers: {layer_types: [fc1]}.")
+    if not isinstance(layers, Mapping) or all(layers.get(key) is None for key in LAYER_SELECTORS):
+        rule = (
+            f"layers must be a mapping with one of {', '.join(LAYER_SELECTORS)}, got {layers!r:.80}"
+        )
+        raise _make_error(name, rule, "Choose layers, such as layers: {layer_types: [fc1]}.")
     if layers.get("exact_layer_names") is not None:
         rule = "exact_layer_names ends a run at the first layer that is not in the list"
-        raise _fault(name, rule)
+        raise _make_error(name, rule)
     pattern = None
     if layers.get("layer_name_regex_pattern") is not None:
-        pattern = _compiled(name, str(layers["layer_name_regex_pattern"]))
-    types = _types(name, layers.get("layer_types"))
+        pattern = _compile_pattern(name, str(layers["layer_name_regex_pattern"]))
+    types = _parse_types(name, layers.get("layer_types"))
     features: dict[str, Mapping[str, Any]] = {}
     chosen = entry.get(NAMESPACE, {})
     if not isinstance(chosen, Mapping):
         rule = f"{NAMESPACE} must be a mapping of features, got {chosen!r:.80}"
-        raise _fault(name, rule, "Name each feature with its settings, or leave the key out.")
+        raise _make_error(name, rule, "Name each feature with its settings, or leave the key out.")
     for feature, settings in chosen.items():
         is_on = not isinstance(settings, Mapping) or settings.get(ENABLED, True)
         if feature == ENABLED or not is_on:
             continue
         features[str(feature)] = settings if isinstance(settings, Mapping) else {}
-        if feature in SINGLE_GEMMS or feature in (FAKE, PER_TENSOR):
+        if feature in SINGLE_GEMM_FEATURES or feature in (FAKE, PER_TENSOR):
             _require_gemms(f"{name}.{feature}", features[str(feature)])
-    numbers = _numbers(name, layers.get("layer_numbers"))
+    numbers = _parse_numbers(name, layers.get("layer_numbers"))
     return FeatureRow(name=name, numbers=numbers, types=types, pattern=pattern, features=features)
 
 
@@ -299,57 +305,61 @@ def _require_gemms(name: str, settings: Mapping[str, Any]) -> None:
         key = "gemms_struct"
     rows = settings.get(key)
     if not isinstance(rows, list | tuple):
-        raise _fault(name, f"{key} must be a list, got {rows!r:.80}", remedy)
+        raise _make_error(name, f"{key} must be a list, got {rows!r:.80}", remedy)
     for row in rows:
         gemm = row
         if key == "gemms_struct":
             if not isinstance(row, Mapping):
-                raise _fault(name, f"{key} must have mappings with gemm, got {row!r:.80}", remedy)
+                raise _make_error(
+                    name, f"{key} must have mappings with gemm, got {row!r:.80}", remedy
+                )
             gemm = row.get("gemm")
         if gemm not in tuple(GEMMS):
-            raise _fault(name, f"{key} must have GEMMs of {known}, got {gemm!r:.80}", remedy)
+            raise _make_error(name, f"{key} must have GEMMs of {known}, got {gemm!r:.80}", remedy)
 
 
-def _types(name: str, value: Any) -> tuple[str, ...] | None:
+def _parse_types(name: str, value: Any) -> tuple[str, ...] | None:
     """Return the parts of names in `layer_types`; None where it is absent."""
     if value is None:
         return None
     is_list = isinstance(value, list | tuple)
     if not is_list or not all(isinstance(part, str) for part in value):
         rule = f"layer_types must be a list of parts of layers' names, got {value!r:.80}"
-        raise _fault(name, rule, "Write, for example, [fc1, qkv].")
+        raise _make_error(name, rule, "Write, for example, [fc1, qkv].")
     return tuple(value)
 
 
-def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+def _compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
         rule = f"layer_name_regex_pattern is no regular expression ({error}): {pattern!r}"
-        raise _fault(name, rule) from None
+        raise _make_error(name, rule) from None
 
 
-def _numbers(name: str, value: Any) -> frozenset[int] | None:
+def _parse_numbers(name: str, value: Any) -> frozenset[int] | None:
     """Return the layers of `layer_numbers`, whose ranges are "2-5"; None where it is absent."""
     if value is None:
         return None
     if value == "all" or (isinstance(value, list) and "all" in value):
         return frozenset({-1})
     if not isinstance(value, list):
-        raise _fault(name, f"layer_numbers must be a list, got {value!r}")
+        raise _make_error(name, f"layer_numbers must be a list, got {value!r}")
     numbers: set[int] = set()
     for part in value:
         first, _, last = str(part).partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
-            raise _fault(name, f"layer_numbers has numbers and ranges such as 2-5, got {part!r}")
+            raise _make_error(
+                name, f"layer_numbers has numbers and ranges such as 2-5, got {part!r}"
+            )
         numbers.update(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
 
 
-def _fault(name: str, rule: str, remedy: str = "") -> RunConfigError:
+def _make_error(name: str, rule: str, remedy: str = "") -> RunConfigError:
     """Return the refusal of an entry, or of the whole file where the name is empty."""
-    path = PLACE
+    path = ERROR_PATH
     if name:
-        path = f"{PLACE}, {name}"
+        path = f"{ERROR_PATH}, {name}"
     sentence = f"{path}: {rule}. nvdlfw-inspect 0.2.2 raises an error. {remedy}".rstrip()
     return RunConfigError(sentence, path=path, remedy=remedy)

@@ -17,7 +17,7 @@ class FieldDoc(NamedTuple):
 
 
 @functools.cache
-def field_docs(cls: type) -> dict[str, FieldDoc]:
+def read_field_docs(cls: type) -> dict[str, FieldDoc]:
     """Return field -> its annotation and its text, in the source of `cls` or its bases.
 
     The text is the string literal written below the field.
@@ -25,7 +25,7 @@ def field_docs(cls: type) -> dict[str, FieldDoc]:
     docs = {}
     for base in cls.__bases__:
         if dataclasses.is_dataclass(base):
-            docs.update(field_docs(base))
+            docs.update(read_field_docs(base))
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     for node, below in itertools.pairwise(body):
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)

@@ -14,9 +14,9 @@ from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
-from bridge.precision.modules import WrongRowsError
+from bridge.precision.row_normalisation import WrongRowsError
 from bridge.precision.subjects import Subject
-from bridge.precision.values import coerce, torch_dtype
+from bridge.precision.coercion import coerce, get_torch_dtype
 
 if TYPE_CHECKING:
     from bridge.precision.statements import Statements
@@ -87,7 +87,7 @@ class StatedField:
         if self.kind == "rows":
             return copy.deepcopy(list(value))
         if self.kind == "dtype":
-            return torch_dtype(value)
+            return get_torch_dtype(value)
         return value
 
     def __set__(self, holder: Statements, value: object) -> None:
@@ -109,7 +109,7 @@ class StatedField:
         try:
             return coerce(value, self.kind, switch=self.optional)
         except WrongRowsError as error:
-            raise self._wrong_rows(error) from None
+            raise self._make_rows_error(error) from None
         except WrongValueError as error:
             remedy = error.remedy
             if self.examples:
@@ -120,7 +120,7 @@ class StatedField:
     def _path(self) -> str:
         return f"mixed_precision.{self.name}"
 
-    def _wrong_rows(self, error: WrongRowsError) -> PrecisionTypeError:
+    def _make_rows_error(self, error: WrongRowsError) -> PrecisionTypeError:
         """Return the error of rows, with a line for each fault."""
         lines = []
         for fault in error.faults:
@@ -136,7 +136,7 @@ class StatedField:
         )
 
 
-def default_of(field: Field[Any]) -> Any:
+def get_field_default(field: Field[Any]) -> Any:
     """Return the default of a dataclass field, made again by its factory; `MISSING` without one."""
     if field.default_factory is MISSING:
         return field.default
@@ -149,7 +149,7 @@ def stated(default: Any, kind: str, subject: Subject | None = None, **options: A
 
 
 @functools.cache
-def stated_fields(owner: Any) -> dict[str, StatedField]:
+def get_field_descriptors(owner: Any) -> dict[str, StatedField]:
     """Return name -> field, of the stated fields of a class, in order of declaration."""
     rows = {}
     for field in dataclasses.fields(owner):

@@ -10,15 +10,18 @@ Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2
 import re
 from collections.abc import Iterable
 
-DENSE = QKV, PROJ, FC1, FC2 = (
+DENSE_LAYERS = QKV, PROJ, FC1, FC2 = (
     "self_attention.linear_qkv",
     "self_attention.linear_proj",
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
 """Megatron's names of the linear layers of a dense layer."""
-SHARED = SHARED_FC1, SHARED_FC2 = ("mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2")
-_LATENT = {
+SHARED_EXPERT_LAYERS = SHARED_FC1, SHARED_FC2 = (
+    "mlp.shared_experts.linear_fc1",
+    "mlp.shared_experts.linear_fc2",
+)
+_LATENT_NAMES = {
     "self_attention.linear_q_down_proj": ("wq_a", "q_a_proj"),
     "self_attention.linear_q_up_proj": ("wq_b", "q_b_proj"),
     "self_attention.linear_kv_down_proj": ("wkv_a", "kv_a_proj_with_mqa"),
@@ -26,12 +29,12 @@ _LATENT = {
 }
 """Megatron's name -> torchtitan's and transformers'."""
 Q_PROJ = "self_attention.linear_q_proj"
-LATENT = (*_LATENT, Q_PROJ)
+LATENT_LAYERS = (*_LATENT_NAMES, Q_PROJ)
 """Those of multi-head latent attention."""
-DEEPSEEK = {name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()}
+DEEPSEEK_NAMES = {name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT_NAMES.items()}
 """Megatron's name within a layer -> those of the latent attention of transformers."""
 
-LLAMA = {
+LLAMA_NAMES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     PROJ: ("self_attn.o_proj",),
     FC1: ("mlp.gate_proj", "mlp.up_proj"),
@@ -41,17 +44,17 @@ LLAMA = {
 
 By its dense Llama, Mistral, Qwen and Gemma models.
 """
-TORCHTITAN = {
+TORCHTITAN_NAMES = {
     QKV: ("attention.wq", "attention.wk", "attention.wv"),
     PROJ: ("attention.wo",),
     FC1: ("feed_forward.w1", "feed_forward.w3"),
     FC2: ("feed_forward.w2",),
-    **{name: (f"attention.{theirs}",) for name, (theirs, _) in _LATENT.items()},
+    **{name: (f"attention.{theirs}",) for name, (theirs, _) in _LATENT_NAMES.items()},
     SHARED_FC1: ("moe.shared_experts.w1", "moe.shared_experts.w3"),
     SHARED_FC2: ("moe.shared_experts.w2",),
 }
-_OTHERS = {
-    **DEEPSEEK,
+_OTHER_NAMES = {
+    **DEEPSEEK_NAMES,
     SHARED_FC1: (
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -86,19 +89,19 @@ Transformer Engine.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
 
-def _megatron_name_of_each() -> dict[str, str]:
+def _build_name_table() -> dict[str, str]:
     """Return a name that is known, Megatron's or another system's -> Megatron's."""
-    names = {name: name for name in (*DENSE, *LATENT, *SHARED)}
-    for table in (LLAMA, TORCHTITAN, _OTHERS):
+    names = {name: name for name in (*DENSE_LAYERS, *LATENT_LAYERS, *SHARED_EXPERT_LAYERS)}
+    for table in (LLAMA_NAMES, TORCHTITAN_NAMES, _OTHER_NAMES):
         for name, foreign_names in table.items():
             names.update(dict.fromkeys(foreign_names, name))
     return names
 
 
-_NAMES = _megatron_name_of_each()
+_MEGATRON_NAMES = _build_name_table()
 
 
-def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
+def map_to_megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Return the layer and Megatron's name of each linear layer, by its full name elsewhere.
 
     A name that is none of a linear layer of Megatron's is left out. With latent attention among the
@@ -106,23 +109,23 @@ def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
     """
     places = {}
     for name in names:
-        place = _place(name)
+        place = _parse_name(name)
         if place is not None:
             places[name] = place
-    if any(inner in LATENT for _, inner in places.values()):
+    if any(inner in LATENT_LAYERS for _, inner in places.values()):
         for name, (layer, inner) in places.items():
             if inner == QKV:
                 places[name] = (layer, Q_PROJ)
     return places
 
 
-def _place(name: str) -> tuple[int, str] | None:
+def _parse_name(name: str) -> tuple[int, str] | None:
     match = _LAYER.search(name)
     if match is None:
         return None
     parts = name[match.end() :].split(".")
     for start in range(len(parts)):
-        inner = _NAMES.get(".".join(parts[start:]))
+        inner = _MEGATRON_NAMES.get(".".join(parts[start:]))
         if inner is not None:
             return int(match[1]), inner
     return None

@@ -1,4 +1,4 @@
-"""`grouped`: pairs of a key and a value as a dictionary of lists."""
+"""`group_pairs`: pairs of a key and a value as a dictionary of lists."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
@@ -7,7 +7,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+def group_pairs(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Return the values of each key, keys and values in the order in which they come."""
     found: dict[Key, list[Value]] = {}
     for key, value in pairs:

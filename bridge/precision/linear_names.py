@@ -30,7 +30,7 @@ LINEAR_LAYERS = {
 
 By `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2.
 """
-PARENTS = (
+LAYER_PATHS = (
     "decoder.layers.0",
     "mtp.layers.0.mtp_model_layer",
     "mtp.layers.0.transformer_layer",
@@ -40,23 +40,23 @@ PARENTS = (
 """Layers, the first of each kind."""
 
 
-def _linear_names() -> tuple[str, ...]:
-    """Return the names of the linear layers of each layer in `PARENTS`."""
+def _list_linear_names() -> tuple[str, ...]:
+    """Return the names of the linear layers of each layer in `LAYER_PATHS`."""
     names = ["mtp.layers.0.eh_proj"]
-    for parent in PARENTS:
+    for parent in LAYER_PATHS:
         for inner, linear_layers in LINEAR_LAYERS.items():
             for name in linear_layers:
                 names.append(f"{parent}.{inner}.{name}")
     return tuple(names)
 
 
-LINEAR_NAMES = _linear_names()
+LINEAR_NAMES = _list_linear_names()
 """Every name, with 0 for the number of a layer and of an expert."""
 
 _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+")
 
 
-def takes_a_linear_layer(row: ModuleRow) -> bool:
+def selects_linear_layer(row: ModuleRow) -> bool:
     """Return whether a row takes a linear layer of some Megatron model.
 
     Numbers of layers do not count. True for names in another tree of modules.

@@ -3,8 +3,8 @@
     # Effect(family="fp8", scheme="mxfp8", ...), None for none
     matchers.effect("decoder.layers.0.mlp.linear_fc2")
 
-`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module
-names with their effect. Rows of `modules` (`bridge.precision.modules`) and Megatron Core's
+`ModulePrecision` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module
+names with their effect. Rows of `modules` (`bridge.precision.row_normalisation`) and Megatron Core's
 per-module recipe are two forms of matchers.
 
 The recipe is `quant_recipe` of a model config and the file behind `--te-precision-config-file`:
@@ -29,14 +29,14 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
-from bridge.precision.schemes import scheme_row
+from bridge.precision.schemes import find_scheme
 
-Run = TypeVar("Run")
+LayerChoice = TypeVar("LayerChoice")
 
-HIGH = "bf16"
+HIGH_PRECISION = "bf16"
 """The word for a module without FP8 and FP4: it computes in the dtype of the run."""
 TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
-CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
+TE_CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
 PAYLOAD_KEYS = (
     "fp8_quantization_recipe",
     "fp4_quantization_recipe",
@@ -51,7 +51,7 @@ PAYLOAD_KEYS = (
 """Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
 
 
-class Chosen(NamedTuple):
+class SchemeChoice(NamedTuple):
     """A scaling scheme and its format."""
 
     scheme: str
@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Effect:
+class ModulePrecision:
     """The precision of a module's GEMMs, and where it acts."""
 
     family: str | None = None
@@ -79,7 +79,7 @@ class Effect:
     """It acts where the layer does not (`override_nonquantized_autocast`)."""
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any]) -> Effect:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> ModulePrecision:
         """Return the effect of a training or evaluation recipe.
 
         A key that it does not have counts with Megatron's default.
@@ -123,27 +123,27 @@ class Effect:
     @property
     def label(self) -> str:
         """The scheme; bf16 for no FP8 and FP4."""
-        return self.scheme or HIGH
+        return self.scheme or HIGH_PRECISION
 
     @property
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> SchemeChoice | None:
         """The scheme and its format; None: the dtype of the run."""
         if self.scheme is None:
             return None
-        return Chosen(self.scheme, str(self.format))
+        return SchemeChoice(self.scheme, str(self.format))
 
     @property
-    def chooses_in_high(self) -> bool:
+    def chooses_in_high_precision(self) -> bool:
         """Whether it chooses FP8 or FP4 in a layer that runs in neither."""
         return self.family is not None and self.in_high
 
-    def in_run(self, run: str | None, *, in_high: bool = False) -> Effect:
+    def resolve_in_run(self, run: str | None, *, in_high: bool = False) -> ModulePrecision:
         """Return the effect in a run whose own format is `run`.
 
         An effect in FP8 or FP4 has a format there, and `in_high` says whether it acts in a layer
         that runs in neither.
         """
-        row = scheme_row(self.scheme, self.family)
+        row = find_scheme(self.scheme, self.family)
         if row is None:
             return self
         format_ = self.format
@@ -153,23 +153,23 @@ class Effect:
                 format_ = run
         return replace(self, format=format_, in_high=in_high)
 
-    def acts(self, *, is_low: bool) -> bool:
+    def acts_in_layer(self, *, is_low: bool) -> bool:
         """Return whether a module takes it in a layer that runs, or does not run, in FP8 or FP4."""
         if is_low:
             return self.in_low
         return self.in_high
 
-    def computes(self, layer: Run | None) -> Chosen | Run | None:
+    def computes(self, layer: LayerChoice | None) -> SchemeChoice | LayerChoice | None:
         """Return what a module computes in where its layer's own choice is `layer`.
 
         None is the dtype of the run.
         """
-        if self.acts(is_low=layer is not None):
+        if self.acts_in_layer(is_low=layer is not None):
             return self.chosen
         return layer
 
 
-def payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
+def find_payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (key, rule) of each fault for which Transformer Engine refuses a recipe.
 
     The recipe is one of training or evaluation. The key is empty where several together are at
@@ -195,9 +195,9 @@ class Matcher:
     """Its name in the file, or the row's number."""
     patterns: tuple[str, ...]
     """Globs, of which one has to match."""
-    training: Effect | None
+    training: ModulePrecision | None
     """None: a payload that is none of Transformer Engine's."""
-    evaluation: Effect | None = None
+    evaluation: ModulePrecision | None = None
     """The effect outside of training; None: that of training."""
     config: str = ""
     """Name of the payload in a file."""
@@ -208,7 +208,7 @@ class Matcher:
     layers: tuple[int, ...] = ()
     """Numbers of the layers that it names, as they are stated."""
 
-    def takes(self, path: str) -> bool:
+    def matches(self, path: str) -> bool:
         """Return whether it selects a module by its name."""
         return any(fnmatchcase(path, pattern) for pattern in self.patterns)
 
@@ -223,21 +223,21 @@ class Matcher:
         return self.training.label
 
     @property
-    def outside(self) -> str | None:
+    def evaluation_label(self) -> str | None:
         """The same outside of training; None: that of training."""
         if self.evaluation is None:
             return None
         return self.evaluation.label
 
     @property
-    def effects(self) -> tuple[Effect, ...]:
+    def effects(self) -> tuple[ModulePrecision, ...]:
         """The effects in training and in evaluation that are there."""
         effects = (self.training, self.evaluation)
         return tuple(effect for effect in effects if effect is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matchers:
+class QuantRecipe:
     """The matchers of a run, of one file, or of one stage's part of it."""
 
     matchers: tuple[Matcher, ...]
@@ -246,16 +246,16 @@ class Matchers:
     """Name -> payload, as a file has them."""
 
     @classmethod
-    def of(cls, recipe: Any) -> Matchers | None:
+    def from_value(cls, recipe: Any) -> QuantRecipe | None:
         """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`.
 
         None for anything else.
         """
         if not isinstance(recipe, Mapping):
-            recipe = _as_mapping(recipe)
+            recipe = _convert_to_mapping(recipe)
             if recipe is None:
                 return None
-        content = file_content(recipe)
+        content = convert_to_file_content(recipe)
         configs = content.get("configs") or {}
         rows = content.get("matchers") or {}
         if not isinstance(configs, Mapping) or not isinstance(rows, Mapping):
@@ -263,22 +263,24 @@ class Matchers:
         matchers = {}
         for name, row in rows.items():
             if isinstance(row, Mapping) and row.get("enabled"):
-                matchers[str(name)] = _matcher(str(name), row, configs)
+                matchers[str(name)] = _parse_matcher(str(name), row, configs)
         return cls(configs=configs, matchers=tuple(matchers.values()))
 
-    def effect(self, path: str) -> Effect | None:
+    def effect(self, path: str) -> ModulePrecision | None:
         """Return the effect on a module in training, None for none."""
         for matcher in self.matchers:
-            if matcher.takes(path):
+            if matcher.matches(path):
                 return matcher.training
         return None
 
-    def same_as(self, other: Matchers) -> bool:
+    def has_same_effect(self, other: QuantRecipe) -> bool:
         """Return whether both do the same: the names of matchers do not count."""
-        return self._choices == other._choices and dict(self.configs) == dict(other.configs)
+        return self._globs_and_configs == other._globs_and_configs and dict(self.configs) == dict(
+            other.configs
+        )
 
     @property
-    def _choices(self) -> list[tuple[tuple[str, ...], str]]:
+    def _globs_and_configs(self) -> list[tuple[tuple[str, ...], str]]:
         """The globs of each matcher and the name of its payload."""
         return [(matcher.patterns, matcher.config) for matcher in self.matchers]
 
@@ -290,16 +292,16 @@ class Matchers:
                 name = matcher.name
                 if len(matcher.patterns) > 1:
                     name = f"{matcher.name}_{part}"
-                rows[name] = _file_row(matcher.config, pattern)
+                rows[name] = _make_file_row(matcher.config, pattern)
         return {"configs": dict(self.configs), "matchers": rows}
 
 
-def _file_row(config: object, pattern: object) -> dict[str, Any]:
+def _make_file_row(config: object, pattern: object) -> dict[str, Any]:
     """Return a matcher as a file has it."""
     return {"config": config, "type": "glob", "pattern": pattern, "enabled": True}
 
 
-def _as_mapping(recipe: Any) -> dict[str, Any] | None:
+def _convert_to_mapping(recipe: Any) -> dict[str, Any] | None:
     """Return an object of Megatron's `RecipeConfig` as the arguments of its constructor."""
     globs = getattr(recipe, "matchers", None)
     if not isinstance(globs, list | tuple):
@@ -314,7 +316,7 @@ def _as_mapping(recipe: Any) -> dict[str, Any] | None:
     return {"config_dict": getattr(recipe, "configs", None), "matchers": rows}
 
 
-def file_content(recipe: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def convert_to_file_content(recipe: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return a recipe of a run's config.yaml as its file has it, which `from_config_dict` reads.
 
     Megatron Bridge writes the arguments of `from_config_dict` there, or those of the constructor.
@@ -329,12 +331,12 @@ def file_content(recipe: Mapping[Any, Any]) -> Mapping[Any, Any]:
     rows: dict[str, Any] = {}
     for matcher in matchers:
         if isinstance(matcher, Mapping):
-            row = _file_row(matcher.get("config_key"), matcher.get("pattern"))
+            row = _make_file_row(matcher.get("config_key"), matcher.get("pattern"))
             rows[f"matcher_{len(rows)}"] = row
     return {"configs": recipe["config_dict"] or {}, "matchers": rows}
 
 
-def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> Matcher:
+def _parse_matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> Matcher:
     pattern = str(row.get("pattern"))
     config = str(row.get("config"))
     payload = configs.get(config)
@@ -346,22 +348,22 @@ def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> M
     return Matcher(
         name=name,
         patterns=(pattern,),
-        training=_effect_in(payload, TRAINING),
-        evaluation=_effect_in(payload, EVALUATION),
+        training=_parse_precision(payload, TRAINING),
+        evaluation=_parse_precision(payload, EVALUATION),
         config=config,
         library=library,
         select=pattern,
     )
 
 
-def _effect_in(payload: Mapping[str, Any], part: str) -> Effect | None:
+def _parse_precision(payload: Mapping[str, Any], part: str) -> ModulePrecision | None:
     recipe = payload.get(part)
     if not isinstance(recipe, Mapping):
         return None
-    return Effect.of(recipe)
+    return ModulePrecision.from_recipe(recipe)
 
 
-def quant_recipes(value: Any) -> tuple[Matchers, ...]:
+def parse_quant_recipes(value: Any) -> tuple[QuantRecipe, ...]:
     """Return the recipes in a value of `model.quant_recipe`.
 
     It is one recipe for every chunk, or one per chunk in order of execution.
@@ -375,21 +377,21 @@ def quant_recipes(value: Any) -> tuple[Matchers, ...]:
         parts = [parts]
     recipes = []
     for part in parts:
-        recipe = Matchers.of(part)
+        recipe = QuantRecipe.from_value(part)
         if recipe is not None:
             recipes.append(recipe)
     return tuple(recipes)
 
 
-def matchers_in(value: Any) -> list[Matcher]:
+def list_matchers(value: Any) -> list[Matcher]:
     """Return the matchers of all recipes in a value of `model.quant_recipe`."""
     matchers: list[Matcher] = []
-    for recipe in quant_recipes(value):
+    for recipe in parse_quant_recipes(value):
         matchers += recipe.matchers
     return matchers
 
 
-def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
+def get_chunk_recipe(recipes: Sequence[QuantRecipe], chunk: int) -> QuantRecipe | None:
     """Return the per-module recipe of a model chunk, by its place in the order of execution.
 
     None without a recipe.

@@ -4,13 +4,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
-from bridge.precision.module_row import module_rows
-from bridge.precision.statements import field_value, recipe_name, stated_over_recipe, stated_values
+from bridge.precision.module_row import parse_module_rows
+from bridge.precision.statements import (
+    get_field_value,
+    get_recipe_name,
+    list_fields_over_recipe,
+    get_stated_values,
+)
 
-ROWS_IN_A_LABEL = 4
+MAX_LABEL_ROWS = 4
 
 
-def mode_of(precision: PrecisionConfig) -> str:
+def get_mode(precision: PrecisionConfig) -> str:
     """Return fp32, fp16 or bf16: what the weights train in.
 
     No switch at all means fp32, as it does to Megatron.
@@ -22,7 +27,7 @@ def mode_of(precision: PrecisionConfig) -> str:
     return "fp32"
 
 
-def scheme_of(precision: PrecisionConfig) -> str | None:
+def get_scheme(precision: PrecisionConfig) -> str | None:
     """Return the name of the low-precision scaling scheme that is on, or None."""
     if precision.fp8:
         return precision.fp8_recipe
@@ -31,42 +36,42 @@ def scheme_of(precision: PrecisionConfig) -> str | None:
     return None
 
 
-def low_format_of(precision: PrecisionConfig) -> str | None:
+def get_low_precision_format(precision: PrecisionConfig) -> str | None:
     """Return the FP8 or FP4 format that is on, or None."""
     return precision.fp8 or precision.fp4
 
 
-def label_of(precision: PrecisionConfig) -> str:
+def format_label(precision: PrecisionConfig) -> str:
     """Return the recipe's name and the fields stated over it.
 
     An example is "bf16_mixed, grad_reduce_in_fp32=False".
     """
-    values = stated_values(precision)
-    recipe = recipe_name(precision)
-    fields = stated_over_recipe(precision)
+    values = get_stated_values(precision)
+    recipe = get_recipe_name(precision)
+    fields = list_fields_over_recipe(precision)
     if recipe is None:  # without a recipe a switch that is off changes nothing
         fields = tuple(name for name in fields if name not in MODE_SWITCHES or values[name])
-    parts = [recipe, fields_in_words(precision, fields)]
+    parts = [recipe, format_fields(precision, fields)]
     return ", ".join(filter(None, parts)) or "fp32"
 
 
-def fields_in_words(precision: PrecisionConfig, fields: Collection[str]) -> str:
+def format_fields(precision: PrecisionConfig, fields: Collection[str]) -> str:
     """Return some fields as "field=value", the rows of `modules` in short."""
-    stated = stated_values(precision)
+    stated = get_stated_values(precision)
     parts = []
     for name in fields:
-        value = stated.get(name, field_value(precision, name))
+        value = stated.get(name, get_field_value(precision, name))
         if name == "modules":
-            value = _rows_in_words(field_value(precision, name))
+            value = _format_rows(get_field_value(precision, name))
         parts.append(f"{name}={value}")
     return ", ".join(parts)
 
 
-def _rows_in_words(plain: Sequence[Mapping[str, Any]] | None) -> str:
-    rows = module_rows(plain)
+def _format_rows(plain: Sequence[Mapping[str, Any]] | None) -> str:
+    rows = parse_module_rows(plain)
     words = []
-    for row in rows[:ROWS_IN_A_LABEL]:
+    for row in rows[:MAX_LABEL_ROWS]:
         words.append(f"{row} {row.precision.label}")
-    if len(rows) > ROWS_IN_A_LABEL:
-        words.append(f"and {len(rows) - ROWS_IN_A_LABEL} more")
+    if len(rows) > MAX_LABEL_ROWS:
+        words.append(f"and {len(rows) - MAX_LABEL_ROWS} more")
     return f"[{', '.join(words)}]"

@@ -4,7 +4,7 @@
     rows[0].patterns(num_layers=32)         # ('*.linear_qkv',)
     rows[0].precision                       # the Effect on the modules that match
 
-`bridge.precision.modules` describes the list, and brings its rows into their one form.
+`bridge.precision.row_normalisation` describes the list, and brings its rows into their one form.
 """
 
 import re
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.precision.matchers import Effect
+from bridge.precision.matchers import ModulePrecision
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 
-SCHEMES = {
+PER_MODULE_SCHEMES = {
     "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
     "fp4": tuple(FP4_SCHEMES),
 }
@@ -35,8 +35,8 @@ class ModuleRow:
     layers: tuple[int, ...] | None = None
     module: str = ""
     """The end of the names of the modules, a glob too; empty where `select` selects."""
-    precision: Effect
-    evaluation: Effect | None = None
+    precision: ModulePrecision
+    evaluation: ModulePrecision | None = None
     """The precision outside of training; None: that of training."""
 
     @property
@@ -58,14 +58,16 @@ class ModuleRow:
             return (f"decoder.{self.select[self.select.index('layers.') :]}",)
         if self.layers is None:
             return (f"*.{self.module}",)
-        numbers = [_from_0(number, num_layers) for number in self.layers]
+        numbers = [_resolve_layer_number(number, num_layers) for number in self.layers]
         patterns = []
         for number in dict.fromkeys(numbers):
             patterns.append(f"decoder.layers.{number}.{self.module}")
             patterns.append(f"decoder.layers.{number}.*.{self.module}")
         return tuple(patterns)
 
-    def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
+    def renumber_select(
+        self, layers: Sequence[int], num_layers: int
+    ) -> str | dict[str, Any] | None:
         """Return `select` for a model of some layers of this one, numbered from 0.
 
         None where the row names none of them. Negative numbers count from the `num_layers` of this
@@ -89,42 +91,42 @@ class ModuleRow:
         return f"layers {', '.join(map(str, self.layers))}: {self.module}"
 
 
-def _from_0(number: int, num_layers: int) -> int:
+def _resolve_layer_number(number: int, num_layers: int) -> int:
     """Return the number of a layer; a negative one counts from the end."""
     if number < 0:
         return number + num_layers
     return number
 
 
-def layers_beyond(numbers: Sequence[int], num_layers: int) -> list[int]:
+def find_absent_layers(numbers: Sequence[int], num_layers: int) -> list[int]:
     """Return the numbers, as a row states them, of layers that the model does not have."""
     return [number for number in numbers if not -num_layers <= number < num_layers]
 
 
-def schemes_of_rows(plain: Any) -> list[str]:
+def list_row_schemes(plain: Any) -> list[str]:
     """Return the scaling schemes that the rows of `modules` name, in order."""
     schemes = []
-    for row in module_rows(plain):
+    for row in parse_module_rows(plain):
         for effect in (row.precision, row.evaluation):
             if effect is not None and effect.scheme is not None:
                 schemes.append(effect.scheme)
     return schemes
 
 
-def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
-    """Return the rows of the form that `plain_rows` makes; none for None."""
-    return tuple(_parsed(row) for row in plain or ())
+def parse_module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
+    """Return the rows of the form that `normalise_rows` makes; none for None."""
+    return tuple(_parse_row(row) for row in plain or ())
 
 
-def _parsed(row: Mapping[str, Any]) -> ModuleRow:
-    """Return the row of a mapping in the form that `plain_rows` makes."""
-    precision = effect_of(row)
+def _parse_row(row: Mapping[str, Any]) -> ModuleRow:
+    """Return the row of a mapping in the form that `normalise_rows` makes."""
+    precision = parse_module_precision(row)
     evaluation = None
     outside = row.get("evaluation")
     if isinstance(outside, str):
-        evaluation = effect_of({"precision": outside})
+        evaluation = parse_module_precision({"precision": outside})
     elif outside is not None:
-        evaluation = effect_of(outside)
+        evaluation = parse_module_precision(outside)
     select = row["select"]
     if isinstance(select, str):
         return ModuleRow(select=select, precision=precision, evaluation=evaluation)
@@ -140,10 +142,10 @@ def _parsed(row: Mapping[str, Any]) -> ModuleRow:
     )
 
 
-def effect_of(row: Mapping[str, Any]) -> Effect:
+def parse_module_precision(row: Mapping[str, Any]) -> ModulePrecision:
     """Return the effect of a row, or of its `evaluation`, on the modules that it selects."""
     short = row.get("precision")
-    for family, names in SCHEMES.items():
+    for family, names in PER_MODULE_SCHEMES.items():
         scheme = row.get(f"{family}_recipe")
         if not scheme and short in names:
             scheme = short
@@ -152,7 +154,7 @@ def effect_of(row: Mapping[str, Any]) -> Effect:
         format_ = None
         if family == "fp8":
             format_ = row.get("fp8")
-        return Effect(
+        return ModulePrecision(
             family=family,
             scheme=scheme,
             format=format_,
@@ -160,4 +162,4 @@ def effect_of(row: Mapping[str, Any]) -> Effect:
             stored=row.get(f"{family}_param"),
             tp_only_amax_red=row.get("tp_only_amax_red"),
         )
-    return Effect()
+    return ModulePrecision()

@@ -22,22 +22,24 @@ from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import (
-    CONFIG_TYPE,
+    TE_CONFIG_TYPE,
     EVALUATION,
     TRAINING,
-    Chosen,
-    Effect,
+    SchemeChoice,
+    ModulePrecision,
     Matcher,
-    Matchers,
+    QuantRecipe,
 )
-from bridge.precision.mode import low_format_of, scheme_of
-from bridge.precision.module_row import ModuleRow, layers_beyond, module_rows
-from bridge.precision.statements import field_value, is_stated
+from bridge.precision.mode import get_low_precision_format, get_scheme
+from bridge.precision.module_row import ModuleRow, find_absent_layers, parse_module_rows
+from bridge.precision.statements import get_field_value, is_stated
 
 _DECODER_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
 
-def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None) -> Matchers:
+def make_row_matchers(
+    rows: Sequence[ModuleRow], num_layers: int, *, run: str | None
+) -> QuantRecipe:
     """Return rows as matchers of names in the whole model.
 
     `run` is the format of the run, None for no FP8 and FP4.
@@ -46,26 +48,28 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
     matchers = []
     for number, row in enumerate(rows):
         in_high = run is None or bool(row.layer_numbers)
-        training = row.precision.in_run(run, in_high=in_high)
+        training = row.precision.resolve_in_run(run, in_high=in_high)
         evaluation = None
         if row.evaluation is not None:
-            evaluation = row.evaluation.in_run(run, in_high=in_high)
+            evaluation = row.evaluation.resolve_in_run(run, in_high=in_high)
         matcher = Matcher(
             name=str(number),
             patterns=row.patterns(num_layers),
             training=training,
             evaluation=evaluation,
-            config=_add(configs, training, evaluation),
+            config=_add_payload(configs, training, evaluation),
             select=str(row),
             layers=row.layer_numbers,
         )
         matchers.append(matcher)
-    return Matchers(matchers=tuple(matchers), configs=configs)
+    return QuantRecipe(matchers=tuple(matchers), configs=configs)
 
 
-def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -> str:
+def _add_payload(
+    configs: dict[str, Any], training: ModulePrecision, evaluation: ModulePrecision | None
+) -> str:
     """Add a payload where none is equal to it, and return its name."""
-    payload: dict[str, Any] = {**CONFIG_TYPE, TRAINING: training.to_recipe()}
+    payload: dict[str, Any] = {**TE_CONFIG_TYPE, TRAINING: training.to_recipe()}
     if evaluation is not None:
         payload[EVALUATION] = evaluation.to_recipe()
     for name, known_payload in configs.items():
@@ -79,26 +83,26 @@ def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -
     return name
 
 
-def chunk_recipes(
+def make_chunk_recipes(
     rows: Sequence[ModuleRow], chunks: Sequence[Sequence[int]], *, run: str | None
 ) -> list[dict[str, Any]]:
     """Return the content of Megatron's file for each model chunk.
 
     `chunks` are the numbers of the layers of each, which count from 0 over the whole model.
     """
-    whole = row_matchers(rows, sum(map(len, chunks)), run=run)
+    whole = make_row_matchers(rows, sum(map(len, chunks)), run=run)
     files = []
     for chunk in chunks:
         number_in_chunk = {number: place for place, number in enumerate(chunk)}
         matchers = []
         for matcher in whole.matchers:
-            patterns = _within(matcher.patterns, number_in_chunk)
+            patterns = _renumber_patterns(matcher.patterns, number_in_chunk)
             matchers.append(replace(matcher, name=f"row_{matcher.name}", patterns=patterns))
         files.append(replace(whole, matchers=tuple(matchers)).to_file())
     return files
 
 
-def _within(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[str, ...]:
+def _renumber_patterns(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[str, ...]:
     """Return globs over names in the model as those over names in a chunk.
 
     Globs of layers that the chunk lacks are left out.
@@ -115,14 +119,14 @@ def _within(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[s
     return tuple(within)
 
 
-def file_of(config: PrecisionConfig) -> dict[str, Any]:
+def make_shared_recipe(config: PrecisionConfig) -> dict[str, Any]:
     """Return the content of Megatron's file for rows without layers, which every chunk shares."""
-    rows = module_rows(field_value(config, "modules"))
-    files = chunk_recipes(rows, [()], run=low_format_of(config))
+    rows = parse_module_rows(get_field_value(config, "modules"))
+    files = make_chunk_recipes(rows, [()], run=get_low_precision_format(config))
     return files[0]
 
 
-def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
+def make_stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
     """Return one file per pipeline stage; None for a stage whose chunks need different ones.
 
     Megatron gives all chunks of a stage the same config, hence the same recipe.
@@ -141,25 +145,27 @@ def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str
 class ModuleSchemes:
     """The rows of a precision, its scheme, and the layers that it keeps in the dtype of the run."""
 
-    matchers: Matchers
+    matchers: QuantRecipe
     """The rows, over names in the whole model."""
-    run: Chosen | None
+    run: SchemeChoice | None
     """The scheme of the run; None: neither FP8 nor FP4."""
     num_layers: int | None
     kept: tuple[int, int]
     """Layers at either end that `first_last_layers_bf16` keeps."""
 
     @classmethod
-    def of(cls, config: PrecisionConfig, num_layers: int | None = None) -> ModuleSchemes:
+    def from_precision(
+        cls, config: PrecisionConfig, num_layers: int | None = None
+    ) -> ModuleSchemes:
         """Return the schemes of a precision.
 
         WrongValueError where layers are not known, or not there.
         """
-        rows = module_rows(field_value(config, "modules"))
+        rows = parse_module_rows(get_field_value(config, "modules"))
         named: list[int] = []
         for row in rows:
             named += row.layer_numbers
-        kept = _kept_layers(config)
+        kept = _count_kept_layers(config)
         if num_layers is None and (any(kept) or named):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
@@ -167,27 +173,29 @@ class ModuleSchemes:
             if type(num_layers) is not int or num_layers < 1:
                 rule = "the number of layers must be a whole number from 1"
                 raise WrongValueError(rule, num_layers, "Correct it.")
-            beyond = layers_beyond(named, num_layers)
+            beyond = find_absent_layers(named, num_layers)
             if beyond:
                 rule = f"rows name layer {beyond[0]}"
                 raise WrongValueError(rule, num_layers, "Correct the rows or the number.")
-        matchers = row_matchers(rows, num_layers or 0, run=low_format_of(config))
-        return cls(matchers=matchers, run=cls.of_run(config), num_layers=num_layers, kept=kept)
+        matchers = make_row_matchers(rows, num_layers or 0, run=get_low_precision_format(config))
+        return cls(
+            matchers=matchers, run=cls.get_run_scheme(config), num_layers=num_layers, kept=kept
+        )
 
     @staticmethod
-    def of_run(config: PrecisionConfig) -> Chosen | None:
+    def get_run_scheme(config: PrecisionConfig) -> SchemeChoice | None:
         """Return the scheme of the run; None: neither FP8 nor FP4."""
-        scheme = scheme_of(config)
+        scheme = get_scheme(config)
         if scheme is None:
             return None
-        return Chosen(scheme, str(low_format_of(config)))
+        return SchemeChoice(scheme, str(get_low_precision_format(config)))
 
     @property
-    def chooses(self) -> bool:
+    def has_choices(self) -> bool:
         """Whether some linear layer may differ from others."""
         return bool(self.matchers.matchers) or any(self.kept)
 
-    def chosen(self, layer: int, name: str) -> Chosen | None:
+    def chosen(self, layer: int, name: str) -> SchemeChoice | None:
         """Return the scheme of a linear layer by its number from 0 and Megatron's name.
 
         None: the dtype of the run.
@@ -202,25 +210,25 @@ class ModuleSchemes:
             return run
         return effect.computes(run)
 
-    def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
+    def find_empty_rows(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
         """Return the rows that select none of some linear layers, each by layer and name."""
         paths = [f"decoder.layers.{layer}.{name}" for layer, name in modules]
         empty = []
         for matcher in self.matchers.matchers:
-            if not any(map(matcher.takes, paths)):
+            if not any(map(matcher.matches, paths)):
                 empty.append(matcher)
         return tuple(empty)
 
 
-def _kept_layers(config: PrecisionConfig) -> tuple[int, int]:
+def _count_kept_layers(config: PrecisionConfig) -> tuple[int, int]:
     """Return how many layers at the start and the end `first_last_layers_bf16` keeps in BF16."""
-    if scheme_of(config) is None or not field_value(config, "first_last_layers_bf16"):
+    if get_scheme(config) is None or not get_field_value(config, "first_last_layers_bf16"):
         return 0, 0
     counts = []
     for name in LAYER_COUNTS:
         count = 1  # Megatron's default
         if is_stated(config, name):
-            count = field_value(config, name)
+            count = get_field_value(config, name)
         counts.append(count)
     start, end = counts
     return start, end

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 
 Tile = tuple[int, int]
 
-WHOLE: Tile = (0, 0)
+WHOLE_TENSOR: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
-WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
+COMPARED_SCHEMES = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error an operand is asked for, next to its own.
 
 A row of it has `tensorwise_db`, ...
@@ -74,9 +74,9 @@ class Operand:
     """How one tensor of a linear layer is cut into tiles that share a scale."""
 
     name: str
-    row: Tile = WHOLE
+    row: Tile = WHOLE_TENSOR
     """Tile (rows, columns) of the row-wise copy; `WHOLE` for the whole tensor."""
-    column: Tile = WHOLE
+    column: Tile = WHOLE_TENSOR
     """Tile of the column-wise copy, in the axes of the tensor itself, not of its transpose."""
     hadamard: bool = False
     """The column-wise copy is of the tensor after a random Hadamard transform along its first axis.
@@ -85,7 +85,7 @@ class Operand:
     """Rounded up or down at random, in proportion to the distances, instead of to nearest."""
 
 
-def _operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Operand, ...]:
+def _make_operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Operand, ...]:
     """Return the three operands with these row-wise tiles and the transposed tiles column-wise."""
     operands = []
     for name, tile in (("input", input_), ("weight", weight), ("grad_output", grad_output)):
@@ -162,7 +162,7 @@ _TENSORWISE = Scheme(
     family="fp8",
     title="per-tensor current scaling",
     formats=("e4m3", "hybrid"),
-    operands=_operands(WHOLE, WHOLE, WHOLE),
+    operands=_make_operands(WHOLE_TENSOR, WHOLE_TENSOR, WHOLE_TENSOR),
     scale_format="fp32",
     split_accumulator=(False, True, True),
     alignment=(16, 16, 16),
@@ -208,7 +208,7 @@ SCHEMES = (
         family="fp8",
         title="subchannel scaling in 1x128 and 128x128 blocks",
         formats=("e4m3", "hybrid"),
-        operands=_operands((1, 128), (128, 128), (1, 128)),
+        operands=_make_operands((1, 128), (128, 128), (1, 128)),
         scale_format="fp32",
         power_of_two_scale=True,
         split_accumulator=(True, True, True),
@@ -224,7 +224,7 @@ SCHEMES = (
         family="fp8",
         title="MXFP8, power-of-two scales per 32 values",
         formats=("e4m3",),
-        operands=_operands((1, 32), (1, 32), (1, 32)),
+        operands=_make_operands((1, 32), (1, 32), (1, 32)),
         scale_format="e8m0",
         power_of_two_scale=True,
         split_accumulator=(False, True, True),
@@ -276,7 +276,7 @@ FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp
 FP4_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp4"}
 
 
-def scheme_row(name: str | None, family: str | None = None) -> Scheme | None:
+def find_scheme(name: str | None, family: str | None = None) -> Scheme | None:
     """Return the row of a scheme's name in a family, or in the first family that has it.
 
     None where there is none.

@@ -15,7 +15,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from bridge.errors import BridgeWarning, UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.fields import StatedField, default_of, stated_fields
+from bridge.precision.fields import StatedField, get_field_default, get_field_descriptors
 
 _KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
 
@@ -51,14 +51,14 @@ class _Signature:
             parameter = inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=_shown_default(field),
+                default=_get_signature_default(field),
                 annotation=field.type,
             )
             parameters.append(parameter)
         return inspect.Signature(parameters)
 
 
-def _shown_default(field: dataclasses.Field[Any]) -> Any:
+def _get_signature_default(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a field as the signature of a dataclass shows it."""
     if field.default is not MISSING:
         return field.default
@@ -93,11 +93,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             for kept in _KEPT:
                 vars(self)[kept] = dict(notes.get(kept, ()))
             vars(self)["_recipe"] = notes.get("_recipe")
-            stated = stated_fields(type(self))
+            stated = get_field_descriptors(type(self))
             changes = {}
             for name in names:
                 if name not in self.__dataclass_fields__ or name == "_origin":
-                    raise TypeError(str(_unknown_field(name, type(self))))
+                    raise TypeError(str(_make_unknown_field_error(name, type(self))))
                 if name in stated:
                     changes[name] = named_values[name]
             self._set_plain_fields(named_values)
@@ -107,11 +107,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
         def _set_plain_fields(self, named_values: Mapping[str, object]) -> None:
             """Set the fields that a subclass declares as any dataclass does."""
-            stated = stated_fields(type(self))
+            stated = get_field_descriptors(type(self))
             for field in dataclasses.fields(self):
                 if field.name in stated:
                     continue
-                value = named_values.get(field.name, default_of(field))
+                value = named_values.get(field.name, get_field_default(field))
                 if value is MISSING:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
                 setattr(self, field.name, value)
@@ -120,7 +120,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             """Refuse a name that does not exist, with the nearest field."""
             if name.startswith("_"):
                 raise AttributeError(name)
-            raise _unknown_field(name, type(self))
+            raise _make_unknown_field_error(name, type(self))
 
     if not TYPE_CHECKING:
         _untold = frozenset()
@@ -130,7 +130,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         # of what was stated.
         super().__init_subclass__(**kwargs)
         for name, value in list(vars(cls).items()):
-            inherited = _inherited(cls, name)
+            inherited = _find_inherited(cls, name)
             if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
                 # Another default; still a field that knows what was stated.
                 field = dataclasses.replace(inherited, default=inherited.check(value))
@@ -174,9 +174,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def _field(self, name: str) -> StatedField:
         config_class: Any = type(self)
-        field = stated_fields(config_class).get(name)
+        field = get_field_descriptors(config_class).get(name)
         if field is None:
-            raise _unknown_field(name, type(self))
+            raise _make_unknown_field_error(name, type(self))
         return field
 
     def _read(self, field: StatedField) -> Any:
@@ -202,7 +202,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             if field.twin in self._values and field.twin not in checked:
                 self._put(field.twin, value, source)
         config_class: Any = type(self)
-        for field in stated_fields(config_class).values():
+        for field in get_field_descriptors(config_class).values():
             if not field.needs or field.name in checked:
                 continue
             if field.needs in checked or self._field(field.needs).twin in checked:
@@ -240,7 +240,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         if is_private or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
             object.__setattr__(self, name, value)
             return
-        raise _unknown_field(name, type(self))
+        raise _make_unknown_field_error(name, type(self))
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -256,7 +256,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def __repr__(self) -> str:
         parts = []
-        for name in field_names(self):
+        for name in list_field_names(self):
             if name in self._open:
                 parts.append(f"{name}=None")
             elif name in self._values:
@@ -267,7 +267,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def _inherited(cls: type, name: str) -> Any:
+def _find_inherited(cls: type, name: str) -> Any:
     """Return the attribute of the nearest base class that has it in its own body, or None."""
     for base in cls.__mro__[1:]:
         if name in vars(base):
@@ -278,15 +278,15 @@ def _inherited(cls: type, name: str) -> Any:
 S = TypeVar("S", bound=Statements)
 
 
-def field_names(owner: Statements | type[Statements]) -> tuple[str, ...]:
+def list_field_names(owner: Statements | type[Statements]) -> tuple[str, ...]:
     """Return the names of all fields of a config or of its class, in order of declaration."""
     config_class: Any = owner
     if not isinstance(owner, type):
         config_class = type(owner)
-    return tuple(stated_fields(config_class))
+    return tuple(get_field_descriptors(config_class))
 
 
-def stated_values(config: Statements) -> Mapping[str, Any]:
+def get_stated_values(config: Statements) -> Mapping[str, Any]:
     """Return the stated fields and their values, dtypes as tokens; a view, read-only by intent."""
     return config._values
 
@@ -296,12 +296,12 @@ def is_stated(config: Statements, name: str) -> bool:
     return name in config._values or config._field(name).twin in config._values
 
 
-def is_left_open(config: Statements, name: str) -> bool:
+def is_reset_to_none(config: Statements, name: str) -> bool:
     """Return whether a field was last set to a None that takes its statement back."""
     return name in config._open
 
 
-def source_of(config: Statements, name: str) -> str:
+def get_source(config: Statements, name: str) -> str:
     """Return the source that set a field: "default" for an unstated field."""
     field = config._field(name)
     for known in (name, field.twin):
@@ -310,7 +310,7 @@ def source_of(config: Statements, name: str) -> str:
     return "default"
 
 
-def field_value(config: Statements, name: str) -> Any:
+def get_field_value(config: Statements, name: str) -> Any:
     """Return the value that a field reads as, a dtype as its token."""
     return config._read(config._field(name))
 
@@ -323,7 +323,7 @@ def check_value(config: Statements, name: str, value: object) -> Any:
     return config._field(name).check(value)
 
 
-def switches_put_aside(config: Statements) -> dict[str, str]:
+def get_switches_put_aside(config: Statements) -> dict[str, str]:
     """Return switch -> the source that had turned it on.
 
     They are the switches that went off because a later statement turned off the switch they need.
@@ -331,7 +331,7 @@ def switches_put_aside(config: Statements) -> dict[str, str]:
     return dict(config._aside)
 
 
-def with_only(config: S, names: Collection[str]) -> S:
+def copy_with_only(config: S, names: Collection[str]) -> S:
     """Return a copy in which no other field is stated than these."""
     copied = copy.copy(config)
     for name in (*config._values, *config._open):
@@ -340,7 +340,7 @@ def with_only(config: S, names: Collection[str]) -> S:
     return copied
 
 
-def recipe_name(config: Statements) -> str | None:
+def get_recipe_name(config: Statements) -> str | None:
     """Return the name of the registered recipe that a config was made from, or None."""
     return config._recipe
 
@@ -360,23 +360,23 @@ def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) 
     config._of_recipe = {name: source for name, source in sources if name not in over}
 
 
-def stated_over_recipe(config: Statements) -> tuple[str, ...]:
+def list_fields_over_recipe(config: Statements) -> tuple[str, ...]:
     """Return the names of the fields that were stated after the recipe, in order of declaration."""
     of_recipe = config._of_recipe
     over = []
-    for name in field_names(config):
+    for name in list_field_names(config):
         is_of_recipe = name in of_recipe and config._sources.get(name) == of_recipe[name]
         if name in config._values and not is_of_recipe:
             over.append(name)
     return tuple(over)
 
 
-def mark_untold(config: Statements, names: Collection[str]) -> None:
+def mark_ambiguous_fields(config: Statements, names: Collection[str]) -> None:
     """Remember the fields of another program's object that hold its default."""
     config._untold = frozenset(names)
 
 
-def untold_fields(config: Statements) -> frozenset[str]:
+def get_ambiguous_fields(config: Statements) -> frozenset[str]:
     """Return the fields that hold another program's default.
 
     Nobody can tell whether they were stated.
@@ -384,7 +384,7 @@ def untold_fields(config: Statements) -> frozenset[str]:
     return config._untold
 
 
-def _unknown_field(name: str, owner: type[Statements]) -> UnknownFieldError:
-    matches = close_matches(name, field_names(owner))
+def _make_unknown_field_error(name: str, owner: type[Statements]) -> UnknownFieldError:
+    matches = close_matches(name, list_field_names(owner))
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists the fields."
     return UnknownFieldError(f"mixed_precision.{name}: no such field. {remedy}", matches)

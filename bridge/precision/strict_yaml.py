@@ -26,21 +26,21 @@ TOO_DEEP = (f"nesting must not be deeper than {MAX_DEPTH}", "This is no configur
 MAX_NODES = 200_000
 """Of a document with every alias written out."""
 
-LONG = re.compile(r"[-+]?[0-9_]{4301}")
+TOO_LONG_NUMBER = re.compile(r"[-+]?[0-9_]{4301}")
 """A number that Python does not convert."""
 
-PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
+PIPE_PATHS = ("/dev/fd/", "/dev/stdin", "/proc/")
 """A shell's process substitution: a pipe that another process fills."""
-ODD_FILES = (
+BLOCKING_FILE_KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
 )
-CORE = "tag:yaml.org,2002:"
-MERGE = f"{CORE}merge"
-_TYPES = ("map", "seq", "str", "int", "float", "bool", "null", "set")
-TAGS = tuple(f"{CORE}{name}" for name in _TYPES)
-RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
+TAG_PREFIX = "tag:yaml.org,2002:"
+MERGE_TAG = f"{TAG_PREFIX}merge"
+_PLAIN_TYPES = ("map", "seq", "str", "int", "float", "bool", "null", "set")
+PLAIN_TAGS = tuple(f"{TAG_PREFIX}{name}" for name in _PLAIN_TYPES)
+IMPLICIT_RESOLVERS: tuple[tuple[str, str, list[str]], ...] = (
     ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
     (
         "bool",
@@ -56,10 +56,10 @@ RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
 
 The first that matches counts.
 """
-BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def load_all(
+def load_documents(
     text: str,
     path: str,
     *,
@@ -104,7 +104,7 @@ def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> N
     That is no regular file, or one that is too large, too deep or has a tag. A file that is no YAML
     is left to that reader.
     """
-    text = decoded(read_bytes(path, error=error), str(path), error=error)
+    text = decode_text(read_bytes(path, error=error), str(path), error=error)
     with suppress(yaml.YAMLError):
         _check_bounds(text, str(path), error)
 
@@ -118,8 +118,8 @@ def read_bytes(
     """
     file = Path(path)
     try:
-        odd = _odd_kind(file.stat().st_mode)
-        if odd is None or str(file).startswith(PIPES):
+        odd = _find_blocking_kind(file.stat().st_mode)
+        if odd is None or str(file).startswith(PIPE_PATHS):
             with file.open("rb") as stream:
                 return stream.read(limit + 1)
     except OSError as fault:
@@ -130,15 +130,15 @@ def read_bytes(
     raise error(f"{path}: must be a regular file, got {odd}. Give the path of a file.")
 
 
-def _odd_kind(mode: int) -> str | None:
+def _find_blocking_kind(mode: int) -> str | None:
     """Return the kind of a file that may block, None for another."""
-    for is_odd, kind in ODD_FILES:
+    for is_odd, kind in BLOCKING_FILE_KINDS:
         if is_odd(mode):
             return kind
     return None
 
 
-def decoded(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) -> str:
+def decode_text(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) -> str:
     """Return the text of a file's bytes, with Unix line ends.
 
     The bytes are UTF-8, or UTF-16 with a byte-order mark.
@@ -155,10 +155,10 @@ def decoded(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) 
         line = data.count(b"\n", 0, fault.start) + 1
         rule = f"must be UTF-8 text, and byte {fault.start} is not"
         raise error(f"{path}, line {line}: {rule}. Save it as UTF-8.") from None
-    return plain_text(text, path, error=error)
+    return normalise_text(text, path, error=error)
 
 
-def plain_text(text: str, path: str, *, error: type[BridgeError] = PayloadError) -> str:
+def normalise_text(text: str, path: str, *, error: type[BridgeError] = PayloadError) -> str:
     """Return a text without byte-order mark and with Unix line ends.
 
     Raises `error` for a text with a NUL.
@@ -178,7 +178,7 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
     anchors: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []  # anchor of a collection, and the count before it
     count = 0
-    for event in _events(text, path, error):
+    for event in _parse_events(text, path, error):
         if isinstance(event, yaml.DocumentStartEvent):
             anchors = {}
             count = 0
@@ -187,7 +187,7 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
             if anchor:
                 anchors[anchor] = count - before
         elif isinstance(event, yaml.NodeEvent):
-            fault = _fault(event, anchors, len(open_))
+            fault = _find_fault(event, anchors, len(open_))
             if isinstance(event, yaml.AliasEvent) and not fault:
                 count += anchors[str(event.anchor)]
             else:
@@ -204,13 +204,13 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
                 anchors[event.anchor] = 1
 
 
-def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
+def _parse_events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
     """Yield the events of a text.
 
     From 0.2.6 on libyaml has a limit of depth too, which its look-ahead meets first.
     """
     try:
-        yield from yaml.parse(text, Loader=BASE)
+        yield from yaml.parse(text, Loader=BASE_LOADER)
     except yaml.MarkedYAMLError as fault:
         if "nesting depth" not in str(fault.problem):
             raise
@@ -220,24 +220,28 @@ def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
         raise error(f"{path}, line {line}: {TOO_DEEP[0]}. {TOO_DEEP[1]}.") from None
 
 
-def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
+def _find_fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
     """Return the rule that an event breaks and the remedy, None for none."""
     if isinstance(event, yaml.AliasEvent):
         if event.anchor in anchors:
             return None
         return f"the alias *{event.anchor} must follow its anchor", "Define the anchor first"
-    if event.tag not in (None, "!", *TAGS):
-        tag = event.tag.replace(CORE, "!!")
+    if event.tag not in (None, "!", *PLAIN_TAGS):
+        tag = event.tag.replace(TAG_PREFIX, "!!")
         rule = f"must be plain data, and the tag {tag!r} is not: it is refused and nothing was run"
         return rule, "Write the value without the tag"
-    if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and LONG.match(event.value):
+    if (
+        isinstance(event, yaml.ScalarEvent)
+        and event.implicit[0]
+        and TOO_LONG_NUMBER.match(event.value)
+    ):
         return "a number must have fewer digits", "This is no configuration"
     if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH:
         return TOO_DEEP
     return None
 
 
-class _Loader(BASE):  # type: ignore[misc]
+class _Loader(BASE_LOADER):  # type: ignore[misc]
     """PyYAML's safe loader that refuses a key twice, and reads scalars as the module says."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own name
@@ -255,7 +259,7 @@ class _Loader(BASE):  # type: ignore[misc]
         self.may_repeat, self.repeated = may_repeat, repeated
         self.checked: set[Any] = set()
 
-    def wrong(self, node: Any, rule: str, remedy: str) -> BridgeError:
+    def make_error(self, node: Any, rule: str, remedy: str) -> BridgeError:
         return self.error(f"{self.path}, line {node.start_mark.line + 1}: {rule}. {remedy}.")
 
     def flatten_mapping(self, node: Any) -> None:
@@ -272,35 +276,37 @@ class _Loader(BASE):  # type: ignore[misc]
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 remedy = "Quote it, or write `key: value`"
-                raise self.wrong(key_node, "a key must be a word", remedy)
-            if key_node.tag == MERGE:
-                merged += self.merged_pairs(key_node, value_node)
+                raise self.make_error(key_node, "a key must be a word", remedy)
+            if key_node.tag == MERGE_TAG:
+                merged += self.collect_merged_pairs(key_node, value_node)
                 continue
             key = self.construct_object(key_node)
             if key in own_pairs:
-                self.repeat(key, key_node, value_node)
+                self.note_repeated_key(key, key_node, value_node)
             own_pairs[key] = (key_node, value_node)
         node.value = [*merged, *own_pairs.values()]
 
-    def merged_pairs(self, key_node: Any, value_node: Any) -> list[tuple[Any, Any]]:
+    def collect_merged_pairs(self, key_node: Any, value_node: Any) -> list[tuple[Any, Any]]:
         """Return the keys and values of the mappings that a `<<` names, the last mapping first."""
         parts = [value_node]
         if isinstance(value_node, yaml.SequenceNode):
             parts = value_node.value
         if not all(isinstance(part, yaml.MappingNode) for part in parts):
-            raise self.wrong(key_node, "<< must name mappings", "Give it an alias of a mapping")
+            raise self.make_error(
+                key_node, "<< must name mappings", "Give it an alias of a mapping"
+            )
         pairs: list[tuple[Any, Any]] = []
         for part in reversed(parts):
             self.flatten_mapping(part)
             pairs += part.value
         return pairs
 
-    def repeat(self, key: object, key_node: Any, value_node: Any) -> None:
+    def note_repeated_key(self, key: object, key_node: Any, value_node: Any) -> None:
         """Note a key that stands twice, or raise."""
         is_scalar = isinstance(key, str) and isinstance(value_node, yaml.ScalarNode)
         if self.may_repeat is None or not is_scalar or not self.may_repeat(str(key)):
             rule = f"the key {key!r} must not stand twice in one mapping"
-            raise self.wrong(key_node, rule, "Keep one of the two")
+            raise self.make_error(key_node, rule, "Keep one of the two")
         if self.repeated is not None:
             line = key_node.start_mark.line + 1
             self.repeated.append((str(key), self.construct_object(value_node), line))
@@ -310,6 +316,6 @@ class _Loader(BASE):  # type: ignore[misc]
         return list(self.construct_mapping(node))
 
 
-for _tag, _pattern, _first in RESOLVED:
-    _Loader.add_implicit_resolver(f"{CORE}{_tag}", re.compile(_pattern), _first)
-_Loader.add_constructor(f"{CORE}set", _Loader.construct_yaml_set)
+for _tag, _pattern, _first in IMPLICIT_RESOLVERS:
+    _Loader.add_implicit_resolver(f"{TAG_PREFIX}{_tag}", re.compile(_pattern), _first)
+_Loader.add_constructor(f"{TAG_PREFIX}set", _Loader.construct_yaml_set)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 REDERIVED = "re-derived"
-ASKED = "needs resume.allow_precision_change=true"
+NEEDS_PERMISSION = "needs resume.allow_precision_change=true"
 IMPOSSIBLE = "impossible"
-OUTCOMES = (REDERIVED, ASKED, IMPOSSIBLE)
+OUTCOMES = (REDERIVED, NEEDS_PERMISSION, IMPOSSIBLE)
 """Outcomes of another precision than a checkpoint's, the mildest first."""
 _COMPUTE = (
     "it takes effect in the next step; "
@@ -37,9 +37,9 @@ SUBJECTS = (
     MODE := Subject("Mode"),
     COMPUTE := Subject("Compute"),
     WEIGHTS := Subject("Parameters and gradients", _UNSTORED),
-    OPTIMIZER := Subject("Optimizer state", _ROUNDED, ASKED),
+    OPTIMIZER := Subject("Optimizer state", _ROUNDED, NEEDS_PERMISSION),
     WIRE := Subject("Communication", _UNSTORED),
-    FSDP := Subject("Megatron-FSDP", _ROUNDED, ASKED),
+    FSDP := Subject("Megatron-FSDP", _ROUNDED, NEEDS_PERMISSION),
     ATTENTION := Subject("Attention"),
     MOE := Subject("Mixture of experts"),
     FP8 := Subject("FP8"),

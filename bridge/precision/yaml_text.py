@@ -8,9 +8,9 @@ import yaml
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.strict_yaml import load_all
+from bridge.precision.strict_yaml import load_documents
 
-P = TypeVar("P", bound=PrecisionConfig)
+ConfigT = TypeVar("ConfigT", bound=PrecisionConfig)
 
 
 def to_yaml(precision: PrecisionConfig, *, full: bool = False) -> str:
@@ -19,14 +19,14 @@ def to_yaml(precision: PrecisionConfig, *, full: bool = False) -> str:
     return text
 
 
-def from_yaml(kind: type[P], text: str, *, source: str | None = None) -> P:
+def from_yaml(kind: type[ConfigT], text: str, *, source: str | None = None) -> ConfigT:
     """Return the config of a class that `to_yaml` describes.
 
     Raises:
         PrecisionTypeError: Text that is not plain YAML, or as `PrecisionConfig.from_dict`.
         UnknownFieldError: A key that is no field.
     """
-    documents = load_all(text, "mixed_precision", error=PrecisionTypeError)
+    documents = load_documents(text, "mixed_precision", error=PrecisionTypeError)
     values = None
     if documents:
         values = documents[0]

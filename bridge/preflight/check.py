@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.preflight.context import CheckContext
+from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.preflight.silence import refuse_unknown
-from bridge.rules.rule import SEVERITIES, RuleFinding, ask
+from bridge.preflight.silence import refuse_unknown_names
+from bridge.rules.rule import SEVERITIES, RuleFinding, evaluate_rules
 from bridge.rules.rulebook import RULES
 from bridge.sync.prediction import Prediction
 
@@ -72,7 +72,7 @@ class Report:
         for finding in (*later.findings, *later.silenced):
             if (finding.id, finding.path) not in known:
                 findings.append(replace(finding, where=f"phase {number}"))
-        return _report(self.context, findings)
+        return _make_report(self.context, findings)
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 with warnings where they count, else 0."""
@@ -102,35 +102,35 @@ def check(
     Raises:
         RunConfigError: An unknown rule, or a schedule without a number of steps.
     """
-    reasons = {**_reasons(run.sections.get("silence")), **(silenced or {})}
-    refuse_unknown(reasons)
-    report = _asked(CheckContext(run, prediction=prediction, backend=backend), reasons)
+    reasons = {**_parse_reasons(run.sections.get("silence")), **(silenced or {})}
+    refuse_unknown_names(reasons)
+    report = _evaluate_rules(CheckContext(run, prediction=prediction, backend=backend), reasons)
     for phase in run.phases[1:]:
-        later = run.prediction.under(phase.precision)
-        in_phase = _asked(CheckContext(run, prediction=later, backend=backend), reasons)
+        later = run.prediction.with_precision(phase.precision)
+        in_phase = _evaluate_rules(CheckContext(run, prediction=later, backend=backend), reasons)
         report = report.with_phase(phase.number, in_phase)
     return report
 
 
 @lru_cache(maxsize=8)
-def report_of(run: Run) -> Report:
+def get_report(run: Run) -> Report:
     """Return the check of a run, which is asked once."""
     return check(run)
 
 
-def _asked(context: CheckContext, reasons: Mapping[str, str]) -> Report:
+def _evaluate_rules(context: CheckContext, reasons: Mapping[str, str]) -> Report:
     """Return the report of every rule, asked about a run."""
     findings = []
-    for finding in ask(RULES, context):
+    for finding in evaluate_rules(RULES, context):
         findings.append(replace(finding, silenced=reasons.get(finding.id)))
-    return _report(context, findings)
+    return _make_report(context, findings)
 
 
-def _report(context: CheckContext, findings: Iterable[RuleFinding]) -> Report:
+def _make_report(context: CheckContext, findings: Iterable[RuleFinding]) -> Report:
     """Return the findings as a report, the worst first."""
     reported = []
     silenced = []
-    for finding in sorted(findings, key=_rank):
+    for finding in sorted(findings, key=_get_sort_key):
         if finding.silenced is None:
             reported.append(finding)
         else:
@@ -138,11 +138,11 @@ def _report(context: CheckContext, findings: Iterable[RuleFinding]) -> Report:
     return Report(findings=tuple(reported), silenced=tuple(silenced), context=context)
 
 
-def _rank(finding: RuleFinding) -> tuple[int, str]:
+def _get_sort_key(finding: RuleFinding) -> tuple[int, str]:
     return SEVERITIES.index(finding.severity), finding.id
 
 
-def _reasons(silence: Any) -> dict[str, str]:
+def _parse_reasons(silence: Any) -> dict[str, str]:
     if silence is None:
         return {}
     if not isinstance(silence, Mapping):

@@ -8,44 +8,44 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
-from bridge.precision.grouping import grouped
+from bridge.precision.grouping import group_pairs
 from bridge.rules.program import DroppedField
 from bridge.target.target import Target
-from bridge.target.versions import Version, newer_megatron, parse_version
+from bridge.target.versions import Version, find_newer_megatron, parse_version
 
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
 MEGATRON_CORE = "Megatron Core"
 """Whose settings the files of a framework have that makes the configs itself."""
-NEWEST = "assumed: no release is read from the file, and this is the newest known one"
+NEWEST_ASSUMED = "assumed: no release is read from the file, and this is the newest known one"
 """Reason of a release that is assumed."""
-INSTALLED = "installed here"
+INSTALLED_HERE = "installed here"
 """Reason of the installed release, where no target states one and no newer one is at hand."""
-INSTALLED_FOR_FILE = "installed here, as the file leaves it open"
+INSTALLED_FOR_OPEN_FILE = "installed here, as the file leaves it open"
 """The same, of a file whose fields several releases have."""
-THIS_MACHINE = "of this machine, which is the target"
-NOT_INSTALLED = "none is installed here, and no target states one"
-NOT_INSTALLED_BUT_AT_HAND = (
+OF_THIS_MACHINE = "of this machine, which is the target"
+NONE_INSTALLED = "none is installed here, and no target states one"
+NONE_INSTALLED_NEWER_LOCAL = (
     "none is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
 )
-ASSUMED_INSTALLED = (
+INSTALLED_ASSUMED = (
     "assumed: it is installed here, and no target states one; "
     "{newer} is at hand: --target mcore{newer}"
 )
 """Reason of the installed release, where a newer one is at hand."""
-REHEARSED = "the newest at hand, as no target states one"
+NEWEST_LOCAL = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
-FROM_THE_MODE = "the mode of the run"
+MODE_REASON = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""
-OF_A_FULL_MICRO_BATCH = (
+MICRO_BATCH_REASON = (
     "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, "
     "since samples are packed"
 )
 """Reason of a length that is counted and that no program sets."""
 
 
-MOST_RUNS = 3
+MAX_NAMED_RUNS = 3
 """Other runs of a file that an answer names; more are counted."""
 
 
@@ -59,7 +59,7 @@ DETERMINISM_VARIABLES = {
 It leaves a variable that is set. Source: megatron-core 0.19.2 training/determinism.py
 apply_determinism_env.
 """
-SETS_DETERMINISM_VARIABLES = "0.19"
+DETERMINISM_RELEASE = "0.19"
 """First megatron-core whose training sets them.
 
 Megatron-LM core_v0.18.2 training/arguments.py sets none.
@@ -108,7 +108,7 @@ class RunChoice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Derived:
+class DerivedValue:
     """One value that a framework sets at the start of a run, over the one in the file."""
 
     path: str
@@ -161,7 +161,7 @@ class FileReading:
     """
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the file sets."""
-    derived: tuple[Derived, ...] = ()
+    derived: tuple[DerivedValue, ...] = ()
     """Values that the framework sets at start.
 
     They stand in the sections of the run, not in `sections`.
@@ -173,7 +173,7 @@ class FileReading:
     """
     unknown: tuple[str, ...] = ()
     """What the file leaves open, as sentences."""
-    unplanned: str | None = None
+    no_plan_reason: str | None = None
     """Why the run has no plan, as a sentence: a source of its layers or precision is not read."""
     other_layers: str | None = None
     """The kind of the model, where its layers are none of a language model's.
@@ -230,7 +230,7 @@ class FileReading:
     """Each run of the file, in a few words."""
     number: int = 1
     """The run that this is, from 1."""
-    answered: tuple[int, ...] = ()
+    answered_numbers: tuple[int, ...] = ()
     """Other runs that are answered together with this one."""
     branches: tuple[int, ...] = ()
     """The same launch on other branches of the script, by their numbers."""
@@ -238,7 +238,7 @@ class FileReading:
     @property
     def is_release_assumed(self) -> bool:
         """Whether nothing says which release of Megatron Core it is."""
-        return self.release_reason == NEWEST
+        return self.release_reason == NEWEST_ASSUMED
 
     @property
     def settings_of(self) -> str:
@@ -248,15 +248,15 @@ class FileReading:
     @property
     def is_release_installed(self) -> bool:
         """Whether the release is the installed one, since no target and no file states another."""
-        reasons = (INSTALLED, INSTALLED_FOR_FILE, REHEARSED)
+        reasons = (INSTALLED_HERE, INSTALLED_FOR_OPEN_FILE, NEWEST_LOCAL)
         return self.release_reason in reasons or self.release_reason.startswith(
-            ASSUMED_INSTALLED.partition(";")[0]
+            INSTALLED_ASSUMED.partition(";")[0]
         )
 
     @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
-        return frozenset(row.path for row in self.derived if row.because == FROM_THE_MODE)
+        return frozenset(row.path for row in self.derived if row.because == MODE_REASON)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -268,22 +268,22 @@ class FileReading:
         if self.release is None:
             reason = self.release_reason or "the target states none"
             release = f"No release of megatron-core is known: {reason}."
-        return (release, *self._set_at_start(), *self.read_too, *self.open, *self._chosen)
+        return (release, *self._describe_start_values(), *self.read_too, *self.open, *self._chosen)
 
-    def _set_at_start(self) -> list[str]:
+    def _describe_start_values(self) -> list[str]:
         """Return what the framework sets at start, a sentence for each reason."""
         reasons = []
         for row in self.derived:
             reasons.append(((row.set_by, row.because), f"{row.path}={row.value}"))
         sentences = []
-        for (set_by, why), values in grouped(reasons).items():
-            if why == FROM_THE_MODE and self.mode_decided_by is not None:
+        for (set_by, why), values in group_pairs(reasons).items():
+            if why == MODE_REASON and self.mode_decided_by is not None:
                 continue
             framework = set_by or self.settings_of
             verb = f"{framework} sets at start"
-            if self.unstated_by is not None and why != FROM_THE_MODE:
+            if self.unstated_by is not None and why != MODE_REASON:
                 verb = f"Assumed, as {framework} sets it at start"
-            if why == OF_A_FULL_MICRO_BATCH:
+            if why == MICRO_BATCH_REASON:
                 verb = "Counted here"
             sentences.append(f"{verb}: {', '.join(values)} ({why}).")
         return sentences
@@ -294,15 +294,15 @@ class FileReading:
 
         None of it where every other run is answered too.
         """
-        answered = {self.number, *self.answered}
+        answered = {self.number, *self.answered_numbers}
         others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
         if not others:
             return ()
         named = []
-        for number in others[:MOST_RUNS]:
+        for number in others[:MAX_NAMED_RUNS]:
             named.append(f"--launch {number} is {self.runs[number - 1]}")
-        if len(others) > MOST_RUNS:
-            named.append(f"and {len(others) - MOST_RUNS} more")
+        if len(others) > MAX_NAMED_RUNS:
+            named.append(f"and {len(others) - MAX_NAMED_RUNS} more")
         label = self.runs[self.number - 1]
         sentence = (
             f"The file has {len(self.runs)} runs; this is run {self.number}, {label} "
@@ -316,9 +316,9 @@ class FileReading:
 
         The source without which there is no plan comes first.
         """
-        if self.unplanned is None or self.other_layers is not None:
+        if self.no_plan_reason is None or self.other_layers is not None:
             return self.unknown
-        return (self.unplanned, *self.unknown)
+        return (self.no_plan_reason, *self.unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what an answer has to say of the file, as plain data."""
@@ -335,7 +335,7 @@ class FileReading:
             "set_at_start": [row.to_dict() for row in self.derived],
             "read_too": list(self.read_too),
             "open": list(self.open),
-            "unplanned": self.unplanned,
+            "unplanned": self.no_plan_reason,
             "uncounted": list(self.uncounted),
             "generation": dict(self.generation),
             "dropped": [dropped.to_dict() for dropped in self.dropped_fields],
@@ -343,7 +343,7 @@ class FileReading:
             "run": run,
         }
 
-    def released(self, target: Target, *, is_stated: bool) -> FileReading:
+    def with_target_release(self, target: Target, *, is_stated: bool) -> FileReading:
         """Return the reading with the release of the target where the file says none.
 
         That release is stated by the target, or installed here.
@@ -353,25 +353,25 @@ class FileReading:
         if target.mcore is None:
             if is_stated:
                 return self
-            return replace(self, release_reason=reason_of_installed(NOT_INSTALLED))
+            return replace(self, release_reason=get_installed_reason(NONE_INSTALLED))
         if target.is_detected:
-            reason = THIS_MACHINE
+            reason = OF_THIS_MACHINE
         elif is_stated:
             reason = "stated by the target"
         else:
-            reason = reason_of_installed(INSTALLED)
+            reason = get_installed_reason(INSTALLED_HERE)
         return replace(self, release=target.mcore, release_reason=reason)
 
-    def rehearsed(self, version: str) -> FileReading:
+    def with_rehearsed_release(self, version: str) -> FileReading:
         """Return the reading with the release that a rehearsal imported.
 
         A release that a target or the file states stays.
         """
         if not self.is_release_installed:
             return self
-        return replace(self, release=parse_version(version), release_reason=REHEARSED)
+        return replace(self, release=parse_version(version), release_reason=NEWEST_LOCAL)
 
-    def dropped_of(self, path: str) -> tuple[str, ...]:
+    def describe_dropped(self, path: str) -> tuple[str, ...]:
         """Return which keys of the file state a setting that they do not reach, as sentences."""
         sentences = []
         for dropped in self.dropped_fields:
@@ -380,7 +380,7 @@ class FileReading:
                 sentences.append(f"{dropped.framework} does not forward {key}.")
         return tuple(sentences)
 
-    def own_name(self, key: str) -> str:
+    def translate_key(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""
         for theirs, ours in self.names.items():
             if key == theirs or key.startswith(f"{theirs}."):
@@ -388,14 +388,14 @@ class FileReading:
         return key
 
 
-def reason_of_installed(reason: str) -> str:
+def get_installed_reason(reason: str) -> str:
     """Return why the installed release counts.
 
     It is the reason, or another one where a newer release is at hand.
     """
-    newer = newer_megatron()
+    newer = find_newer_megatron()
     if newer is None:
         return reason
-    if reason == NOT_INSTALLED:
-        return NOT_INSTALLED_BUT_AT_HAND.format(newer=newer)
-    return ASSUMED_INSTALLED.format(newer=newer)
+    if reason == NONE_INSTALLED:
+        return NONE_INSTALLED_NEWER_LOCAL.format(newer=newer)
+    return INSTALLED_ASSUMED.format(newer=newer)

@@ -1,4 +1,4 @@
-"""`last_sync`: the last sync before a run begins.
+"""`apply_last_sync`: the last sync before a run begins.
 
 It writes the precision into the model, optimizer and DDP configs of a container. Then it runs
 Megatron's checks that a config of Megatron Bridge puts off until its `finalize`.
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from bridge.errors import Finding, SyncCheckError
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.context import PRECISION_OWNERS
-from bridge.rules.inert import BUFFER
+from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.sync.owner import Owner
-from bridge.sync.plan import sharding_rows, under_fsdp
+from bridge.sync.sync_plan import make_sharding_rows, is_under_megatron_fsdp
 from bridge.sync.prediction import Prediction
 from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import sync_findings, write
-from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of, refusal
+from bridge.sync.synchroniser import check_sync_rules, write_precision
+from bridge.sync.trial import NO_TRANSFORMER_ENGINE, format_validation_error, make_refusal_finding
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Container(Protocol):
     train: Any
 
 
-def last_sync(
+def apply_last_sync(
     container: Container,
     precision: MixedPrecisionConfig | None,
     prediction: Prediction | None = None,
@@ -57,24 +57,24 @@ def last_sync(
         SyncCheckError: Megatron's validation or a rule refuses the result.
     """
     owners: dict[str, Any] = {role: getattr(container, role) for role in PRECISION_OWNERS}
-    schedule = _schedule(container, precision, owners)
+    schedule = _plan_schedule(container, precision, owners)
     if any(owner is not None for owner in owners.values()):
         # The train config has no field of a precision, so it is written only next to another owner.
         owners["train"] = container.train
     report = None
     if precision is None:
         _require_agreement(owners)
-        _share_sharding(owners)
+        _synchronize_sharding(owners)
     else:
-        report = write(precision, owners, is_last=True, prediction=prediction)
-    _finalize(owners)
+        report = write_precision(precision, owners, is_last=True, prediction=prediction)
+    _finalize_configs(owners)
     container.mixed_precision = precision
     if schedule is not None:
         container.precision_schedule = schedule  # type: ignore[attr-defined]
     return report
 
 
-def _schedule(
+def _plan_schedule(
     container: Container, precision: MixedPrecisionConfig | None, owners: Mapping[str, Any]
 ) -> Any:
     """Return the resolved schedule of precisions; None if the container has no schedule."""
@@ -107,25 +107,27 @@ def _require_agreement(owners: Mapping[str, Any]) -> None:
         raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
-def _share_sharding(configs: Mapping[str, Any]) -> None:
+def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
     """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
     owners = {}
     for role in ("optimizer", "ddp"):
         if configs[role] is not None:
             owners[role] = Owner(role, configs[role])
     values = {role: owner.read() for role, owner in owners.items()}
-    rows = sharding_rows(values)
-    for finding in sync_findings(None, values, rows, is_last=True):
+    rows = make_sharding_rows(values)
+    for finding in check_sync_rules(None, values, rows, is_last=True):
         log.warning("%s", finding)
     for row in rows:
         setattr(owners[row.owner].target, row.attribute, row.new)
     for role, owner in owners.items():
-        if under_fsdp(values) and values[role].value(BUFFER) is True:
-            log.warning("%s.%s: turned off, Megatron-FSDP does not implement it", role, BUFFER)
-            setattr(owner.target, BUFFER, False)
+        if is_under_megatron_fsdp(values) and values[role].value(GRAD_BUFFER_REUSE) is True:
+            log.warning(
+                "%s.%s: turned off, Megatron-FSDP does not implement it", role, GRAD_BUFFER_REUSE
+            )
+            setattr(owner.target, GRAD_BUFFER_REUSE, False)
 
 
-def _finalize(owners: Mapping[str, Any]) -> None:
+def _finalize_configs(owners: Mapping[str, Any]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
     A library that only this machine lacks is no fault of the configs; the
@@ -138,7 +140,9 @@ def _finalize(owners: Mapping[str, Any]) -> None:
         try:
             target.finalize()
         except Exception as error:  # Megatron's checks raise whatever comes to hand
-            if reason_of(error) == NO_TRANSFORMER_ENGINE:
+            if format_validation_error(error) == NO_TRANSFORMER_ENGINE:
                 continue
-            finding = refusal(role, target, error, remedy="Change the setting it names.")
+            finding = make_refusal_finding(
+                role, target, error, remedy="Change the setting it names."
+            )
             raise SyncCheckError("These configs cannot be run:", [finding]) from error

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_KNOWN = "configuration"
+UNKNOWN_ORIGIN = "configuration"
 """Origin of a key that no layer set."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class ConfigLayer:
     """One of the configs that a run is composed of."""
 
     origin: str
@@ -33,11 +33,11 @@ class Origins:
     """
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
-    of_recipe: frozenset[str] = frozenset()
+    recipe_origins: frozenset[str] = frozenset()
     """Origins that are part of the chosen recipe."""
 
     @classmethod
-    def of_layers(cls, layers: Iterable[Layer]) -> Origins:
+    def from_layers(cls, layers: Iterable[ConfigLayer]) -> Origins:
         """Return the origins that layers leave, the later over the earlier."""
         values: dict[str, dict[str, Any]] = {}
         order: dict[str, None] = {}
@@ -50,14 +50,14 @@ class Origins:
                 setters = values.setdefault(key, {})
                 setters.pop(layer.origin, None)
                 setters[layer.origin] = value
-        return cls(values=values, order=tuple(order), of_recipe=frozenset(of_recipe))
+        return cls(values=values, order=tuple(order), recipe_origins=frozenset(of_recipe))
 
     @classmethod
-    def of_keys(cls, keys: Iterable[str], origin: str) -> Origins:
+    def from_keys(cls, keys: Iterable[str], origin: str) -> Origins:
         """Return the origins of keys that one origin set."""
         return cls(values={key: {origin: None} for key in keys})
 
-    def of(self, key: str) -> str:
+    def get_origin(self, key: str) -> str:
         """Return who set `key`, or what is around it or in it; "configuration" for nobody."""
         around = key
         while around and around not in self.values:
@@ -66,19 +66,19 @@ class Origins:
         if around:
             setters = self.values[around]
         else:
-            setters = self._setters_inside(key)
+            setters = self._find_setters_inside(key)
         if setters:
             return [*setters][-1]
-        return NOT_KNOWN
+        return UNKNOWN_ORIGIN
 
-    def _setters_inside(self, key: str) -> Mapping[str, Any]:
+    def _find_setters_inside(self, key: str) -> Mapping[str, Any]:
         """Return the origins of the first key below `key`."""
         for inner_key, setters in self.values.items():
             if inner_key.startswith(f"{key}."):
                 return setters
         return {}
 
-    def over(self, layer: Layer, *, instead_of: str) -> Origins:
+    def over(self, layer: ConfigLayer, *, instead_of: str) -> Origins:
         """Return these origins over another layer.
 
         The layer stands in the place of the key `instead_of` itself.
@@ -92,11 +92,11 @@ class Origins:
         return Origins(
             values=values,
             order=(layer.origin, *self.order),
-            of_recipe=self.of_recipe | {layer.origin},
+            recipe_origins=self.recipe_origins | {layer.origin},
         )
 
 
-def leaves(value: Any, prefix: str) -> dict[str, Any]:
+def flatten_leaves(value: Any, prefix: str) -> dict[str, Any]:
     """Return dotted key -> value of plain data below `prefix`.
 
     A value that is no mapping, or an empty one, has the prefix itself as its key.
@@ -110,5 +110,5 @@ def leaves(value: Any, prefix: str) -> dict[str, Any]:
         path = str(key)
         if prefix:
             path = f"{prefix}.{key}"
-        values.update(leaves(inner, path))
+        values.update(flatten_leaves(inner, path))
     return values

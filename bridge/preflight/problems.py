@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.errors import MAX_LINES, Finding, RunConfigError, close_matches, did_you_mean
 from bridge.preflight.origins import Origins
-from bridge.target.fields import NAMES
+from bridge.target.fields import OWNER_FIELD_NAMES
 
 
 class Problems:
@@ -38,7 +38,7 @@ class Problems:
         shown_value = repr(value)
         if value is None:
             shown_value = "null"
-        sentence = f"{path}: {rule}, got {shown_value} ({self.origins.of(path)}). {remedy}"
+        sentence = f"{path}: {rule}, got {shown_value} ({self.origins.get_origin(path)}). {remedy}"
         self._sentences.append(f"{rule_id} {sentence}".lstrip())
         self._matches.extend(matches)
 
@@ -58,7 +58,7 @@ class Problems:
         matches: list[str] = []
         if len(self._sentences) < MAX_LINES:  # of a file of 40,000 fields, for example
             matches = close_matches(word or path.rpartition(".")[2], known)
-        for role, names in NAMES.items():
+        for role, names in OWNER_FIELD_NAMES.items():
             if path in names:  # num_layers for model.num_layers
                 matches = [f"{role}.{path}"]
                 break

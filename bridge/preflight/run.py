@@ -18,37 +18,37 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError
-from bridge.model.reads import reads
-from bridge.model.section import ROLES
+from bridge.model.read_tracking import track_reads
+from bridge.model.section import SECTION_NAMES
 from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.statements import field_names
+from bridge.precision.statements import list_field_names
 from bridge.preflight.file_reading import (
     DETERMINISM_VARIABLES,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
     MEGATRON_LM,
-    SETS_DETERMINISM_VARIABLES,
+    DETERMINISM_RELEASE,
     FileReading,
 )
-from bridge.preflight.origins import NOT_KNOWN, Origins
+from bridge.preflight.origins import UNKNOWN_ORIGIN, Origins
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program
 from bridge.sync.prediction import Prediction, predict
-from bridge.target.declaration import target_of
+from bridge.target.declaration import make_target
 from bridge.target.target import Target
-from bridge.target.versions import at_least
+from bridge.target.versions import is_at_least
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.plan.run import PlannedRun
-    from bridge.preflight.auto import Choice
+    from bridge.plan.planned_run import PlannedRun
+    from bridge.preflight.recipe_choice import Choice
     from bridge.registry.schedule import Phase
 
 MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
-SAME_AS = {
+EQUIVALENT_SETTINGS = {
     "model.hybrid_override_pattern": "model.hybrid_layer_pattern",
     "data.vocab_size": "model.vocab_size",
     "data.seq_length": "model.seq_length",
@@ -65,9 +65,9 @@ A fork may have an option of a size in the place of a setting that the file stat
 `--moe-expert-parallel-size` of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Under
 DeepSpeed's engine its JSON decides, whatever the arguments state. Then the statement decides nothing.
 """
-BYTES = 256
+BYTE_VOCABULARY_SIZE = 256
 """Vocabulary of text that is tokenised to bytes."""
-LAYERS = (
+LAYER_SETTINGS = (
     "model.num_layers",
     "model.hybrid_layer_pattern",
     "model.pipeline_model_parallel_size",
@@ -75,7 +75,7 @@ LAYERS = (
     "model.pipeline_model_parallel_layout",
 )
 """Settings that say which layers there are, and on which stage."""
-BACKENDS = ("te", "emulated", "te_cpu")
+STATED_BACKENDS = ("te", "emulated", "te_cpu")
 """What runs low-precision GEMMs, where a run states it; with "auto" the place decides."""
 RUN_ONLY_KEYS = (
     "mixed_precision",
@@ -110,7 +110,7 @@ class Run:
     """What a file says besides its sections: its framework, its release, what it leaves open."""
     environment: Mapping[str, str] | None = None
     """Environment variables of the run; None: those of the file, if any."""
-    started_by: Program | None = None
+    starting_program: Program | None = None
     """The program that starts it; None: what the sections and the file show of it."""
     name: str = "config"
     """The file, or the primary config, that was read."""
@@ -120,7 +120,7 @@ class Run:
     """Values of the precision that are not of their field's type."""
 
     @classmethod
-    def of(
+    def from_configs(
         cls,
         precision: str | MixedPrecisionConfig | PeerConfig | Mapping[str, Any] | None = None,
         *,
@@ -152,7 +152,7 @@ class Run:
         if is_auto(config):
             config, choice = resolve_precision(config, sections.get("model"), place)
         if isinstance(config, Mapping):
-            config = _stated(config, unknown, malformed)
+            config = _make_stated_config(config, unknown, malformed)
         if config is not None:
             config = get_mixed_precision_config(config)
         return cls(
@@ -162,13 +162,13 @@ class Run:
             choice=choice,
             origins=origins,
             environment=environment,
-            started_by=program,
+            starting_program=program,
             unknown=unknown,
             malformed=malformed,
         )
 
     @classmethod
-    def of_container(cls, container: Any, *, target: Target | str | None = None) -> Run:
+    def from_container(cls, container: Any, *, target: Target | str | None = None) -> Run:
         """Return the run of a `ConfigContainer`, or of a mapping of its sections.
 
         Args:
@@ -179,16 +179,16 @@ class Run:
             RunConfigError: An unreadable target, or ``auto`` without a GPU.
             UnknownRecipeError: No such recipe.
         """
-        sections = {name: section_of(container, name) for name in (*ROLES, *RUN_ONLY_KEYS)}
+        sections = {name: get_section(container, name) for name in (*SECTION_NAMES, *RUN_ONLY_KEYS)}
         precision = sections.pop("mixed_precision")
         stated_target = sections.pop("target")
         if target is None:
             target = stated_target
-        set_by = section_of(container, "set_by")
+        set_by = get_section(container, "set_by")
         origins = None
         if set_by:
             origins = Origins(values=set_by)
-        run = cls.of(precision, target=target_of(target), origins=origins, **sections)
+        run = cls.from_configs(precision, target=make_target(target), origins=origins, **sections)
         return replace(run, sections={**sections, "target": stated_target})
 
     # -- its settings ------------------------------------------------------------------------------
@@ -216,15 +216,17 @@ class Run:
 
         scripts/train.py is shown by a backend and a length of sequences.
         """
-        if self.started_by is not None:
-            return self.started_by
+        if self.starting_program is not None:
+            return self.starting_program
         states_backend = self.sections.get("precision_backend") is not None
-        is_own = states_backend and section_of(self.sections.get("model"), "seq_length") is not None
-        loads = section_of(self.sections.get("checkpoint"), "load") is not None
+        is_own = (
+            states_backend and get_section(self.sections.get("model"), "seq_length") is not None
+        )
+        loads = get_section(self.sections.get("checkpoint"), "load") is not None
         return Program(
             is_own=is_own,
-            is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            is_without_parser=self.reading.settings_of in (MEGATRON_CORE, MEGATRON_BRIDGE),
+            is_megatron_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
+            has_no_argument_parser=self.reading.settings_of in (MEGATRON_CORE, MEGATRON_BRIDGE),
             # Ours reads its own checkpoints so that no variable is needed.
             is_resumed=loads and not is_own,
             refused=self.reading.refused,
@@ -240,13 +242,12 @@ class Run:
         return self.environment
 
     @property
-    def started_environment(self) -> Mapping[str, str]:
+    def environment_at_start(self) -> Mapping[str, str]:
         """The variables of the run, with those that Megatron-LM sets where any are stated."""
         stated = self.stated_environment
         is_of_megatron_lm = self.reading.framework == MEGATRON_LM
         sets_them = (
-            is_of_megatron_lm
-            and at_least(self.target.mcore, SETS_DETERMINISM_VARIABLES) is not False
+            is_of_megatron_lm and is_at_least(self.target.mcore, DETERMINISM_RELEASE) is not False
         )
         if stated and sets_them and self.model.get("deterministic_mode"):
             return {**DETERMINISM_VARIABLES, **stated}
@@ -256,7 +257,7 @@ class Run:
     def backend(self) -> str | None:
         """The backend of low-precision GEMMs that the run states; None: the place decides."""
         backend: str | None = self.sections.get("precision_backend")
-        if backend in BACKENDS:
+        if backend in STATED_BACKENDS:
             return backend
         return None
 
@@ -265,40 +266,43 @@ class Run:
     @cached_property
     def prediction(self) -> Prediction:
         """The run as the last sync before it leaves it."""
-        sections = {name: self.sections.get(name) for name in ROLES}
+        sections = {name: self.sections.get(name) for name in SECTION_NAMES}
         data = self.section("data")
         if data and self.sections.get("precision_backend") is not None:  # text of our own runs
-            sections["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
+            sections["data"] = {
+                **data,
+                "vocab_size": data.get("vocab_size") or BYTE_VOCABULARY_SIZE,
+            }
         predicted = predict(
             self.precision,
             sections,
             target=self.target,
-            unplanned=self.reading.unplanned,
+            no_plan_reason=self.reading.no_plan_reason,
             uncounted=self.reading.uncounted,
             environment=self.stated_environment,
         )
         debugger = self.sections.get("tensor_inspect")
         if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
             return predicted
-        if self.reading.unplanned is not None:
+        if self.reading.no_plan_reason is not None:
             return predicted
         from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
-        return replace(predicted, features=DebugFeatures.of(debugger.get("features")))
+        return replace(predicted, features=DebugFeatures.from_content(debugger.get("features")))
 
     @cached_property
     def planned(self) -> PlannedRun:
         """The run as the calculators take it."""
-        from bridge.plan.run import PlannedRun  # most checks do without it
+        from bridge.plan.planned_run import PlannedRun  # most checks do without it
 
         return PlannedRun(prediction=self.prediction)
 
     @cached_property
     def plan(self) -> PrecisionPlan:
         """The precision plan of the run; RunConfigError for a model that cannot be planned."""
-        from bridge.plan.precision_plan import plan_of  # most checks do without it
+        from bridge.plan.precision_plan import make_plan  # most checks do without it
 
-        return plan_of(self.prediction)
+        return make_plan(self.prediction)
 
     @property
     def phases(self) -> Sequence[Phase]:
@@ -314,14 +318,12 @@ class Run:
         if train_iters is None:
             rule = "a precision schedule needs the number of steps"
             raise RunConfigError.of("train.train_iters", rule, None, "State it.")
-        from bridge.registry.schedule import planned_phases  # few runs have one
+        from bridge.registry.schedule import plan_phases  # few runs have one
 
         owners = [owner for owner in self.prediction.owners if owner.role in PRECISION_OWNERS]
-        return planned_phases(
-            getattr(rows, "rows", rows), precision, owners, train_iters=train_iters
-        )
+        return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
 
-    def under(self, precision: MixedPrecisionConfig | None) -> Run:
+    def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:
         """Return the same run in another precision."""
         return replace(self, precision=precision)
 
@@ -332,47 +334,47 @@ class Run:
 
         Where nobody set it, it is "default", "assumed" or "open".
         """
-        if self.weakness(path) is not None:
+        if self.find_decider(path) is not None:
             if path in self.reading.opened or path in self.reading.open_values:
                 return "open"
             return "assumed"
-        origin = NOT_KNOWN
+        origin = UNKNOWN_ORIGIN
         if self.origins is not None:
-            origin = self.origins.of(path)
-        if origin == NOT_KNOWN:
+            origin = self.origins.get_origin(path)
+        if origin == UNKNOWN_ORIGIN:
             return "default"
         return origin
 
     @property
-    def has_weaknesses(self) -> bool:
+    def has_unsettled_values(self) -> bool:
         """Whether values of the run are assumed, or decided when it starts."""
         reading = self.reading
         if reading.unstated_by is not None or reading.mode_decided_by is not None:
             return True
         return bool(reading.open_values) or bool(reading.opened) or reading.is_release_assumed
 
-    def weakness(self, path: str) -> str | None:
+    def find_decider(self, path: str) -> str | None:
         """Return what decides a setting where its value is assumed or open.
 
         None where it is stated or known.
         """
         if path == "target.mcore":
-            return self._weakness_of_release()
-        origin = self._origins_of(path)
+            return self._find_release_decider()
+        origin = self._get_origins(path)
         is_of_command_line = origin is not None and COMMAND_LINE in origin
-        if is_of_command_line or self._is_stated(SAME_AS.get(path, "")):
+        if is_of_command_line or self._is_stated(EQUIVALENT_SETTINGS.get(path, "")):
             return None
         if path in MODE_SWITCHES:
-            return self._weakness_of_mode()
-        return self._opener(path) or self._weakness_of_value(path)
+            return self._find_mode_decider()
+        return self._find_unread_source(path) or self._find_value_decider(path)
 
-    def _weakness_of_release(self) -> str | None:
+    def _find_release_decider(self) -> str | None:
         """Return why the release of Megatron Core is assumed; None where it is known."""
         if self.reading.is_release_assumed:
             return "the file names no release"
         return None
 
-    def _opener(self, path: str) -> str | None:
+    def _find_unread_source(self, path: str) -> str | None:
         """Return the source that is not read and may change a setting, where it outdoes the file.
 
         It does so where the file does not state the setting or cannot be planned, or where the
@@ -382,39 +384,39 @@ class Run:
         if opener is None:
             return None
         outdoes = OUTDOES_THE_FILE.fullmatch(opener) is not None
-        if outdoes or self.reading.unplanned is not None or not self._is_stated(path):
+        if outdoes or self.reading.no_plan_reason is not None or not self._is_stated(path):
             return opener
         return None
 
-    def _weakness_of_value(self, path: str) -> str | None:
+    def _find_value_decider(self, path: str) -> str | None:
         """Return what decides a value that the file leaves to the start, or does not state."""
         reading = self.reading
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         if path in reading.settled_at_start:
-            return self._decider_of_mode
+            return self._mode_decider
         if self._is_stated(path):
             return None
         return reading.unstated_by
 
     @property
-    def _decider_of_mode(self) -> str | None:
+    def _mode_decider(self) -> str | None:
         """What decides the mode where nothing states it, as a noun."""
         decider = self.reading.mode_decided_by
         if decider is None:
             return None
         return self.reading.unstated_by or decider.rstrip(",")
 
-    def _weakness_of_mode(self) -> str | None:
+    def _find_mode_decider(self) -> str | None:
         """Return what decides a switch of the mode; None where it is known."""
-        decider = self._decider_of_mode
+        decider = self._mode_decider
         if decider is not None:
             return decider
         if self.model.get("bf16") is True or self.model.get("fp16") is True:
             return None
         return self.reading.unstated_by
 
-    def weakness_after_sync(self, path: str) -> str | None:
+    def find_decider_after_sync(self, path: str) -> str | None:
         """Return what decides the value of a setting after the sync, where it is assumed or open.
 
         None for a setting that a recipe writes. But a recipe's rows about modules are written as
@@ -430,24 +432,24 @@ class Run:
             if row.by in PRECISION_OWNERS:
                 paths = [path, f"{row.by}.{name}"]
             elif name == "quant_recipe":
-                paths = [*LAYERS]
+                paths = [*LAYER_SETTINGS]
             else:
-                return self._opener(f"mixed_precision.{name}")
+                return self._find_unread_source(f"mixed_precision.{name}")
         for deciding_path in paths:
-            decider = self.weakness(deciding_path)
+            decider = self.find_decider(deciding_path)
             if decider is not None:
                 return decider
         return None
 
     def rests_on(self, compute: Callable[[], object]) -> dict[str, str]:
         """Return the assumed and open settings that an answer rests on -> what decides each."""
-        with reads() as paths:
+        with track_reads() as paths:
             compute()
-        if not self.has_weaknesses:
+        if not self.has_unsettled_values:
             return {}
         deciders = {}
         for path in paths:
-            decider = self.weakness_after_sync(path)
+            decider = self.find_decider_after_sync(path)
             if decider is not None:
                 deciders[path] = decider
         return deciders
@@ -460,11 +462,11 @@ class Run:
         decider = self.reading.mode_decided_by
         if decider is None:
             return
-        remedies = "; or ".join(self.ways_to_state_the_mode)
+        remedies = "; or ".join(self.mode_remedies)
         raise RunConfigError(f"{self.name}: the mode is not stated; {decider} decides. {remedies}.")
 
     @property
-    def ways_to_state_the_mode(self) -> tuple[str, ...]:
+    def mode_remedies(self) -> tuple[str, ...]:
         """How to state the mode that a file leaves open, each an imperative clause."""
         reading = self.reading
         ways = ["Add mixed_precision=bf16_mixed, or another recipe", "add model.bf16=true"]
@@ -474,19 +476,19 @@ class Run:
             ways.append(f"add --context variables='{reading.variables[0]}=VALUE'")
         return tuple(ways)
 
-    def _origins_of(self, path: str) -> Mapping[str, Any] | None:
+    def _get_origins(self, path: str) -> Mapping[str, Any] | None:
         if self.origins is None:
             return None
         return self.origins.values.get(path)
 
     def _is_stated(self, path: str) -> bool:
         """Return whether a file or the command line states a value that is known at once."""
-        if self._origins_of(path) is None or path in self.reading.open_values:
+        if self._get_origins(path) is None or path in self.reading.open_values:
             return False
         return not any(derived.path == path for derived in self.reading.derived)
 
 
-def section_of(run: Any, name: str) -> Any:
+def get_section(run: Any, name: str) -> Any:
     """Return a section of a mapping or an object; None where there is none."""
     if isinstance(run, Mapping):
         return run.get(name)
@@ -498,7 +500,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     if not is_auto(precision):
         return precision, None
     # It reads shapes, for a rare request.
-    from bridge.preflight.auto import count_parameters, resolve_auto
+    from bridge.preflight.recipe_choice import count_parameters, resolve_auto
 
     parameters = None
     if model is not None:
@@ -507,7 +509,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     return choice.recipe, choice
 
 
-def _stated(
+def _make_stated_config(
     fields: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
 ) -> MixedPrecisionConfig:
     """Return the config of plain fields.
@@ -516,7 +518,7 @@ def _stated(
     """
     stated: dict[str, Any] = {}
     for name, value in fields.items():
-        if name not in field_names(MixedPrecisionConfig):
+        if name not in list_field_names(MixedPrecisionConfig):
             unknown[str(name)] = value
             continue
         try:

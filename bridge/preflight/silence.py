@@ -23,7 +23,7 @@ The rows say when each warning stands.
 """
 
 
-def refuse_unknown(reasons: Mapping[str, str]) -> None:
+def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
     """Refuse to silence a name that is neither a rule nor an early warning.
 
     A name without a reason is refused too.

@@ -23,7 +23,7 @@ To add a framework on top of Megatron Core:
 
 - a table `framework/NAME.yaml`: how a file is recognised, its fields, and the values set at start;
 - a row in `rows/frameworks.yaml`;
-- where its files are YAML, a key of them in `FRAMEWORK_KEY` of run_file.py, and a reader in
+- where its files are YAML, a key of them in `FRAMEWORK_KEY_PATTERN` of run_file.py, and a reader in
   `framework/files.py`; `framework/__init__.py` says in which mapping;
 - `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
 

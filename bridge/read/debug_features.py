@@ -1,4 +1,4 @@
-"""`unfollowed_features`: why the plan does not follow the features of Transformer Engine's debugger.
+"""`find_debugger_no_plan_reason`: why the plan does not follow the features of Transformer Engine's debugger.
 
 Megatron Bridge has them in a section of a run, `tensor_inspect`, as a mapping or as the name of a
 file. The plan follows those that `bridge.precision.debug_features` knows. Features that log and
@@ -21,58 +21,63 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
-NOT_FOUND = (
+FILE_NOT_FOUND_MESSAGE = (
     "{path} names {file}, which is not found; "
     "the layers whose precision it changes are not known. {remedy}"
 )
-CHANGES = (
+UNFOLLOWED_MESSAGE = (
     "{path}: {names} changes the precision of layers, and the plan does not follow it. {remedy}"
 )
-LEAVE_OUT = "Leave the feature out of the file to plan the run without it."
-NO_ENTRY = (
+LEAVE_OUT_REMEDY = "Leave the feature out of the file to plan the run without it."
+NO_ENTRY_MESSAGE = (
     "{file}: must have an entry that is on, got {content}; nvdlfw-inspect 0.2.2 raises an error. "
     "Write an entry, or leave out --debug-features."
 )
-REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
+DISABLE_REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 
 
-def with_features(run: Run, file: str) -> Run:
+def replace_debug_features(run: Run, file: str) -> Run:
     """Return a run with a features file of the debugger, in the place of its own.
 
     Raises:
         RunConfigError: The file cannot be read, or the plan does not follow its features.
     """
-    text = strict_yaml.decoded(strict_yaml.read_bytes(file, error=RunConfigError), file)
-    documents = strict_yaml.load_all(text, file, error=RunConfigError)
+    text = strict_yaml.decode_text(strict_yaml.read_bytes(file, error=RunConfigError), file)
+    documents = strict_yaml.load_documents(text, file, error=RunConfigError)
     content = documents[0] if documents else None
     if content is None or content == {}:
         written = "an empty file"
         if content is not None:
             written = "{}"
-        raise RunConfigError(NO_ENTRY.format(file=file, content=written), path=file)
-    from bridge.precision.debug_features import PLACE, DebugFeatures  # few runs have a debugger
+        raise RunConfigError(NO_ENTRY_MESSAGE.format(file=file, content=written), path=file)
+    from bridge.precision.debug_features import (
+        ERROR_PATH,
+        DebugFeatures,
+    )  # few runs have a debugger
 
     try:
-        features = DebugFeatures.of(content)
+        features = DebugFeatures.from_content(content)
     except RunConfigError as error:
-        path = error.path.replace(PLACE, file, 1)
-        sentence = str(error).replace(PLACE, file, 1)
+        path = error.path.replace(ERROR_PATH, file, 1)
+        sentence = str(error).replace(ERROR_PATH, file, 1)
         raise RunConfigError(sentence, path=path, remedy=error.remedy) from None
-    unknown = _unknown(features)
+    unknown = _list_unfollowed_features(features)
     if unknown:
-        raise RunConfigError(CHANGES.format(path=file, names=unknown, remedy=LEAVE_OUT), path=file)
+        raise RunConfigError(
+            UNFOLLOWED_MESSAGE.format(path=file, names=unknown, remedy=LEAVE_OUT_REMEDY), path=file
+        )
     sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
     return replace(run, sections=sections)
 
 
-def _unknown(features: DebugFeatures) -> str:
+def _list_unfollowed_features(features: DebugFeatures) -> str:
     """Return the features that the plan does not follow, as words; empty where it follows all."""
-    from bridge.precision.debug_features import FOLLOWED
+    from bridge.precision.debug_features import SUPPORTED_FEATURES
 
-    return ", ".join(name for name in features.names if name not in FOLLOWED)
+    return ", ".join(name for name in features.names if name not in SUPPORTED_FEATURES)
 
 
-def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
+def find_debugger_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
     """Return why a run with a debugger has no plan, as a sentence.
 
     None where the plan follows its features, or they change no precision.
@@ -84,12 +89,12 @@ def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
 
     content, path = section.get(FEATURES), f"{SECTION}.{FEATURES}"
     if isinstance(content, str) and content:
-        return NOT_FOUND.format(path=path, file=content, remedy=REMEDY)
+        return FILE_NOT_FOUND_MESSAGE.format(path=path, file=content, remedy=DISABLE_REMEDY)
     try:
-        features = DebugFeatures.of(content)
+        features = DebugFeatures.from_content(content)
     except RunConfigError as error:
-        return f"{error} {REMEDY}"
-    unknown = _unknown(features)
+        return f"{error} {DISABLE_REMEDY}"
+    unknown = _list_unfollowed_features(features)
     if not unknown:
         return None
-    return CHANGES.format(path=path, names=unknown, remedy=REMEDY)
+    return UNFOLLOWED_MESSAGE.format(path=path, names=unknown, remedy=DISABLE_REMEDY)

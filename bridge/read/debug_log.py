@@ -4,7 +4,7 @@
         iteration=000100        value=0.4213
 
 Each line is one statistic of one tensor of one layer at one step, in a file per rank. Values have
-four decimals, so that an amax, a scale or a squared error below `SMALLEST_KNOWN` is known to no
+four decimals, so that an amax, a scale or a squared error below `MIN_KNOWN_PERCENTAGE` is known to no
 better than a tenth, and counts as unknown. The inverse scales of MXFP8 are the codes of their
 exponents. Experts of a grouped layer are one row, of the worst of them.
 
@@ -23,30 +23,34 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
-from bridge.precision.debug_features import TENSORS
+from bridge.precision.debug_features import DEBUGGER_TENSOR_NAMES
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.plan.rows import PlanRow
+    from bridge.plan.plan_rows import PlanRow
 
-FOLDER = "nvdlfw_inspect_statistics_logs"
-FILES = "*_globalrank-*.log"
+STATISTICS_FOLDER = "nvdlfw_inspect_statistics_logs"
+LOG_FILE_GLOB = "*_globalrank-*.log"
 MAX_BYTES = 256 * 2**20
-LINE = re.compile(r" - INFO - (\S+)\s+iteration=(\d+)\s+value=(\S+)$")
-NAME = re.compile(r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient)_(?P<stat>[^.]+)$")
-LAYER = re.compile(r"(?P<mtp>\bmtp\.)?\blayers\.(?P<number>\d+)\.(?P<path>.+?)(\.gemm_\d+)?$")
-PREDICTION_LAYER = re.compile(r"^(mtp_model_layer|transformer_layer)\.")
-PARENTS = re.compile(r"^(self_attention|mlp|mixer)\.")
+LOG_LINE_PATTERN = re.compile(r" - INFO - (\S+)\s+iteration=(\d+)\s+value=(\S+)$")
+STATISTIC_NAME_PATTERN = re.compile(
+    r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient)_(?P<stat>[^.]+)$"
+)
+LAYER_PATTERN = re.compile(
+    r"(?P<mtp>\bmtp\.)?\blayers\.(?P<number>\d+)\.(?P<path>.+?)(\.gemm_\d+)?$"
+)
+MTP_LAYER_PATTERN = re.compile(r"^(mtp_model_layer|transformer_layer)\.")
+PARENT_MODULE_PATTERN = re.compile(r"^(self_attention|mlp|mixer)\.")
 """Modules around the linear layers of a layer, which the plan leaves out of their names."""
-OPERAND_OF = {theirs: operand for operand, theirs in TENSORS.items()}
+OPERAND_BY_TENSOR = {theirs: operand for operand, theirs in DEBUGGER_TENSOR_NAMES.items()}
 NVFP4_PREFIX = "nvfp4_"
 """Beginning of the statistics of NVFP4; those of the other schemes have the plain name."""
-SMALLEST_KNOWN = 0.0005
-WORST_IS_SMALL = frozenset({"scale_inv_min"})
+MIN_KNOWN_PERCENTAGE = 0.0005
+MINIMUM_STATISTICS = frozenset({"scale_inv_min"})
 
 
-class _Place(NamedTuple):
+class _OperandKey(NamedTuple):
     """The operand that a statistic is about."""
 
     step: int
@@ -56,7 +60,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class _Operand:
+class _OperandStatistics:
     """The statistics of one operand of one layer at one step."""
 
     values: dict[str, float] = field(default_factory=dict)
@@ -65,7 +69,7 @@ class _Operand:
         known = self.values.get(stat)
         if known is None:
             self.values[stat] = value
-        elif stat in WORST_IS_SMALL:
+        elif stat in MINIMUM_STATISTICS:
             self.values[stat] = min(known, value)
         else:
             self.values[stat] = max(known, value)
@@ -77,7 +81,7 @@ class _Operand:
     def positive(self, stat: str) -> float:
         """Return a value above zero; NaN where it is not known."""
         value = self.values.get(stat, math.nan)
-        if value < SMALLEST_KNOWN:
+        if value < MIN_KNOWN_PERCENTAGE:
             return math.nan
         return value
 
@@ -110,92 +114,97 @@ def read_debug_log(folder: Path, plan: PrecisionPlan | None = None) -> list[Quan
     Raises:
         RunConfigError: The folder has no statistics.
     """
-    operands: dict[_Place, _Operand] = {}
-    prediction: dict[_Place, _Operand] = {}
-    for path in _files(folder):
+    operands: dict[_OperandKey, _OperandStatistics] = {}
+    prediction: dict[_OperandKey, _OperandStatistics] = {}
+    for path in _list_log_files(folder):
         content = strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_BYTES)
         for line in content.decode(errors="replace").splitlines():
-            _add(line, operands, prediction)
-    last_layer = max((place.layer for place in operands), default=0)
-    for place, found in prediction.items():
-        operands[place._replace(layer=last_layer + place.layer)] = found
+            _add_statistic(line, operands, prediction)
+    last_layer = max((key.layer for key in operands), default=0)
+    for key, statistics in prediction.items():
+        operands[key._replace(layer=last_layer + key.layer)] = statistics
     if not operands:
         rule = "has no statistics of quantised tensors"
         remedy = "Log LogFp8TensorStats or LogNvfp4TensorStats, and call debug_api.step()."
         raise RunConfigError.of("--debug-log", rule, str(folder), remedy)
-    rows = [_row(place, found, _planned(plan, place)) for place, found in operands.items()]
+    rows = [
+        _make_row(key, statistics, _find_planned_row(plan, key))
+        for key, statistics in operands.items()
+    ]
     rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
     return rows
 
 
 def is_debug_log(path: Path) -> bool:
     """Return whether a path is a folder of logs of the debugger."""
-    return path.is_dir() and any(_files(path))
+    return path.is_dir() and any(_list_log_files(path))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    if (folder / FOLDER).is_dir():
-        folder = folder / FOLDER
-    yield from sorted(folder.glob(FILES))
+def _list_log_files(folder: Path) -> Iterator[Path]:
+    if (folder / STATISTICS_FOLDER).is_dir():
+        folder = folder / STATISTICS_FOLDER
+    yield from sorted(folder.glob(LOG_FILE_GLOB))
 
 
-def _add(
+def _add_statistic(
     line: str,
-    operands: dict[_Place, _Operand],
-    prediction: dict[_Place, _Operand],
+    operands: dict[_OperandKey, _OperandStatistics],
+    prediction: dict[_OperandKey, _OperandStatistics],
 ) -> None:
     """Add the statistic of a line, if it has one of a linear layer's operand."""
-    logged = LINE.search(line)
+    logged = LOG_LINE_PATTERN.search(line)
     if logged is None:
         return
-    named = NAME.fullmatch(logged[1])
+    named = STATISTIC_NAME_PATTERN.fullmatch(logged[1])
     if named is None:
         return
-    found = LAYER.search(named["layer"])
-    if found is None:
+    layer_match = LAYER_PATTERN.search(named["layer"])
+    if layer_match is None:
         return
-    place = _Place(
+    key = _OperandKey(
         step=int(logged[2]),
-        layer=int(found["number"]),
-        module=PREDICTION_LAYER.sub("", found["path"]),
-        operand=OPERAND_OF[named["tensor"]],
+        layer=int(layer_match["number"]),
+        module=MTP_LAYER_PATTERN.sub("", layer_match["path"]),
+        operand=OPERAND_BY_TENSOR[named["tensor"]],
     )
     kept = operands
-    if found["mtp"] is not None:
+    if layer_match["mtp"] is not None:
         kept = prediction
     try:
         value = float(logged[3])
     except ValueError:
         return
-    kept.setdefault(place, _Operand()).add(named["stat"].removeprefix(NVFP4_PREFIX), value)
+    kept.setdefault(key, _OperandStatistics()).add(named["stat"].removeprefix(NVFP4_PREFIX), value)
 
 
-def _row(place: _Place, found: _Operand, planned: PlanRow | None) -> QuantisationRow:
+def _make_row(
+    key: _OperandKey, statistics: _OperandStatistics, planned: PlanRow | None
+) -> QuantisationRow:
     format_, scale = "", None
     if planned is not None:
         format_ = planned.format.partition(" / ")[0]
         if planned.scale.partition(",")[0] == "tensor":
-            scale = found.scale
+            scale = statistics.scale
     return QuantisationRow(
-        **place._asdict(),
+        **key._asdict(),
         format=format_,
-        amax=found.positive("cur_amax"),
+        amax=statistics.positive("cur_amax"),
         scale=scale,
-        underflow=found.share("underflows%"),
-        saturated=found.share("overflows%"),
-        sqnr_db=found.sqnr_db,
+        underflow=statistics.share("underflows%"),
+        saturated=statistics.share("overflows%"),
+        sqnr_db=statistics.sqnr_db,
     )
 
 
-def _planned(plan: PrecisionPlan | None, place: _Place) -> PlanRow | None:
+def _find_planned_row(plan: PrecisionPlan | None, key: _OperandKey) -> PlanRow | None:
     """Return the row of an operand in the plan; None without a plan, or where it has no such."""
     layer = None
     if plan is not None:
-        layer = plan.by_label.get(str(place.layer))
+        layer = plan.by_label.get(str(key.layer))
     if layer is None:
         return None
-    name = PARENTS.sub("", place.module)
+    name = PARENT_MODULE_PATTERN.sub("", key.module)
     for module in layer.modules:
         if module.name == name:
-            return module.row(place.operand)
+            return module.row(key.operand)
     return None

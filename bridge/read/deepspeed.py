@@ -16,27 +16,33 @@ The file is in `read` and not in `convert`, since forks of Megatron-LM train wit
 import math
 from typing import Any
 
-from bridge.precision.mode import mode_of
-from bridge.precision.values import TORCH_NAMES
+from bridge.precision.mode import get_mode
+from bridge.precision.coercion import TORCH_NAMES
 from bridge.read.foreign.amp import export_as_amp, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.foreign.payload_text import as_json
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import ContextKey, System
-from bridge.read.foreign.table import table
+from bridge.read.foreign.table import load_table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 
-TABLE = table("deepspeed")
+TABLE = load_table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
 """Spelling of a dtype -> ours; case counts. `communication_data_type` takes only `MODES`, in any
 case."""
 DEFAULT_SCALE_POWER = 16
 MAX_SCALE_POWER = 1000
 """The largest power that is taken; floats end at 1023."""
-SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
+LOSS_SCALE_SETTINGS = (
+    "loss_scale",
+    "initial_scale_power",
+    "loss_scale_window",
+    "min_loss_scale",
+    "hysteresis",
+)
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
@@ -54,17 +60,17 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         bf16_name = "bf16"
     bf16_block = top.section(bf16_name)
     blocks = {"fp16": top.section("fp16"), "bf16": bf16_block}
-    mode = _mode(builder, blocks, above)
+    mode = _map_mode(builder, blocks, above)
     autocast = top.section("torch_autocast").values.get("enabled")
     if mode is not None:
         builder.fields |= {mode: True, "params_dtype": mode}
     elif above is not None and not autocast:
         builder.fields["fp32"] = True
     _read_blocks(builder, blocks, mode)
-    _gradients(builder, top, mode)
-    _param_dtype(builder, top.section("data_types"), mode)
+    _map_gradients(builder, top, mode)
+    _map_param_dtype(builder, top.section("data_types"), mode)
     if mode is None and "fp32" not in builder.fields:
-        builder.leave_mode(_decider(blocks, autocast))
+        builder.leave_mode(_get_mode_decider(blocks, autocast))
     facts = {
         "no_bf16": not top.is_written("bf16"),
         "autocast": bool(autocast),
@@ -96,7 +102,7 @@ def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str 
         )
 
 
-def _decider(blocks: dict[str, Settings], autocast: object) -> str:
+def _get_mode_decider(blocks: dict[str, Settings], autocast: object) -> str:
     """Return the source that decides the mode where no block is on, as a noun."""
     deciders: dict[str, str] = TABLE.data["decides"]
     switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
@@ -112,8 +118,8 @@ def _decider(blocks: dict[str, Settings], autocast: object) -> str:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return a DeepSpeed configuration's precision blocks."""
     builder = ExportBuilder(config, TABLE.title)
-    mode = mode_of(config)
-    if semantics_of(config) == "amp_o1":
+    mode = get_mode(config)
+    if get_semantics(config) == "amp_o1":
         return _export_autocast(builder)
     payload: dict[str, Any] = {}
     for name in ("fp16", "bf16"):
@@ -152,7 +158,7 @@ def _export_autocast(builder: ExportBuilder) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten, amp=True)
 
 
-def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
+def _map_mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
     """Return the mode whose block is on; None where both are off.
 
     "auto" is resolved by the layer above, and off without one.
@@ -187,7 +193,7 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
 
 def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:
     """Map the loss scale, or the power of two that it begins with; return whether it is dynamic."""
-    for key in SCALE:
+    for key in LOSS_SCALE_SETTINGS:
         if block.values.get(key) == "auto":
             builder.record("deepspeed.auto-read-as-the-default", block.name(key), "auto")
             block.values[key] = None
@@ -208,7 +214,7 @@ def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:
     return True
 
 
-def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
+def _map_gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
     """Map the two settings that together decide in what gradients are accumulated and reduced."""
     types = top.section("data_types")
     accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
@@ -234,7 +240,7 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
             builder.map(name, grad_reduce_in_fp32=in_fp32[name])
 
 
-def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:
+def _map_param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:
     """Map the dtype of the weights, which must be that of the enabled block."""
     param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
     if param not in (None, mode or "fp32"):

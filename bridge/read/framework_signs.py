@@ -21,25 +21,25 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from bridge.read.foreign.document_signs import DocumentSign
-from bridge.read.foreign.row_files import rows
+from bridge.read.foreign.row_files import load_rows
 
 if TYPE_CHECKING:
-    from bridge.read.launch.launches import Launch
+    from bridge.read.launch.launch import Launch
     from bridge.read.text.document import Document
 
-TARGET = "_target_"
+TARGET_KEY = "_target_"
 """Key of a mapping that names a class."""
 MAX_DEPTH = 8
 """Mappings within each other in which the path of a class is looked for."""
-CONVERTED = (
+CONVERTIBLE_MESSAGE = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
     "`precision-bridge convert {quoted}` reads what it states of the precision."
 )
-READ = (
+READABLE_MESSAGE = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does "
     "not."
 )
-UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
+UNREADABLE_MESSAGE = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,11 @@ class Framework:
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
-        template = UNREAD
+        template = UNREADABLE_MESSAGE
         if self.is_read or self.tree:
-            template = READ
+            template = READABLE_MESSAGE
         elif self.is_converted:
-            template = CONVERTED
+            template = CONVERTIBLE_MESSAGE
         return template.format(
             path=path, quoted=quote(path), name=self.name, evidence=self.evidence, runs=self.runs
         )
@@ -96,22 +96,22 @@ class _FrameworkSigns:
         self.name = name
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
-        self.shown_options = _words(columns, "shows")
+        self.shown_options = _split_column(columns, "shows")
         self.is_fallback: bool = columns.get("fallback", False)
         self.table: str = columns.get("table", "")
         self.tree: str = columns.get("tree", "")
-        self.needed_word = _pattern(columns, "words")
-        self.modules = _words(columns, "modules")
+        self.needed_word = _compile_column(columns, "words")
+        self.modules = _split_column(columns, "modules")
         self.classes = self.modules
         if "classes" in columns:
-            self.classes = _words(columns, "classes")
-        self.launchers = _words(columns, "launchers")
-        self.programs = _pattern(columns, "programs", template=r"(?:{})\Z")
-        self.needed_argument = _pattern(columns, "with")
-        self.overrides = _pattern(columns, "overrides")
+            self.classes = _split_column(columns, "classes")
+        self.launchers = _split_column(columns, "launchers")
+        self.programs = _compile_column(columns, "programs", template=r"(?:{})\Z")
+        self.needed_argument = _compile_column(columns, "with")
+        self.overrides = _compile_column(columns, "overrides")
         self.files = [_FileSign(row, self) for row in columns.get("files", ())]
 
-    def recognised_by(self, evidence: str) -> Framework:
+    def make_framework(self, evidence: str) -> Framework:
         """Return the framework, recognised by a sign."""
         return Framework(
             name=self.name,
@@ -123,25 +123,25 @@ class _FrameworkSigns:
             tree=self.tree,
         )
 
-    def of_launch(self, launch: Launch) -> Framework | None:
+    def match_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch has a sign of it."""
         if not self._has_needed_word(launch):
             return None
         evidence = (
-            self._launcher_evidence(launch)
-            or self._program_evidence(launch)
-            or self._override_evidence(launch)
+            self._find_launcher_evidence(launch)
+            or self._find_program_evidence(launch)
+            or self._find_override_evidence(launch)
         )
         if not evidence:
             return None
-        return self.recognised_by(evidence)
+        return self.make_framework(evidence)
 
     def _has_needed_word(self, launch: Launch) -> bool:
         if self.needed_word is None:
             return True
-        return any(self.needed_word.search(word) for word in _all_words(launch))
+        return any(self.needed_word.search(word) for word in _list_launch_texts(launch))
 
-    def _launcher_evidence(self, launch: Launch) -> str:
+    def _find_launcher_evidence(self, launch: Launch) -> str:
         """Return the clause about a launcher of the framework; empty without one."""
         for word in launch.runner:
             name = PurePosixPath(word).name
@@ -149,14 +149,14 @@ class _FrameworkSigns:
                 return f"starts with `{name}`"
         return ""
 
-    def _program_evidence(self, launch: Launch) -> str:
+    def _find_program_evidence(self, launch: Launch) -> str:
         """Return the clause about a program or a module of the framework; empty without one."""
         if self.programs is not None:
             match = self.programs.search(launch.program)
             if match is not None and self._has_needed_argument(launch):
-                command = _command_shown(match[0].lstrip("/"), launch, self.shown_options)
+                command = _format_command(match[0].lstrip("/"), launch, self.shown_options)
                 return f"starts `{command}`"
-        if _package_of(launch.program, self.modules):
+        if _find_package(launch.program, self.modules):
             return f"starts `{launch.program}`"
         return ""
 
@@ -165,7 +165,7 @@ class _FrameworkSigns:
             return True
         return any(self.needed_argument.fullmatch(word) for word in launch.arguments)
 
-    def _override_evidence(self, launch: Launch) -> str:
+    def _find_override_evidence(self, launch: Launch) -> str:
         """Return the clause about an argument that only the framework takes; empty without one."""
         if self.overrides is None:
             return ""
@@ -178,45 +178,47 @@ class _FrameworkSigns:
             return f"has `{name}`, an override of its configuration"
         return ""
 
-    def of_settings(self, document: Document, classes: Sequence[str]) -> Framework | None:
+    def match_settings(self, document: Document, classes: Sequence[str]) -> Framework | None:
         """Return the framework where the settings of a document, or the classes it names, are those of it."""
         for file in self.files:
             recognised = file.sign.recognise(document)
             if recognised is not None:
                 return replace(
-                    self.recognised_by(recognised.evidence),
+                    self.make_framework(recognised.evidence),
                     runs=file.runs,
                     is_converted=file.is_converted,
                     is_read=file.is_read,
                     tree=file.tree,
                 )
         for path in classes:
-            if _package_of(path, self.classes):
-                return replace(self.recognised_by(f"names the class `{path}`"), tree="")
+            if _find_package(path, self.classes):
+                return replace(self.make_framework(f"names the class `{path}`"), tree="")
         return None
 
-    def of_imports(self, modules: Sequence[str]) -> Framework | None:
+    def match_imports(self, modules: Sequence[str]) -> Framework | None:
         """Return the framework where a program imports a package of it."""
         for module in modules:
-            package = _package_of(module, self.modules)
+            package = _find_package(module, self.modules)
             if package:
-                return replace(self.recognised_by(f"imports `{package}`"), tree="")
+                return replace(self.make_framework(f"imports `{package}`"), tree="")
         return None
 
 
-def _words(columns: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _split_column(columns: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the words of a column."""
     return tuple(str(columns.get(name, "")).split())
 
 
-def _pattern(columns: Mapping[str, Any], name: str, template: str = "{}") -> re.Pattern[str] | None:
+def _compile_column(
+    columns: Mapping[str, Any], name: str, template: str = "{}"
+) -> re.Pattern[str] | None:
     """Return the compiled pattern of a column; None where the row does not have it."""
     if name not in columns:
         return None
     return re.compile(template.format(columns[name]))
 
 
-def _all_words(launch: Launch) -> Iterator[str]:
+def _list_launch_texts(launch: Launch) -> Iterator[str]:
     """Yield the words of a launch, the values of its variables and the files that its script reads."""
     yield launch.program
     yield from launch.arguments
@@ -224,7 +226,7 @@ def _all_words(launch: Launch) -> Iterator[str]:
     yield from map(str, launch.notes)
 
 
-def _package_of(path: str, packages: Sequence[str]) -> str:
+def _find_package(path: str, packages: Sequence[str]) -> str:
     """Return the package in which a dotted path lies, or that it is; empty where it lies in none of them."""
     for package in packages:
         if path == package or path.startswith(f"{package}."):
@@ -232,13 +234,13 @@ def _package_of(path: str, packages: Sequence[str]) -> str:
     return ""
 
 
-def _command_shown(name: str, launch: Launch, shown_options: Sequence[str]) -> str:
+def _format_command(name: str, launch: Launch, shown_options: Sequence[str]) -> str:
     """Return the command as people know it: the program with a telling option, or with what it is to do."""
-    for place, word in enumerate(launch.arguments):
+    for index, word in enumerate(launch.arguments):
         option, equals, value = word.partition("=")
         if option in shown_options:
             if not equals:
-                value = "".join(launch.arguments[place + 1 : place + 2])
+                value = "".join(launch.arguments[index + 1 : index + 2])
             return f"{name} {option} {value}"
     if name.endswith(".py") or not launch.arguments or launch.arguments[0].startswith("-"):
         return name
@@ -246,9 +248,9 @@ def _command_shown(name: str, launch: Launch, shown_options: Sequence[str]) -> s
 
 
 @cache
-def _frameworks() -> tuple[_FrameworkSigns, ...]:
+def _load_frameworks() -> tuple[_FrameworkSigns, ...]:
     """Return the signs of every framework, in the order of the table."""
-    table = rows("frameworks")["frameworks"]
+    table = load_rows("frameworks")["frameworks"]
     return tuple(_FrameworkSigns(name, columns) for name, columns in table.items())
 
 
@@ -258,15 +260,15 @@ def recognise_file(document: Document) -> Framework | None:
     It is None for a launch script, which may start several programs.
     """
     if document.kind == "python":
-        modules = imports_of(document.text)
-        for signs in _frameworks():
-            framework = signs.of_imports(modules)
+        modules = list_imported_modules(document.text)
+        for signs in _load_frameworks():
+            framework = signs.match_imports(modules)
             if framework is not None:
                 return framework
         return None
-    classes = list(dict.fromkeys(classes_in(document.mapping)))
-    for signs in _frameworks():
-        framework = signs.of_settings(document, classes)
+    classes = list(dict.fromkeys(list_class_paths(document.mapping)))
+    for signs in _load_frameworks():
+        framework = signs.match_settings(document, classes)
         if framework is not None:
             return framework
     return None
@@ -274,14 +276,14 @@ def recognise_file(document: Document) -> Framework | None:
 
 def recognise_launch(launch: Launch) -> Framework | None:
     """Return the framework of which a launch is a start."""
-    for signs in _frameworks():
-        framework = signs.of_launch(launch)
+    for signs in _load_frameworks():
+        framework = signs.match_launch(launch)
         if framework is not None:
             return framework
     return None
 
 
-def recognise_first(launches: Iterable[Launch]) -> Framework | None:
+def recognise_first_launch(launches: Iterable[Launch]) -> Framework | None:
     """Return the framework of the first launch that has one."""
     for launch in launches:
         framework = recognise_launch(launch)
@@ -291,7 +293,7 @@ def recognise_first(launches: Iterable[Launch]) -> Framework | None:
 
 
 @lru_cache(maxsize=16)
-def imports_of(text: str) -> tuple[str, ...]:
+def list_imported_modules(text: str) -> tuple[str, ...]:
     """Return the modules that a Python program imports, in order; none where the text is no Python."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
@@ -307,16 +309,16 @@ def imports_of(text: str) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def classes_in(value: object, depth: int = MAX_DEPTH) -> Iterator[str]:
+def list_class_paths(value: object, depth: int = MAX_DEPTH) -> Iterator[str]:
     """Yield the paths of classes that a configuration names, the outer ones first."""
     if not depth:
         return
     if isinstance(value, Mapping):
-        target = value.get(TARGET)
+        target = value.get(TARGET_KEY)
         if isinstance(target, str):
             yield target
         for inner in value.values():
-            yield from classes_in(inner, depth - 1)
+            yield from list_class_paths(inner, depth - 1)
     elif isinstance(value, list):
         for inner in value:
-            yield from classes_in(inner, depth - 1)
+            yield from list_class_paths(inner, depth - 1)

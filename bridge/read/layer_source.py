@@ -13,13 +13,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MODELS_OF_MEGATRON_CORE = "megatron.core.models."
-PLANNED_MODULES = ("megatron.core.", "megatron.bridge.")
+MEGATRON_CORE_MODELS = "megatron.core.models."
+PLANNED_MODULE_PREFIXES = ("megatron.core.", "megatron.bridge.")
 """Beginnings of the import paths of functions that build the layers which their config
 describes."""
-BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
+BUILDER_ARGUMENT_PATTERN = re.compile(
+    r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z"
+)
 """Arguments that name what builds the model, or its layers."""
-FIELD = re.compile(r"_spec\Z")
+SPEC_FIELD_PATTERN = re.compile(r"_spec\Z")
 """Fields of a model's class that name it."""
 PLANNED_PROVIDERS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
@@ -27,7 +29,7 @@ KITCHEN_ARGUMENT_CLAUSE = "Kitchen's layers compute as it says, and cannot be pl
 MODELOPT_CLAUSE = (
     "ModelOpt changes the layers as its configuration says, and they cannot be planned"
 )
-LIBRARIES = {
+LIBRARY_ARGUMENTS = {
     **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), KITCHEN_ARGUMENT_CLAUSE),
     **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), MODELOPT_CLAUSE),
 }
@@ -40,10 +42,10 @@ KITCHEN_FIELDS = ("use_kitchen", "use_kitchen_attention")
 KITCHEN_SENTENCE = (
     "model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
 )
-WORD = re.compile(r"[^\s\[\]',\"]+")
+SPEC_WORD_PATTERN = re.compile(r"[^\s\[\]',\"]+")
 
 
-def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
+def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
     """Return why the layers of a run cannot be planned, as a sentence; None where they can.
 
     Args:
@@ -51,18 +53,18 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
             run decides it.
     """
     for name, value in arguments.items():
-        words = WORD.findall(str(value))
+        words = SPEC_WORD_PATTERN.findall(str(value))
         option = f"--{name.replace('_', '-')}"
         if value is not True:
             option = f"{option} {' '.join(words)}"
-        if name in LIBRARIES and value not in (None, False):
-            return f"{option}: {LIBRARIES[name]}."
-        if BUILDER.search(name) and words and not is_known(words):
+        if name in LIBRARY_ARGUMENTS and value not in (None, False):
+            return f"{option}: {LIBRARY_ARGUMENTS[name]}."
+        if BUILDER_ARGUMENT_PATTERN.search(name) and words and not is_known_spec(words):
             return f"{option}: the layers are built by that module and cannot be planned."
     return None
 
 
-def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
+def find_spec_no_plan_reason(fields: Mapping[str, Any]) -> str | None:
     """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
 
     Args:
@@ -70,14 +72,18 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
             import path.
     """
     for path, value in fields.items():
-        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED_MODULES):
+        if (
+            SPEC_FIELD_PATTERN.search(path)
+            and isinstance(value, str)
+            and not value.startswith(PLANNED_MODULE_PREFIXES)
+        ):
             return f"{path}: {value} builds the layers, and they cannot be planned."
         if path == MODELOPT_FIELD and value:
             return f"{path}: {MODELOPT_CLAUSE}."
     return None
 
 
-def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
+def find_kitchen_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
     """Return why a run with layers of the library Kitchen cannot be planned, as a sentence.
 
     It is None for a run without such layers.
@@ -91,30 +97,30 @@ def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
     return None
 
 
-def is_known(words: list[str]) -> bool:
+def is_known_spec(words: list[str]) -> bool:
     """Return whether words name layers that Megatron Core builds, or one of its models."""
     if len(words) == 1 and words[0] in PLANNED_PROVIDERS:
         return True
-    is_of_core = words[0].startswith(MODELS_OF_MEGATRON_CORE) or words == ["local"]
-    return is_of_core and words[-1].rpartition(".")[2] in _specs()
+    is_of_core = words[0].startswith(MEGATRON_CORE_MODELS) or words == ["local"]
+    return is_of_core and words[-1].rpartition(".")[2] in _get_spec_implementations()
 
 
-def implementation(arguments: Mapping[str, Any]) -> str | None:
+def find_layer_implementation(arguments: Mapping[str, Any]) -> str | None:
     """Return the implementation of the layers that `--spec` chooses; None without the option."""
-    words = WORD.findall(str(arguments.get("spec") or ""))
-    if not words or not is_known(words):
+    words = SPEC_WORD_PATTERN.findall(str(arguments.get("spec") or ""))
+    if not words or not is_known_spec(words):
         return None
-    return _specs().get(words[-1].rpartition(".")[2])
+    return _get_spec_implementations().get(words[-1].rpartition(".")[2])
 
 
-def layer_settings() -> tuple[str, ...]:
+def get_layer_settings() -> tuple[str, ...]:
     """Return the settings that are not certain where another module builds the layers."""
     from bridge.read.megatron_lm.flags import TABLE  # most files have no such module
 
     return tuple(TABLE.data["of the layers"])
 
 
-def _specs() -> Mapping[str, str]:
+def _get_spec_implementations() -> Mapping[str, str]:
     """Return last word of `--spec` for layers of Megatron Core -> their implementation."""
     from bridge.read.megatron_lm.flags import TABLE  # a config of Megatron Bridge needs it not
 

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading
 
-SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+REQUIRED_SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Sizes of a model without which nothing is known of it."""
 
 
@@ -27,13 +27,13 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
         RunConfigError: A size is not stated, or the layers are not those that the file describes.
     """
     if reading.other_layers is not None:
-        raise RunConfigError(str(reading.unplanned))
-    absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
+        raise RunConfigError(str(reading.no_plan_reason))
+    absent = [f"model.{name}" for name in REQUIRED_SIZES if model.get(name) is None]
     if not absent:
         return
     names = ", ".join(absent)
     sizes = " ".join(f"{name}=VALUE" for name in absent)
-    decider = reading.opened.get(f"model.{SIZES[0]}")
+    decider = reading.opened.get(f"model.{REQUIRED_SIZES[0]}")
     if reading.settings_of == MEGATRON_LM:
         raise RunConfigError(f"{path}: does not state {names}, or only when it runs. Add {sizes}.")
     if decider is not None:

@@ -1,4 +1,4 @@
-"""`read_file`: a file that describes a run, read by the module of the framework that wrote it.
+"""`read_run_file`: a file that describes a run, read by the module of the framework that wrote it.
 
 The framework is recognised by what stands in the file:
 
@@ -20,29 +20,29 @@ from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
-from bridge.read.keys import (
-    KEYS,
-    OWNERS,
-    PRECISION,
-    RUN_KEYS,
-    SECTIONS,
-    fields_of,
+from bridge.read.run_keys import (
+    RUN_CONFIG_KEYS,
+    OWNER_SECTIONS,
+    PRECISION_KEY,
+    NON_SECTION_KEYS,
+    SECTION_CLASSES,
+    get_section_fields,
     refuse_unknown_sections,
 )
-from bridge.read.megatron_bridge import run as megatron_bridge
+from bridge.read.megatron_bridge import saved_container as megatron_bridge
 from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 
 if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
-MAPPINGS = (*OWNERS, *SECTIONS)
+MAPPING_SECTIONS = (*OWNER_SECTIONS, *SECTION_CLASSES)
 """Sections that are mappings of fields."""
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_CHECKPOINT_BYTES = 64 * 2**20
 """Of the part of a checkpoint that has the arguments of its run."""
-ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
+ARGUMENTS_PATTERN = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a YAML file of Megatron-LM's arguments."""
-FRAMEWORK_KEY = re.compile(
+FRAMEWORK_KEY_PATTERN = re.compile(
     rb"^['\"]?(?:modules|policy|actor_rollout_ref|actor_train|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
@@ -51,13 +51,13 @@ FRAMEWORK_KEY = re.compile(
 A file without such a key is never shown to these frameworks, whatever `rows/frameworks.yaml` says:
 loading their signs takes longer than reading a file of ours. A framework with other keys needs its
 key here too."""
-FILES = ("config.yaml", "run_config.yaml", "common.pt")
+RUN_FILE_NAMES = ("config.yaml", "run_config.yaml", "common.pt")
 """Files of a folder that describe its run: ours, Megatron Bridge's, and those of Megatron-LM."""
-ITERATION = "iter_*"
+ITERATION_FOLDER_GLOB = "iter_*"
 """Folder of an iteration in a folder of checkpoints."""
 
 
-def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
+def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """Return what a file says of a run.
 
     Args:
@@ -74,20 +74,20 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         limit = MAX_CHECKPOINT_BYTES
     data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
     is_yaml = path.suffix in YAML_SUFFIXES
-    if is_yaml and FRAMEWORK_KEY.search(data):
-        from bridge.read.framework.files import read_framework  # few files are a framework's
+    if is_yaml and FRAMEWORK_KEY_PATTERN.search(data):
+        from bridge.read.framework.yaml_files import read_framework  # few files are a framework's
 
-        reading = read_framework(_mapping(data, path), path, choice or RunChoice())
+        reading = read_framework(_parse_yaml_mapping(data, path), path, choice or RunChoice())
         if reading is not None:
             return reading
-    if not is_yaml or ARGUMENTS.search(data):
+    if not is_yaml or ARGUMENTS_PATTERN.search(data):
         reading = _maybe_read_arguments(data, path, choice or RunChoice())
         if reading is not None:
             return reading
     if choice is not None:
         choice.refuse_for(path)
         choice.refuse_checkpoint(path)
-    return _read_sections(_mapping(data, path), path)
+    return _read_sections(_parse_yaml_mapping(data, path), path)
 
 
 def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileReading | None:
@@ -97,17 +97,17 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
         UnreadFileError: The file is of a framework that is not read.
     """
     from bridge.read import refusals
-    from bridge.read.framework.launches import maybe_read
-    from bridge.read.megatron_lm import run as megatron_lm
+    from bridge.read.framework.launch_scripts import maybe_read_script
+    from bridge.read.megatron_lm import run_reader as megatron_lm
 
-    document = megatron_lm.document_of(data, path)
-    reading = _maybe_read_program(document, choice) or maybe_read(document, choice)
+    document = megatron_lm.make_document(data, path)
+    reading = _maybe_read_program(document, choice) or maybe_read_script(document, choice)
     if reading is not None:
         return reading
     refusals.refuse_framework(document)
-    if megatron_lm.is_of(document):
+    if megatron_lm.is_megatron_lm_file(document):
         choice.refuse_checkpoint(path)
-        return megatron_lm.read(document, choice)
+        return megatron_lm.read_run(document, choice)
     return None
 
 
@@ -116,7 +116,7 @@ def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | 
     if document.kind != "python":
         return None
     from bridge.read import framework_signs
-    from bridge.read.megatron_bridge.recipes import read_program  # few files are programs
+    from bridge.read.megatron_bridge.program_file import read_program  # few files are programs
 
     framework = framework_signs.recognise_file(document)
     if framework is None or framework.name != MEGATRON_BRIDGE:
@@ -124,64 +124,64 @@ def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | 
     return read_program(document, choice)
 
 
-def _read_sections(whole: dict[str, Any], path: Path) -> FileReading:
+def _read_sections(config: dict[str, Any], path: Path) -> FileReading:
     """Return the reading of a file with the sections of a run, Megatron Bridge's or ours."""
-    if megatron_bridge.is_of(whole):
-        return megatron_bridge.read(whole, path)
-    if not all(key in KEYS for key in whole) or not _states_a_run(whole):
+    if megatron_bridge.is_saved_container(config):
+        return megatron_bridge.read_saved_container(config, path)
+    if not all(key in RUN_CONFIG_KEYS for key in config) or not _states_a_run(config):
         from bridge.read import refusals
 
-        refusals.refuse_sections(whole, path)
-    _check_sections(whole, path.name)
-    return FileReading(sections=whole)
+        refusals.refuse_sections(config, path)
+    _require_valid_sections(config, path.name)
+    return FileReading(sections=config)
 
 
-def _states_a_run(whole: Mapping[str, Any]) -> bool:
+def _states_a_run(config: Mapping[str, Any]) -> bool:
     """Return whether sections are empty, or state something that a run has."""
-    if any(whole.get(key) is not None for key in (PRECISION, *RUN_KEYS)):
+    if any(config.get(key) is not None for key in (PRECISION_KEY, *NON_SECTION_KEYS)):
         return True
     is_empty = True
-    for section in MAPPINGS:
-        fields = whole.get(section)
+    for section in MAPPING_SECTIONS:
+        fields = config.get(section)
         if not isinstance(fields, dict):
             continue
         for name in fields:
             is_empty = False
-            if name in fields_of(section):
+            if name in get_section_fields(section):
                 return True
     return is_empty
 
 
-def _check_sections(whole: Mapping[str, Any], name: str) -> None:
+def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
     """Raise for sections that a run does not have, and for those that are no mappings."""
-    problems = Problems(Origins.of_keys(map(str, whole), name))
-    refuse_unknown_sections(whole, problems)
-    for key in MAPPINGS:
-        if not isinstance(whole.get(key), dict | None):
+    problems = Problems(Origins.from_keys(map(str, config), name))
+    refuse_unknown_sections(config, problems)
+    for key in MAPPING_SECTIONS:
+        if not isinstance(config.get(key), dict | None):
             remedy = f"Write {key}.FIELD=VALUE."
-            problems.add(key, "must be a mapping of fields", whole[key], remedy)
+            problems.add(key, "must be a mapping of fields", config[key], remedy)
     problems.raise_any()
 
 
-def file_in(folder: Path) -> Path:
+def locate_run_file(folder: Path) -> Path:
     """Return the file of a folder that describes its run; the folder itself where there is none.
 
     The file is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of
     Megatron Bridge, or the ``common.pt`` of a checkpoint of Megatron-LM. Of several iterations it
     is that of the newest.
     """
-    for place in (folder, *sorted(folder.glob(ITERATION), reverse=True)):
-        for name in FILES:
-            file = place / name
+    for location in (folder, *sorted(folder.glob(ITERATION_FOLDER_GLOB), reverse=True)):
+        for name in RUN_FILE_NAMES:
+            file = location / name
             if file.is_file():
                 return file
     return folder
 
 
-def _mapping(data: bytes, path: Path) -> dict[str, Any]:
+def _parse_yaml_mapping(data: bytes, path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds."""
-    text = strict_yaml.decoded(data, str(path), error=UnreadFileError)
-    documents = strict_yaml.load_all(text, str(path), error=UnreadFileError)
+    text = strict_yaml.decode_text(data, str(path), error=UnreadFileError)
+    documents = strict_yaml.load_documents(text, str(path), error=UnreadFileError)
     if len(documents) > 1:
         sentence = f"{path}: must hold one document, got {len(documents)}. Remove the others."
         raise UnreadFileError(sentence, kind="several documents")
@@ -189,9 +189,9 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
         rule = "is empty, and describes no run"
         sentence = f"{path}: {rule}. Give a file with sections such as model."
         raise UnreadFileError(sentence, kind="it is empty")
-    whole = documents[0]
-    if not isinstance(whole, dict):
+    config = documents[0]
+    if not isinstance(config, dict):
         rule = "must hold sections such as model and mixed_precision"
-        sentence = f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections."
+        sentence = f"{path}: {rule}, got {type(config).__name__}. Give a file of such sections."
         raise UnreadFileError(sentence, kind="no sections of a run")
-    return whole
+    return config

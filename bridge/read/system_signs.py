@@ -1,4 +1,4 @@
-"""`candidates`: the foreign systems that a document may be written for, by the signs in it.
+"""`list_candidates`: the foreign systems that a document may be written for, by the signs in it.
 
     candidates(Document.load("ds_config.json"))
     # [Candidate(system="deepspeed", title="DeepSpeed", certainty=0.95,
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from bridge.read.foreign.table import table
+from bridge.read.foreign.table import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bridge.read.foreign.document_signs import Recognised
+    from bridge.read.foreign.document_signs import Recognition
     from bridge.read.text.document import Document
 
-KINDS = MappingProxyType(
+DOCUMENT_KINDS = MappingProxyType(
     {
         "megatron-lm": ("shell", "yaml", "json", "text", "env"),
         "megatron-bridge": ("yaml", "json", "python"),
@@ -35,7 +35,7 @@ KINDS = MappingProxyType(
     }
 )
 """Name of a system -> the kinds of document that it has. Only these are looked at for its signs."""
-TITLES = {
+SYSTEM_TITLES = {
     "megatron-lm": "Megatron-LM",
     "megatron-bridge": "Megatron Bridge",
     "nemo1": "NeMo 1.x, read as NeMo 2.0",
@@ -58,26 +58,26 @@ class Candidate:
     """The sign, as a clause behind "it"."""
 
 
-def candidates(document: Document) -> list[Candidate]:
+def list_candidates(document: Document) -> list[Candidate]:
     """Return every system whose signs a document has, the most certain first."""
-    found: list[Candidate] = []
-    for name, kinds in KINDS.items():
+    systems: list[Candidate] = []
+    for name, kinds in DOCUMENT_KINDS.items():
         if document.kind not in kinds:
             continue
-        recognised = _recogniser(name)(document)
+        recognised = _get_recogniser(name)(document)
         if recognised is None:
             continue
         candidate = Candidate(
             system=name,
-            title=TITLES.get(name) or table(name).title,
+            title=SYSTEM_TITLES.get(name) or load_table(name).title,
             certainty=recognised.certainty,
             evidence=recognised.evidence,
         )
-        found.append(candidate)
-    return sorted(found, key=lambda candidate: -candidate.certainty)
+        systems.append(candidate)
+    return sorted(systems, key=lambda candidate: -candidate.certainty)
 
 
-def _recogniser(name: str) -> Callable[[Document], Recognised | None]:
+def _get_recogniser(name: str) -> Callable[[Document], Recognition | None]:
     """Return the function that looks for the signs of a system; the module of a system is imported when it is asked."""
     if name == "megatron-lm":
         from bridge.read.megatron_lm import recognition
@@ -95,4 +95,4 @@ def _recogniser(name: str) -> Callable[[Document], Recognised | None]:
         from bridge.read.nemo import nemo2
 
         return nemo2.recognise
-    return table(name).recognise
+    return load_table(name).recognise

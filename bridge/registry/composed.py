@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.statements import with_only
+from bridge.precision.statements import copy_with_only
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, recipe_flag
+from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, get_recipe_flag
 
-CONFIGURATION = "configuration"
+CONFIGURATION_SOURCE = "configuration"
 """Source of the fields that no recipe gave."""
 
 
@@ -32,25 +32,25 @@ def to_config(node: object) -> MixedPrecisionConfig:
     if isinstance(node, str) or not isinstance(node, Mapping):
         config = get_mixed_precision_config(node)  # type: ignore[arg-type]  # refuses what is no precision
     else:
-        config = _config_of_fields(_plain(node), _recipe_of(node))
+        config = _make_config(_resolve_node(node), _find_recipe(node))
     config.finalize()
     return config
 
 
-def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
+def _find_recipe(node: Any) -> MixedPrecisionConfig | None:
     """Return the recipe that Hydra's group gave a node; None for a node of several recipes or of none."""
     if not hasattr(node, "_get_flag"):
         return None
     names: list[str] = []
     for name in REGISTRY.names():
-        if node._get_flag(recipe_flag(name)):
+        if node._get_flag(get_recipe_flag(name)):
             names.append(name)
     if len(names) != 1:
         return None
     return REGISTRY.get(names[0])
 
 
-def _config_of_fields(
+def _make_config(
     values: dict[str, Any], recipe: MixedPrecisionConfig | None
 ) -> MixedPrecisionConfig:
     """Return the config with these fields; those that the recipe states alike keep it as their source."""
@@ -59,7 +59,7 @@ def _config_of_fields(
             "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
         )
         raise PrecisionTypeError.of(GROUP, "states no field of a precision", values, remedy)
-    checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION)
+    checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION_SOURCE)
     if recipe is None:
         return checked
     of_recipe, stated = recipe.to_dict(), checked.to_dict()
@@ -67,10 +67,10 @@ def _config_of_fields(
     stated_over = {
         name: value for name, value in stated.items() if (name, value) not in given_by_recipe
     }
-    return with_only(recipe, stated).override(CONFIGURATION, **stated_over)
+    return copy_with_only(recipe, stated).override(CONFIGURATION_SOURCE, **stated_over)
 
 
-def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:
+def _resolve_node(node: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a mapping as plain data, with the references of a config of OmegaConf resolved."""
     omegaconf: Any = sys.modules.get("omegaconf")  # a node of it exists only where it is imported
     if omegaconf is None or not omegaconf.OmegaConf.is_config(node):

@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, PrecisionConfigError
 from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import low_format_of, mode_of
+from bridge.precision.mode import get_low_precision_format, get_mode
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.precision.statements import field_names, field_value, is_stated, recipe_name
+from bridge.precision.statements import (
+    list_field_names,
+    get_field_value,
+    is_stated,
+    get_recipe_name,
+)
 from bridge.precision.subjects import SCALER
-from bridge.precision.values import torch_dtype
+from bridge.precision.coercion import get_torch_dtype
 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
@@ -41,12 +46,12 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
-        faults = faults_of(self)
+        faults = find_config_faults(self)
         if not faults:
             return
         subject = "The mixed-precision config"
-        if recipe_name(self):
-            subject = f"{subject} {recipe_name(self)!r}"
+        if get_recipe_name(self):
+            subject = f"{subject} {get_recipe_name(self)!r}"
         raise PrecisionConfigError(f"{subject} can never be right:", faults)
 
     def setup(
@@ -69,10 +74,12 @@ class MixedPrecisionConfig(PrecisionConfig):
             PrecisionConfigError: The config can never be right.
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
-        from bridge.sync.synchroniser import write  # a list of recipes does without the sync
+        from bridge.sync.synchroniser import (
+            write_precision,
+        )  # a list of recipes does without the sync
 
         self.finalize()
-        report = write(
+        report = write_precision(
             self, {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config}
         )
         report.log_overrides(log)
@@ -93,7 +100,7 @@ class MixedPrecisionConfig(PrecisionConfig):
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
         without_place: list[str] = []
-        for name in field_names(self):
+        for name in list_field_names(self):
             if name not in PEER_FIELDS and is_stated(self, name):
                 without_place.append(name)
         if without_place and not vars(self).get("_held"):
@@ -103,53 +110,61 @@ class MixedPrecisionConfig(PrecisionConfig):
             )
         saved = {"_target_": PEER_TARGET}
         for name in PEER_FIELDS:
-            saved[name] = self._saved(name)
+            saved[name] = self._get_saved_value(name)
         return saved
 
-    def _saved(self, name: str) -> Any:
+    def _get_saved_value(self, name: str) -> Any:
         """Return the value of a field of the peer's class with which the peer writes the values of our sync."""
-        switches = {None: True, "fp8": self.fp8, "fp4": self.fp4, "low": low_format_of(self)}
+        switches = {
+            None: True,
+            "fp8": self.fp8,
+            "fp4": self.fp4,
+            "low": get_low_precision_format(self),
+        }
         acts = bool(switches[FIELDS[name].family])
         if name == "fp8_recipe" and not acts:
             return None  # the optimizer takes any other for a run in FP8
-        if name in DTYPES_OF_THE_MODE and not is_stated(self, name):
-            return torch_dtype(mode_of(self))
-        if is_stated(self, name) or not acts or name not in OWNER_OF:
+        if name in MODE_DTYPE_FIELDS and not is_stated(self, name):
+            return get_torch_dtype(get_mode(self))
+        if is_stated(self, name) or not acts or name not in OWNER_BY_FIELD:
             return getattr(self, name)
         held: Mapping[str, Any] = vars(self).get("_held", {})
         if name in held:
             return held[name]
-        value = field_value(self, name)
+        value = get_field_value(self, name)
         if name in LAYER_COUNTS and self.first_last_layers_bf16:
             value = 1
-        return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
+        return format_reference(OWNER_BY_FIELD[name], name, json.dumps(value).strip('"'))
 
 
-def faults_of(precision: PrecisionConfig) -> Sequence[Finding]:
+def find_config_faults(precision: PrecisionConfig) -> Sequence[Finding]:
     """Return everything that can never be right about a precision, in any run, in the order of the rules."""
     from bridge.rules.context import RuleContext  # a list of recipes does without the rules
-    from bridge.rules.rule import ask
-    from bridge.rules.rulebook import ALONE
+    from bridge.rules.rule import evaluate_rules
+    from bridge.rules.rulebook import FINALIZE_RULES
 
-    return sorted(ask(ALONE, RuleContext.of_precision(precision)), key=lambda fault: fault.id)
+    return sorted(
+        evaluate_rules(FINALIZE_RULES, RuleContext.from_precision(precision)),
+        key=lambda fault: fault.id,
+    )
 
 
-REFERENCE = "${oc.select:"
+REFERENCE_PREFIX = "${oc.select:"
 """How a field that is left to its owner begins in a file."""
 
 
-def reference(owner: str, name: str, otherwise: str) -> str:
+def format_reference(owner: str, name: str, otherwise: str) -> str:
     """Return OmegaConf's text for what a field of a section holds; a model's fields may stand in its `transformer`."""
     if owner == "model":
-        otherwise = f"{REFERENCE}model.transformer.{name},{otherwise}}}"
-    return f"{REFERENCE}{owner}.{name},{otherwise}}}"
+        otherwise = f"{REFERENCE_PREFIX}model.transformer.{name},{otherwise}}}"
+    return f"{REFERENCE_PREFIX}{owner}.{name},{otherwise}}}"
 
 
-def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+def drop_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the fields of a saved precision without those that are left to their owner."""
     kept = {}
     for name, value in fields.items():
-        is_reference = isinstance(value, str) and value.startswith(REFERENCE)
+        is_reference = isinstance(value, str) and value.startswith(REFERENCE_PREFIX)
         if not is_reference:
             kept[name] = value
     return kept
@@ -157,10 +172,10 @@ def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
-DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
+MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype")
 
 
-def _owner_of_each_field() -> dict[str, str]:
+def _build_owner_table() -> dict[str, str]:
     owner_of: dict[str, str] = {}
     for name, field in FIELDS.items():
         if field.subject is SCALER:
@@ -175,5 +190,5 @@ def _owner_of_each_field() -> dict[str, str]:
     return owner_of
 
 
-OWNER_OF = _owner_of_each_field()
+OWNER_BY_FIELD = _build_owner_table()
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""

@@ -18,7 +18,7 @@ RecipeFunction = Callable[[], MixedPrecisionConfig]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SourceLocation:
     """The place of a function."""
 
     function: RecipeFunction
@@ -28,7 +28,7 @@ class Place:
     """The first line; None where the lines of the file are not there, as for a prompt."""
 
     @classmethod
-    def of(cls, function: RecipeFunction) -> Self:
+    def from_function(cls, function: RecipeFunction) -> Self:
         """Return the place of a function."""
         original = inspect.unwrap(function)
         file = line = None
@@ -52,7 +52,10 @@ def is_same_definition(first: RecipeFunction, second: RecipeFunction) -> bool:
     first, second = inspect.unwrap(first), inspect.unwrap(second)
     if first is second:
         return True
-    first_place, second_place = Place.of(first), Place.of(second)
+    first_place, second_place = (
+        SourceLocation.from_function(first),
+        SourceLocation.from_function(second),
+    )
     if first_place.file is None or second_place.file is None:
         return False
     if not _is_alike(first, second):
@@ -77,10 +80,12 @@ def _is_alike(first: RecipeFunction, second: RecipeFunction) -> bool:
     """
     if first.__qualname__ != second.__qualname__ or "<lambda>" in first.__qualname__:
         return False
-    return first.__defaults__ == second.__defaults__ and _captured(first) == _captured(second)
+    return first.__defaults__ == second.__defaults__ and _get_captured_values(
+        first
+    ) == _get_captured_values(second)
 
 
-def _captured(function: Any) -> list[object]:
+def _get_captured_values(function: Any) -> list[object]:
     """Return the values that a function took from the function around it."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 

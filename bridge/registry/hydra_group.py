@@ -30,10 +30,10 @@ from bridge.registry.registry import (
     Recipe,
     is_auto,
     load_recipes_from,
-    recipe_flag,
+    get_recipe_flag,
 )
 
-SCHEME = "recipes"
+URL_SCHEME = "recipes"
 """Scheme of the entry on Hydra's search path: ``recipes://``."""
 
 
@@ -52,7 +52,7 @@ def register_group(*recipes_from: str) -> None:
 
 
 @contextmanager
-def own_environment() -> Iterator[None]:
+def restore_environment() -> Iterator[None]:
     """Undo on leaving what a ``with`` block does to the environment: the next job of a sweep does not see it."""
     before = dict(os.environ)
     try:
@@ -64,12 +64,12 @@ def own_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _set_since(before: Mapping[str, str]) -> dict[str, str]:
+def _find_changed_variables(before: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that have another value than before."""
     return {key: value for key, value in os.environ.items() if before.get(key) != value}
 
 
-def _option(config_path: str) -> str:
+def _parse_option(config_path: str) -> str:
     """Return the option of the group `mixed_precision` that a config path names; empty for another path."""
     group, _, option = config_path.rpartition("/")
     if group != GROUP:
@@ -77,16 +77,16 @@ def _option(config_path: str) -> str:
     return option.removesuffix(".yaml")
 
 
-def recipe_of_path(config_path: str) -> str | None:
+def find_recipe_name(config_path: str) -> str | None:
     """Return the canonical name of the registered recipe that a config path names; None for another path."""
-    name = _option(config_path)
+    name = _parse_option(config_path)
     if not name or name not in REGISTRY:  # another group's path does not load the registry
         return None
     return REGISTRY.recipe(name).name
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MadeRecipe:
+class _CachedRecipe:
     """A recipe as the registry made it."""
 
     recipe: Recipe
@@ -104,7 +104,7 @@ class RecipeSource(ConfigSource):
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
-        self.made: dict[str, _MadeRecipe] = {}
+        self.made: dict[str, _CachedRecipe] = {}
         """Canonical name -> the recipe as it was made last."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
@@ -116,7 +116,7 @@ class RecipeSource(ConfigSource):
     @staticmethod
     def scheme() -> str:
         """Return the scheme of the entry, the text before ``://``."""
-        return SCHEME
+        return URL_SCHEME
 
     def available(self) -> bool:
         """Return True: there is always a registry."""
@@ -131,7 +131,7 @@ class RecipeSource(ConfigSource):
 
         Hydra's ConfigStore is last on the search path; a node that the application keeps there is not hidden.
         """
-        option = _option(config_path)
+        option = _parse_option(config_path)
         if not option:
             return False
         stored = ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml")
@@ -144,25 +144,25 @@ class RecipeSource(ConfigSource):
 
         The node is open: a field that the recipe leaves unstated can be overridden too.
         """
-        name = recipe_of_path(config_path)
-        if name is None and not is_auto(_option(config_path)):
+        name = find_recipe_name(config_path)
+        if name is None and not is_auto(_parse_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
         if name is None:
             node = DictConfig({}, flags={"struct": False})
         else:
-            stated = self._make(name).config.to_dict()
-            node = DictConfig(stated, flags={"struct": False, recipe_flag(name): True})
+            stated = self._get_or_make(name).config.to_dict()
+            node = DictConfig(stated, flags={"struct": False, get_recipe_flag(name): True})
         return ConfigResult(
             config=node, path=self.full_path(), provider=self.provider, header={"package": None}
         )
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
         """Return a recipe by its canonical name, with the environment variables set that it sets itself."""
-        made = self._make(name)
+        made = self._get_or_make(name)
         os.environ.update(made.variables)
         return made.config
 
-    def _make(self, name: str) -> _MadeRecipe:
+    def _get_or_make(self, name: str) -> _CachedRecipe:
         """Return a recipe, made once unless its name is registered again.
 
         Its environment variables are only noted: a sweep composes all of its jobs before the first one runs.
@@ -170,10 +170,10 @@ class RecipeSource(ConfigSource):
         recipe = REGISTRY.recipe(name)
         if name in self.made and self.made[name].recipe is recipe:
             return self.made[name]
-        with own_environment():
+        with restore_environment():
             before = dict(os.environ)
-            self.made[name] = _MadeRecipe(
-                recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before)
+            self.made[name] = _CachedRecipe(
+                recipe=recipe, config=REGISTRY.get(name), variables=_find_changed_variables(before)
             )
         return self.made[name]
 
@@ -199,4 +199,4 @@ class RecipeSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the entry."""
-        search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")
+        search_path.append(URL_SCHEME, f"{URL_SCHEME}://{os.pathsep.join(self.recipes_from)}")

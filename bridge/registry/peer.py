@@ -10,18 +10,18 @@ from typing import Any, ClassVar, Protocol, TypeGuard
 
 from bridge.errors import UnknownFieldError
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS, default_of
+from bridge.precision.fields import LAYER_COUNTS, get_field_default
 from bridge.precision.statements import (
     check_value,
-    field_names,
-    field_value,
-    mark_untold,
-    stated_values,
+    list_field_names,
+    get_field_value,
+    mark_ambiguous_fields,
+    get_stated_values,
 )
 from bridge.registry.config import MixedPrecisionConfig
 
-SOURCE = "Megatron Bridge's config"
-FOLLOWING = ("fp8_param", "fp4_param")
+PEER_SOURCE = "Megatron Bridge's config"
+MIRRORED_FIELDS = ("fp8_param", "fp4_param")
 """Fields that the peer's class keeps equal to the gather of the same family, and leaves None until `finalize`."""
 
 
@@ -64,12 +64,12 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
         UnknownFieldError: A field away from its default that has no counterpart here.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    stated = _away_from_default(config, values)
-    changed = _changed_in_recipe(values, recipes)
+    stated = _find_non_default_fields(config, values)
+    changed = _find_changes_to_recipe(values, recipes)
     if changed is not None:
         stated.update(changed)
-    stated.difference_update(FOLLOWING)
-    known = field_names(MixedPrecisionConfig)
+    stated.difference_update(MIRRORED_FIELDS)
+    known = list_field_names(MixedPrecisionConfig)
     unknown = stated.difference(known)
     if unknown:
         name = min(unknown)
@@ -78,17 +78,17 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
             f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default."
         )
     in_order = {name: values[name] for name in known if name in stated}
-    precision = MixedPrecisionConfig().override(SOURCE, **in_order)
+    precision = MixedPrecisionConfig().override(PEER_SOURCE, **in_order)
     if changed is None:
-        mark_untold(precision, frozenset(values) - stated - {*FOLLOWING})
+        mark_ambiguous_fields(precision, frozenset(values) - stated - {*MIRRORED_FIELDS})
     return precision
 
 
-def _away_from_default(config: PeerConfig, values: Mapping[str, Any]) -> set[str]:
+def _find_non_default_fields(config: PeerConfig, values: Mapping[str, Any]) -> set[str]:
     """Return the fields that count as stated by their values alone."""
     stated: set[str] = set()
     for field in dataclasses.fields(config):
-        if values[field.name] != default_of(field) or field.name in MODE_SWITCHES:
+        if values[field.name] != get_field_default(field) or field.name in MODE_SWITCHES:
             stated.add(field.name)
     for family in ("fp8", "fp4"):
         if values.get(family):
@@ -98,7 +98,7 @@ def _away_from_default(config: PeerConfig, values: Mapping[str, Any]) -> set[str
     return stated
 
 
-def _changed_in_recipe(
+def _find_changes_to_recipe(
     values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]
 ) -> list[str] | None:
     """Return the fields that differ from the recipe that an object was made from.
@@ -109,14 +109,14 @@ def _changed_in_recipe(
     nearest: list[str] | None = None
     for recipe in recipes:
         count = 0
-        for name, value in stated_values(recipe).items():
+        for name, value in get_stated_values(recipe).items():
             if value != FIELDS[name].default:
                 count += 1
         changed: list[str] = []
         for name, value in values.items():
-            if name not in FIELDS or name in FOLLOWING:
+            if name not in FIELDS or name in MIRRORED_FIELDS:
                 continue
-            if check_value(recipe, name, value) != field_value(recipe, name):
+            if check_value(recipe, name, value) != get_field_value(recipe, name):
                 changed.append(name)
         is_alike = 2 * len(changed) < count
         if is_alike and (nearest is None or len(changed) < len(nearest)):

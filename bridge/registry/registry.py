@@ -42,19 +42,19 @@ from bridge.errors import (
 from bridge.precision.statements import mark_recipe
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.definition import (
-    Place,
+    SourceLocation,
     RecipeFunction,
     is_same_definition,
     require_no_arguments,
 )
 from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
-ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
+RECIPES_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
 GROUP = "mixed_precision"
 """Hydra's group of recipes, and the key of its node in a composed config."""
-NOT_ALIASES = {
+REFUSED_ALIASES = {
     "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
     "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
 }
@@ -65,11 +65,11 @@ Source: scripts/performance/utils/precision.py, 2026-08-22; its other short name
 
 log = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=RecipeFunction)
-Words: TypeAlias = str | Iterable[str]
+RecipeFunctionT = TypeVar("RecipeFunctionT", bound=RecipeFunction)
+NameOrNames: TypeAlias = str | Iterable[str]
 """One word, or several."""
 
-_being_made: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
+_recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
 """Names of the recipes whose functions are running, the outermost first."""
 
 
@@ -90,7 +90,7 @@ class Recipe:
     @property
     def place(self) -> str:
         """``file:line`` of the function."""
-        return str(Place.of(self.function))
+        return str(SourceLocation.from_function(self.function))
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
@@ -103,7 +103,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
     Raises:
         RecipeSourceError: There is no such module or file, or it failed to load.
     """
-    for name in _words(names):
+    for name in _to_tuple(names):
         try:
             if name.endswith(".py") or os.sep in name:
                 _import_file(Path(name).expanduser())
@@ -170,10 +170,10 @@ class Registry:
             self._is_loaded = True
             for point in entry_points(group="bridge.recipes"):
                 self._load_source(f"plugin {point.name!r} ({point.value})", point.load)
-            for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep):
+            for name in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep):
                 if name:
-                    load = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
-                    self._load_source(f"{ENVIRONMENT_VARIABLE} entry {name!r}", load)
+                    load = functools.partial(load_recipes_from, name, key=RECIPES_VARIABLE)
+                    self._load_source(f"{RECIPES_VARIABLE} entry {name!r}", load)
 
     def _load_source(self, source: str, load: Callable[[], object]) -> None:
         """Load the recipes of a plugin or of an entry of the variable: all of them or, after an error, none."""
@@ -190,7 +190,7 @@ class Registry:
             log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
-    def register(self, function: F, /) -> F: ...
+    def register(self, function: RecipeFunctionT, /) -> RecipeFunctionT: ...
     @overload
     def register(
         self,
@@ -198,18 +198,18 @@ class Registry:
         /,
         *,
         name: str | None = None,
-        tags: Words = (),
-        aliases: Words = (),
-    ) -> Callable[[F], F]: ...
+        tags: NameOrNames = (),
+        aliases: NameOrNames = (),
+    ) -> Callable[[RecipeFunctionT], RecipeFunctionT]: ...
     def register(
         self,
-        function: F | None = None,
+        function: RecipeFunctionT | None = None,
         /,
         *,
         name: str | None = None,
-        tags: Words = (),
-        aliases: Words = (),
-    ) -> F | Callable[[F], F]:
+        tags: NameOrNames = (),
+        aliases: NameOrNames = (),
+    ) -> RecipeFunctionT | Callable[[RecipeFunctionT], RecipeFunctionT]:
         """Register a function that returns a `MixedPrecisionConfig`; use it bare or with arguments.
 
         Args:
@@ -233,13 +233,13 @@ class Registry:
             )
         require_no_arguments(function, name)
         recipe = Recipe(
-            name=canonical(name),
-            function=_signed(function, canonical(name)),
-            tags=_words(tags),
-            aliases=tuple(canonical(alias) for alias in _words(aliases)),
+            name=canonicalise_name(name),
+            function=_wrap_recipe_function(function, canonicalise_name(name)),
+            tags=_to_tuple(tags),
+            aliases=tuple(canonicalise_name(alias) for alias in _to_tuple(aliases)),
         )
         self.add(recipe)
-        return cast("F", recipe.function)
+        return cast("RecipeFunctionT", recipe.function)
 
     def add(self, recipe: Recipe) -> None:
         """Add a recipe under its name and aliases; all or nothing, also where several threads add recipes."""
@@ -269,7 +269,7 @@ class Registry:
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of a name or alias, in either spelling; UnknownRecipeError for an unknown name."""
         self._load()
-        wanted = canonical(name)
+        wanted = canonicalise_name(name)
         recipe = self._recipes.get(self._aliases.get(wanted, wanted))
         if recipe is None:
             raise self._unknown(name)
@@ -278,11 +278,11 @@ class Registry:
     def _unknown(self, name: str) -> UnknownRecipeError:
         """Return the error about a name that no recipe has."""
         sentence = f"Unknown mixed-precision recipe {name!r}."
-        remedy = NOT_ALIASES.get(canonical(name))
+        remedy = REFUSED_ALIASES.get(canonicalise_name(name))
         if remedy is not None:
             return UnknownRecipeError(f"{sentence} {remedy}")
         matches = close_matches(name, [*self._recipes, *self._aliases])
-        sentences = [sentence, did_you_mean(matches), self.where_listed]
+        sentences = [sentence, did_you_mean(matches), self.listing_hint]
         return UnknownRecipeError(" ".join(filter(None, sentences)), matches)
 
     def get(self, name: str) -> MixedPrecisionConfig:
@@ -293,7 +293,7 @@ class Registry:
             RecipeSourceError: The recipe asks for itself, or its function returns no config.
         """
         recipe = self.recipe(name)
-        outer = _being_made.get()
+        outer = _recipes_in_progress.get()
         if recipe.name in outer:
             between = outer[outer.index(recipe.name) + 1 :]
             through = ""
@@ -303,11 +303,11 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through}. "
                 "Build it on another recipe, or return a MixedPrecisionConfig."
             )
-        token = _being_made.set((*outer, recipe.name))
+        token = _recipes_in_progress.set((*outer, recipe.name))
         try:
-            config = _signed(recipe.function, recipe.name)()
+            config = _wrap_recipe_function(recipe.function, recipe.name)()
         finally:
-            _being_made.reset(token)
+            _recipes_in_progress.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
             raise RecipeSourceError(
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, "
@@ -332,16 +332,18 @@ class Registry:
             return dict(self._aliases)
 
     @property
-    def where_listed(self) -> str:
+    def listing_hint(self) -> str:
         """How to list the recipes and how to add some, as a sentence."""
         count = len(self.names())
-        return f"`precision-bridge recipes` lists all {count}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
+        return (
+            f"`precision-bridge recipes` lists all {count}; {RECIPES_VARIABLE}=FILE.py adds yours."
+        )
 
     def __contains__(self, name: object) -> bool:
         self._load()
         if not isinstance(name, str):
             return False
-        wanted = canonical(name)
+        wanted = canonicalise_name(name)
         return wanted in self._recipes or wanted in self._aliases
 
 
@@ -360,7 +362,7 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
         return self._registry.recipe(name).function
 
     def __setitem__(self, name: str, function: RecipeFunction) -> None:
-        self._registry.add(Recipe(name=canonical(name), function=function))
+        self._registry.add(Recipe(name=canonicalise_name(name), function=function))
 
     def __delitem__(self, name: str) -> None:
         if name not in self._registry:
@@ -384,18 +386,18 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
         return dict(self)
 
 
-def canonical(name: str) -> str:
+def canonicalise_name(name: str) -> str:
     """Return the canonical spelling of a recipe's name: lower case, underscores for hyphens."""
     return name.strip().lower().replace("-", "_")
 
 
-def _words(words: Words) -> tuple[str, ...]:
+def _to_tuple(words: NameOrNames) -> tuple[str, ...]:
     if isinstance(words, str):
         return (words,)
     return tuple(words)
 
 
-def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
+def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction:
     """Return the function with configs that are fresh and know the recipe's name."""
 
     @functools.wraps(function)
@@ -409,7 +411,7 @@ def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
     return recipe
 
 
-BUILT_IN = "precision_bridge_recipes."
+BUILT_IN_PREFIX = "precision_bridge_recipes."
 """Modules of the recipes that Megatron Bridge has too."""
 REGISTRY = Registry()
 MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
@@ -433,7 +435,7 @@ def get_mixed_precision_config(
     if is_peer_config(name):
         built_in = []
         for recipe in REGISTRY.recipes():
-            if recipe.function.__module__.startswith(BUILT_IN):
+            if recipe.function.__module__.startswith(BUILT_IN_PREFIX):
                 built_in.append(recipe.function())
         return from_peer(name, built_in)
     if not isinstance(name, str):
@@ -449,6 +451,6 @@ def is_auto(name: object) -> bool:
     return isinstance(name, str) and name.partition(":")[0].strip().lower() == "auto"
 
 
-def recipe_flag(name: str) -> str:
+def get_recipe_flag(name: str) -> str:
     """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
     return f"recipe:{name}"

@@ -23,33 +23,33 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
-from bridge.precision.matchers import matchers_in
-from bridge.precision.mode import label_of, scheme_of
+from bridge.precision.matchers import list_matchers
+from bridge.precision.mode import format_label, get_scheme
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.precision.statements import is_stated, recipe_name, stated_values
-from bridge.precision.values import plain
+from bridge.precision.statements import is_stated, get_recipe_name, get_stated_values
+from bridge.precision.coercion import to_plain_data
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.sync_row import SyncRow
-from bridge.sync.owner import Owner, OwnerValues, same
-from bridge.sync.plan import plan
+from bridge.sync.owner import Owner, OwnerValues, is_same_value
+from bridge.sync.sync_plan import plan_sync
 
-SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
+LIVE_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_live)
 """Fields of the model config that decide again in every forward pass.
 
 Source: megatron-core 0.16.1 transformer_block.py:717-758, fp8_utils.py:541-654, fp4_utils.py:85-140. The two settings
 of FP8 attention are fixed: attention layers read them when they are built."""
 
-_UNREAD = frozenset({("optimizer", "fp8_recipe")})
+_UNREAD_ATTRIBUTES = frozenset({("optimizer", "fp8_recipe")})
 """Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
 
-_MODULES = ("model", "quant_recipe")
+_MODULES_ATTRIBUTE = ("model", "quant_recipe")
 """The attribute that holds `modules`: (role, attribute)."""
-_LISTED = 3
+_MAX_LISTED = 3
 """Settings that a refusal lists; the others are counted."""
-_KEYS = ("until", "recipe")
-_WHERE = "precision_schedule"
-_Values = Mapping[tuple[str, str], Any]
+_PHASE_KEYS = ("until", "recipe")
+_SCHEDULE_PATH = "precision_schedule"
+_ValuesByAttribute = Mapping[tuple[str, str], Any]
 """(role, attribute) -> value."""
 
 
@@ -71,7 +71,7 @@ class Phase:
         steps = f"steps {self.first}-{self.last}"
         if self.first == self.last:
             steps = f"step {self.first}"
-        return f"{steps}: {label_of(self.precision)}"
+        return f"{steps}: {format_label(self.precision)}"
 
 
 class PrecisionSchedule:
@@ -116,7 +116,7 @@ class PrecisionSchedule:
         first = None
         if precision is not None:
             first = get_mixed_precision_config(precision)
-        self.phases = planned_phases(rows, first, owners, train_iters=train_iters)
+        self.phases = plan_phases(rows, first, owners, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
         self._model = model
         self._entered: Phase | None = None
@@ -168,15 +168,19 @@ class PrecisionSchedule:
         return f"<PrecisionSchedule {self}>"
 
 
-def _checked(rows: Any) -> list[dict[str, Any]]:
+def _check_rows(rows: Any) -> list[dict[str, Any]]:
     """Return the rows of a schedule; RunConfigError where they describe none."""
     if not isinstance(rows, list | tuple) or len(rows) < 2:
         remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
-        raise RunConfigError.of(_WHERE, "must be a list of at least two phases", rows, remedy)
+        raise RunConfigError.of(
+            _SCHEDULE_PATH, "must be a list of at least two phases", rows, remedy
+        )
     for number, row in enumerate(rows, start=1):
-        path = f"{_WHERE}, phase {number}"
+        path = f"{_SCHEDULE_PATH}, phase {number}"
         if not hasattr(row, "keys"):
-            raise RunConfigError.of(path, "must be a mapping", row, f"Write {{{_KEYS[0]}: 0.9}}.")
+            raise RunConfigError.of(
+                path, "must be a mapping", row, f"Write {{{_PHASE_KEYS[0]}: 0.9}}."
+            )
         _require_known_keys(row, path, is_first=number == 1)
         _require_until(row, path, is_last=number == len(rows))
         recipe = row.get("recipe")
@@ -191,9 +195,9 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
 
 def _require_known_keys(row: Mapping[str, Any], path: str, *, is_first: bool) -> None:
     """Refuse a key that the phase does not have: fields of a precision stand in later phases alone."""
-    known: tuple[str, ...] = (*_KEYS, *FIELD_DEFAULTS)
+    known: tuple[str, ...] = (*_PHASE_KEYS, *FIELD_DEFAULTS)
     if is_first:
-        known = _KEYS
+        known = _PHASE_KEYS
     for key in row:
         if key in known:
             continue
@@ -201,7 +205,7 @@ def _require_known_keys(row: Mapping[str, Any], path: str, *, is_first: bool) ->
         if key in FIELD_DEFAULTS:
             hint = f"The first phase is the run's own precision: state mixed_precision.{key}."
         elif not hint:
-            hint = f"A phase has {' and '.join(_KEYS)}."
+            hint = f"A phase has {' and '.join(_PHASE_KEYS)}."
         raise RunConfigError.of(path, "no such key of this phase", key, hint)
 
 
@@ -216,7 +220,7 @@ def _require_until(row: Mapping[str, Any], path: str, *, is_last: bool) -> None:
         raise RunConfigError.of(f"{path}, until", rule, until, "State it.")
 
 
-def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
+def _compute_last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
     """Return the last step of a phase by its `until`, a share of the steps or the number of a step."""
     is_share = isinstance(until, float) and 0 < until < 1
     if not is_share and (not isinstance(until, int) or isinstance(until, bool)):
@@ -233,9 +237,9 @@ def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
     return last
 
 
-def planned_phases(
+def plan_phases(
     rows: Sequence[Mapping[str, Any]],
-    own: MixedPrecisionConfig | None,
+    run_precision: MixedPrecisionConfig | None,
     owners: Sequence[OwnerValues],
     *,
     train_iters: int,
@@ -244,7 +248,7 @@ def planned_phases(
 
     Args:
         rows: As for `PrecisionSchedule`.
-        own: The run's own precision, that of the first phase.
+        run_precision: The run's own precision, that of the first phase.
         owners: The configs of the run.
         train_iters: Steps of the whole run.
 
@@ -252,100 +256,106 @@ def planned_phases(
         RunConfigError: Rows that describe no schedule.
         SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
     """
-    if own is None:
+    if run_precision is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
-        raise RunConfigError.of(_WHERE, "needs a recipe of the run", None, remedy)
-    rows = _checked(rows)
+        raise RunConfigError.of(_SCHEDULE_PATH, "needs a recipe of the run", None, remedy)
+    rows = _check_rows(rows)
     phases: list[Phase] = []
-    built: _Values = {}
+    built: _ValuesByAttribute = {}
     after = 0
     for number, row in enumerate(rows, start=1):
-        precision = _precision(row, own, number)
+        precision = _make_phase_precision(row, run_precision, number)
         last = train_iters
         if number < len(rows):
-            path = f"{_WHERE}, phase {number}, until"
-            last = _last_step(row["until"], path, after=after, train_iters=train_iters)
+            path = f"{_SCHEDULE_PATH}, phase {number}, until"
+            last = _compute_last_step(row["until"], path, after=after, train_iters=train_iters)
         precision.finalize()
-        planned = _planned(precision, owners)
+        planned = _plan_present_attributes(precision, owners)
         values = {(sync_row.owner, sync_row.attribute): sync_row.new for sync_row in planned}
         built = built or values
         if _leaves_modules_open(precision, built):
-            values.pop(_MODULES, None)
+            values.pop(_MODULES_ATTRIBUTE, None)
         phase = Phase(
             number=number,
             first=after + 1,
             last=last,
             precision=precision,
-            values=_switched(values),
+            values=_select_live_fields(values),
         )
         phases.append(phase)
         routed_fields = {sync_row.field for sync_row in planned}
-        _refuse_fields_without_config(own, precision, routed_fields, number=number)
-        _refuse_what_is_fixed(built, values, phase)
+        _refuse_fields_without_config(run_precision, precision, routed_fields, number=number)
+        _refuse_fixed_differences(built, values, phase)
         after = last
     return tuple(phases)
 
 
-def _planned(precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]) -> list[SyncRow]:
+def _plan_present_attributes(
+    precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]
+) -> list[SyncRow]:
     """Return the rows of a plan whose attribute is there."""
     rows: list[SyncRow] = []
-    for row in plan(precision, owners, is_last=True):
+    for row in plan_sync(precision, owners, is_last=True):
         if row.verdict != "absent":
             rows.append(row)
     return rows
 
 
-def _switched(values: _Values) -> dict[str, Any]:
+def _select_live_fields(values: _ValuesByAttribute) -> dict[str, Any]:
     """Return the fields of the model config that decide again in every forward pass, with their values."""
-    return {name: values["model", name] for name in SWITCHED if ("model", name) in values}
+    return {name: values["model", name] for name in LIVE_FIELDS if ("model", name) in values}
 
 
-def _leaves_modules_open(precision: MixedPrecisionConfig, built: _Values) -> bool:
+def _leaves_modules_open(precision: MixedPrecisionConfig, built: _ValuesByAttribute) -> bool:
     """Return whether the modules that the model is built with have no effect in a phase.
 
     They act under FP8 or FP4 alone, unless a matcher chooses a scheme in high precision.
     """
-    if scheme_of(precision) or is_stated(precision, "modules"):
+    if get_scheme(precision) or is_stated(precision, "modules"):
         return False
-    for matcher in matchers_in(built.get(_MODULES)):
-        if matcher.training is not None and matcher.training.chooses_in_high:
+    for matcher in list_matchers(built.get(_MODULES_ATTRIBUTE)):
+        if matcher.training is not None and matcher.training.chooses_in_high_precision:
             return False
     return True
 
 
-def _precision(
-    row: Mapping[str, Any], own: MixedPrecisionConfig, number: int
+def _make_phase_precision(
+    row: Mapping[str, Any], run_precision: MixedPrecisionConfig, number: int
 ) -> MixedPrecisionConfig:
     """Return the precision of a phase: the run's own, or later a recipe with the fields stated over it."""
     name: Any = row.get("recipe")
-    path = f"{_WHERE}, phase {number}"
+    path = f"{_SCHEDULE_PATH}, phase {number}"
     if number == 1:
-        if name is not None and get_mixed_precision_config(name) != own:
-            rule = f"the first phase trains in the run's own mixed_precision, {label_of(own)}"
+        if name is not None and get_mixed_precision_config(name) != run_precision:
+            rule = f"the first phase trains in the run's own mixed_precision, {format_label(run_precision)}"
             remedy = f"Leave it out, or train with mixed_precision={name}."
             raise RunConfigError.of(f"{path}, recipe", rule, name, remedy)
-        return own
-    stated_over = {key: value for key, value in row.items() if key not in _KEYS}
+        return run_precision
+    stated_over = {key: value for key, value in row.items() if key not in _PHASE_KEYS}
     return get_mixed_precision_config(name).override(path, **stated_over)
 
 
 def _refuse_fields_without_config(
-    own: MixedPrecisionConfig,
+    run_precision: MixedPrecisionConfig,
     precision: MixedPrecisionConfig,
     routed_fields: set[str | None],
     *,
     number: int,
 ) -> None:
     """Refuse a phase with another value of a field that no config of the run has: it cannot be compared."""
-    for name, value in stated_values(precision).items():
-        first = getattr(own, name)
-        if name not in routed_fields and not same(value, first):
-            rule = f"states {name}={plain(value)} ({plain(first)} in phase 1), which no config given here has"
+    for name, value in get_stated_values(precision).items():
+        first = getattr(run_precision, name)
+        if name not in routed_fields and not is_same_value(value, first):
+            rule = f"states {name}={to_plain_data(value)} ({to_plain_data(first)} in phase 1), which no config given here has"
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
-            raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, label_of(precision), remedy)
+            raise RunConfigError.of(
+                f"{_SCHEDULE_PATH}, phase {number}", rule, format_label(precision), remedy
+            )
 
 
-def _refuse_what_is_fixed(built: _Values, values: _Values, phase: Phase) -> None:
+def _refuse_fixed_differences(
+    built: _ValuesByAttribute, values: _ValuesByAttribute, phase: Phase
+) -> None:
     """Refuse a phase that differs from the first in a field that no later step reads.
 
     Args:
@@ -353,59 +363,65 @@ def _refuse_what_is_fixed(built: _Values, values: _Values, phase: Phase) -> None
         values: Their values in the phase.
         phase: The phase.
     """
-    differing = [place for place in values if not same(values[place], built.get(place))]
+    differing = [place for place in values if not is_same_value(values[place], built.get(place))]
     if not differing:
         return
-    label = label_of(phase.precision)
+    label = format_label(phase.precision)
     stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
-    at_checkpoint = _remedy_at_checkpoint(phase)
+    at_checkpoint = _format_checkpoint_remedy(phase)
     findings: list[Finding] = []
     for family in stored:
         field = f"mixed_precision.{family}_param_gather"
         rule = f"stores the weights in {family.upper()}, and phase {phase.number} ({label}) computes in another format"
         remedy = f"Keep BF16 weights with {field}=false{at_checkpoint}"
         findings.append(Finding(path=field, rule=rule, value=True, remedy=remedy))
-    fixed = _fixed(differing, stored)
+    fixed = _list_fixed_attributes(differing, stored)
     if fixed:
-        needed = [_needed(place, built, values) for place in fixed]
-        listed = ", ".join(needed[:_LISTED])
-        if len(needed) > _LISTED:
-            listed = f"{listed} and {len(needed) - _LISTED} more"
+        needed = [_describe_needed_value(place, built, values) for place in fixed]
+        listed = ", ".join(needed[:_MAX_LISTED])
+        if len(needed) > _MAX_LISTED:
+            listed = f"{listed} and {len(needed) - _MAX_LISTED} more"
         rule = f"needs {listed}, fixed once the model is built"
         remedy = f"State the values of phase 1{at_checkpoint}"
-        path = f"{_WHERE}, phase {phase.number}"
+        path = f"{_SCHEDULE_PATH}, phase {phase.number}"
         findings.append(Finding(path=path, rule=rule, value=label, remedy=remedy))
     if findings:
-        raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", findings)
+        raise SyncCheckError(
+            f"{_SCHEDULE_PATH}: this switch is not possible within a run:", findings
+        )
 
 
-def _fixed(differing: Sequence[tuple[str, str]], stored: Sequence[str]) -> list[tuple[str, str]]:
+def _list_fixed_attributes(
+    differing: Sequence[tuple[str, str]], stored: Sequence[str]
+) -> list[tuple[str, str]]:
     """Return the attributes that are fixed once the model is built.
 
     Fields of a family in which weights are stored follow from that, and are reported with it.
     """
-    following = {*SWITCHED}
+    following = {*LIVE_FIELDS}
     for name, field in FIELDS.items():
         if field.family in stored and field.stores_weights:
             following.add(name)
     fixed: list[tuple[str, str]] = []
     for role, attribute in differing:
-        if (role, attribute) not in _UNREAD and attribute not in following:
+        if (role, attribute) not in _UNREAD_ATTRIBUTES and attribute not in following:
             fixed.append((role, attribute))
     return fixed
 
 
-def _needed(place: tuple[str, str], built: _Values, values: _Values) -> str:
+def _describe_needed_value(
+    path: tuple[str, str], built: _ValuesByAttribute, values: _ValuesByAttribute
+) -> str:
     """Return the value that a phase needs and that of the first phase, in words."""
-    if place == _MODULES:
+    if path == _MODULES_ATTRIBUTE:
         return "other modules than phase 1"
-    return f"{'.'.join(place)}={plain(values[place])} ({plain(built.get(place))} in phase 1)"
+    return f"{'.'.join(path)}={to_plain_data(values[path])} ({to_plain_data(built.get(path))} in phase 1)"
 
 
-def _remedy_at_checkpoint(phase: Phase) -> str:
+def _format_checkpoint_remedy(phase: Phase) -> str:
     """Return how to switch at a checkpoint, as the end of a sentence."""
     step = phase.first - 1
-    recipe = recipe_name(phase.precision) or "RECIPE"
+    recipe = get_recipe_name(phase.precision) or "RECIPE"
     return (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
         f"checkpoint.save=FOLDER), then go on with mixed_precision={recipe} checkpoint.load=FOLDER."

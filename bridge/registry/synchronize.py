@@ -7,7 +7,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import write
+from bridge.sync.synchroniser import write_precision
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def synchronize(
             "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
             scheme are the recipe's in any case.
         strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
-            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.plan`).
+            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.sync_plan`).
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why. A warning is
@@ -50,6 +50,6 @@ def synchronize(
     config = get_mixed_precision_config(precision)
     config.finalize()
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    report = write(config, owners, on_conflict=on_conflict, is_last=strict)
+    report = write_precision(config, owners, on_conflict=on_conflict, is_last=strict)
     report.log_overrides(log)
     return report

@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.model.hybrid import letters_of
-from bridge.model.shape import has_experts
-from bridge.rehearse.layout import SPLIT, Split
-from bridge.rehearse.sections import SmallRun
-from bridge.target.fields import read_field, whole_number
+from bridge.model.hybrid_pattern import format_pattern
+from bridge.model.shape import is_moe_kind
+from bridge.rehearse.layout import SPLIT_FIELDS, LayerSplit
+from bridge.rehearse.small_run import SmallRun
+from bridge.target.fields import read_field, parse_integer
 
-PREDICTION = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
+PREDICTION_FIELDS = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
 """Fields of prediction layers."""
 
 
@@ -18,30 +18,32 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
     """Make the layers few; return the model fields that split them over two pipeline stages."""
     settings, shape = run.plan.settings, run.shape
     stages = run.layout.size("pipeline")
-    split = Split(parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual)
-    kept = kept_layers(
+    split = LayerSplit(
+        parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual
+    )
+    kept = select_kept_layers(
         shape.kinds,
         split,
         start=settings.start,
         end=settings.end,
         limit=limit,
-        wanted=_named_layers(run),
+        wanted=_collect_named_layers(run),
         needs_last=shape.has_mtp,
     )
     run.set("model.num_layers", len(kept), "keeps both ends, each kind of layer, and whole stages")
-    _count_ends(run, kept)
-    _state_kinds(run, kept)
+    _write_bf16_layer_counts(run, kept)
+    _write_layer_kinds(run, kept)
     _renumber_rows(run, kept)
     if shape.mtp_num_layers > 2 and "mtp_num_layers" in run.model:
         run.set("model.mtp_num_layers", 2, "prediction layers are alike")
     fields = split.fields(len(kept))
-    for name in SPLIT:
+    for name in SPLIT_FIELDS:
         before = run.model.pop(name, None)
         if before not in (None, False, fields.get(name)):
             run.note(
                 f"model.{name}", before, fields.get(name), "the split of the run at two stages"
             )
-    recomputed = whole_number(read_field(run.model, "recompute_num_layers"))
+    recomputed = parse_integer(read_field(run.model, "recompute_num_layers"))
     if recomputed:
         most = max(1, len(kept) // (stages * run.layout.virtual))
         why = "the layers of a stage are fewer"
@@ -50,7 +52,7 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
     return fields
 
 
-def _count_ends(run: SmallRun, kept: tuple[int, ...]) -> None:
+def _write_bf16_layer_counts(run: SmallRun, kept: tuple[int, ...]) -> None:
     """Count the kept layers among those of both ends that stay in BF16."""
     settings, layers = run.plan.settings, run.shape.num_layers
     end = min(settings.end, max(0, layers - settings.start))
@@ -68,7 +70,7 @@ def _count_ends(run: SmallRun, kept: tuple[int, ...]) -> None:
         run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
 
 
-def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
+def _write_layer_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
     """Write the kinds of the kept layers into the small run."""
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
@@ -77,7 +79,7 @@ def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
         name = "hybrid_override_pattern"
         if "hybrid_layer_pattern" in model:
             name = "hybrid_layer_pattern"
-        run.set(f"model.{name}", letters_of(kinds), why)
+        run.set(f"model.{name}", format_pattern(kinds), why)
         _leave_out_prediction(run, "a run builds no prediction layers of a hybrid")
         return
     if shape.indexer is not None:
@@ -88,7 +90,7 @@ def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
         frequency = [int("delta_net" in kind) for kind in kinds]
         run.set("model.linear_attention_freq", frequency, why)
     if shape.is_moe:
-        frequency = [int(has_experts(kind)) for kind in kinds]
+        frequency = [int(is_moe_kind(kind)) for kind in kinds]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
             run.set("model.moe_layer_freq", frequency, why)
 
@@ -97,11 +99,11 @@ def _leave_out_prediction(run: SmallRun, why: str) -> None:
     """Leave out the prediction layers of a run that has some."""
     if run.shape.mtp_num_layers:
         run.note_left_out("model.mtp_num_layers", run.shape.mtp_num_layers, why)
-    for field in PREDICTION:
+    for field in PREDICTION_FIELDS:
         run.model.pop(field, None)
 
 
-def _named_layers(run: SmallRun) -> list[int]:
+def _collect_named_layers(run: SmallRun) -> list[int]:
     """Return the layers that rows of `modules` name.
 
     Of the layers of one kind that the same rows name, it is the first.
@@ -126,7 +128,7 @@ def _renumber_rows(run: SmallRun, layers: tuple[int, ...]) -> None:
     rows = []
     stated = (run.precision or {}).get("modules") or ()
     for plain, row in zip(stated, run.plan.module_rows, strict=True):
-        select = row.renumbered(layers, run.shape.num_layers)
+        select = row.renumber_select(layers, run.shape.num_layers)
         if select is not None:
             rows.append({**plain, "select": select})
         else:
@@ -149,9 +151,9 @@ def _renumber_rows(run: SmallRun, layers: tuple[int, ...]) -> None:
         )
 
 
-def kept_layers(
+def select_kept_layers(
     kinds: Sequence[str],
-    split: Split,
+    split: LayerSplit,
     *,
     start: int,
     end: int,
@@ -179,12 +181,12 @@ def kept_layers(
         if len(chosen) < limit:
             chosen.add(layer)
     size = max(split.least, len(chosen))
-    while size < count and not split.shares(size):
+    while size < count and not split.can_share(size):
         size += 1
-    return _filled(chosen, middle, min(size, count))
+    return _fill_up_layers(chosen, middle, min(size, count))
 
 
-def _filled(chosen: set[int], middle: range, size: int) -> tuple[int, ...]:
+def _fill_up_layers(chosen: set[int], middle: range, size: int) -> tuple[int, ...]:
     """Return the chosen layers with others of the middle, so that there are `size`, in order.
 
     The others are spread over the middle first.

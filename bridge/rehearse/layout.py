@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.model.layout import LAYOUT, Parallel
+from bridge.model.layout import CUSTOM_LAYOUT_FIELD, ParallelLayout
 
-KINDS = ("tensor", "pipeline", "data", "expert", "context")
+PARALLELISM_KINDS = ("tensor", "pipeline", "data", "expert", "context")
 """Kinds of parallelism, by the names of the fields of `Parallel`."""
 RANKS_PER_KIND = 2
 """Ranks of each kind of parallelism in a rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class LaunchLayout:
     """One launch, or a whole run: the kinds of parallelism that it has, each at size 2."""
 
     kinds: tuple[str, ...] = ()
@@ -28,10 +28,10 @@ class Round:
     """Fields of the model that split the layers over the stages otherwise than evenly."""
 
     @classmethod
-    def of(cls, parallel: Parallel, *, is_sharded: bool) -> Round:
+    def from_parallel(cls, parallel: ParallelLayout, *, is_sharded: bool) -> LaunchLayout:
         """Return all kinds of a run's layout."""
         kinds = []
-        for kind in KINDS:
+        for kind in PARALLELISM_KINDS:
             if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded):
                 kinds.append(kind)
         return cls(
@@ -86,7 +86,7 @@ class Round:
         names |= {"context": "CP 2", "data": "DP 2", "expert": "EP 2"}
         return " x ".join(names[kind] for kind in names if kind in self.kinds) or "one process"
 
-    def without(self, kind: str) -> Round:
+    def without(self, kind: str) -> LaunchLayout:
         """Return the launch without a kind; experts need another kind's ranks to be spread over."""
         left = list(self.kinds)
         if kind in left:
@@ -95,7 +95,7 @@ class Round:
             left.remove("expert")
         return replace(self, kinds=tuple(left))
 
-    def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
+    def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[LaunchLayout, ...]:
         """Return launches of at most so many processes that together have every kind.
 
         There is one where the run has no kind. Experts are spread over the data-parallel ranks, or
@@ -133,7 +133,7 @@ class Round:
             if is_host and "expert" not in part:
                 part.append("expert")
 
-    def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> Round:
+    def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> LaunchLayout:
         expert_tensor = 1
         if "expert" not in kinds or "data" in kinds:
             expert_tensor = self.expert_tensor
@@ -142,21 +142,21 @@ class Round:
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-SPLIT = (FIRST, LAST, LAYOUT, EMBEDDING, LOSS)
+SPLIT_FIELDS = (FIRST, LAST, CUSTOM_LAYOUT_FIELD, EMBEDDING, LOSS)
 """Fields of the model that say how the layers are split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class LayerSplit:
     """How a run splits its layers."""
 
-    parallel: Parallel
+    parallel: ParallelLayout
     num_layers: int
     """Layers of the run."""
     virtual: int
     """Model chunks of each of the two stages."""
 
-    def shares(self, size: int) -> bool:
+    def can_share(self, size: int) -> bool:
         """Return whether the chunks can share so many layers.
 
         A layout of the run's own gives each chunk any number.
@@ -165,7 +165,7 @@ class Split:
             return True
         places = size + self.parallel.embedding_counts + self.parallel.loss_counts
         chunks = 2 * self.virtual
-        if self._ends:
+        if self._list_stage_layers:
             chunks = self.virtual
         return places % chunks == 0
 
@@ -176,13 +176,13 @@ class Split:
             return 1
         if self.parallel.layout is not None:
             return 2 * self.virtual
-        before, after = self._ends or (1, 1)
+        before, after = self._list_stage_layers or (1, 1)
         if before == after:
             return 2 * self.virtual
         return 3 * self.virtual
 
     @property
-    def _ends(self) -> tuple[int, int] | None:
+    def _list_stage_layers(self) -> tuple[int, int] | None:
         """Return the layers of two stages of the run, where one has a number of its own.
 
         Else None.
@@ -208,15 +208,15 @@ class Split:
         if parallel.pipeline == 1:
             return {}
         if parallel.layout is not None:
-            return {LAYOUT: self._layout(size)}
-        if self._ends is None:
+            return {CUSTOM_LAYOUT_FIELD: self._layout(size)}
+        if self._list_stage_layers is None:
             counted = {}
             if parallel.embedding_counts:
                 counted[EMBEDDING] = True
             if parallel.loss_counts:
                 counted[LOSS] = True
             return counted
-        before, after = self._ends
+        before, after = self._list_stage_layers
         few = self.virtual
         first = size - few
         if before == after:

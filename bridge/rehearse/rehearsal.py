@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.errors import Finding
-from bridge.rehearse.layout import Round
-from bridge.rehearse.sections import SmallRun
+from bridge.rehearse.layout import LaunchLayout
+from bridge.rehearse.small_run import SmallRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launched:
+class LaunchResult:
     """The result of a launch."""
 
-    round: Round
+    round: LaunchLayout
     seconds: float
     planned: int | None = None
     """The number of GEMMs in the plan; None where no step was recorded."""
@@ -38,7 +38,7 @@ class Rehearsal:
     layers: int
     """The number of layers of the run."""
     small: SmallRun
-    launches: tuple[Launched, ...]
+    launches: tuple[LaunchResult, ...]
     left_out: tuple[Finding, ...] = ()
     """Settings of the run that the rehearsal does not have, with the reason."""
     unknown: tuple[str, ...] = ()

@@ -14,36 +14,36 @@ from typing import Any
 from bridge.errors import BackendUnavailableError, Finding
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
-from bridge.precision.statements import recipe_name
+from bridge.precision.statements import get_recipe_name
 from bridge.preflight import declared_gpu
 from bridge.preflight.run import Run
-from bridge.read.keys import MADE_BY
+from bridge.read.run_keys import RECIPE_NAME_KEY
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.nearest import nearest_label
-from bridge.rehearse.layout import Round
-from bridge.rehearse.rehearsal import Launched, Rehearsal
-from bridge.rehearse.release import Release, release_for
-from bridge.rehearse.sections import SmallRun
-from bridge.rehearse.shrink import STEPS, shrink
-from bridge.rules.rulebook import BY_ID
-from bridge.runtime.audit.compare import MULTIPLIES, compare
+from bridge.registry.nearest_recipe import format_nearest_label
+from bridge.rehearse.layout import LaunchLayout
+from bridge.rehearse.rehearsal import LaunchResult, Rehearsal
+from bridge.rehearse.release import Release, find_release
+from bridge.rehearse.small_run import SmallRun
+from bridge.rehearse.shrink import TRAIN_STEPS, shrink
+from bridge.rules.rulebook import RULES_BY_ID
+from bridge.runtime.audit.plan_comparison import GEMM_MODULE_KINDS, compare_with_plan
 from bridge.runtime.audit.record import CensusRow, GemmRow, Record
-from bridge.target.fields import DEFAULTS
+from bridge.target.fields import OWNER_DEFAULTS
 from bridge.target.target import Target
-from bridge.target.versions import TITLES, parse_version
+from bridge.target.versions import PRODUCT_TITLES, parse_version
 
-ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
-UNSAVED_EXPERTS = "PB436"
+UNSAVED_EXPERTS_RULE = "PB436"
 """The rule about megatron-core before 0.19, which does not save grouped experts without extra state."""
-CORRECTED = (
-    f"{UNSAVED_EXPERTS}, which the target does not have: "
+SAVED_AS_IN_TARGET = (
+    f"{UNSAVED_EXPERTS_RULE}, which the target does not have: "
     "grouped experts were saved here as its releases save them."
 )
 
 
 def rehearse(
-    run: Run, *, backend: str = declared_gpu.BACKEND, processes: int = 4, max_layers: int = 8
+    run: Run, *, backend: str = declared_gpu.TE_CPU_BACKEND, processes: int = 4, max_layers: int = 8
 ) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
@@ -57,12 +57,12 @@ def rehearse(
         RunConfigError: No such model can be built, or planned.
         BackendUnavailableError: The process that imports Megatron ended without an answer.
     """
-    run.prediction.refuse_unplanned()
+    run.prediction.require_plan()
     target = run.prediction.target
     if not run.states_target or run.reading.is_release_installed:
         # The release is that of this machine; no target states one.
         target = replace(target, mcore=None)
-    release = release_for(target.mcore)
+    release = find_release(target.mcore)
     small = shrink(
         run.sections,
         run.precision,
@@ -71,34 +71,34 @@ def rehearse(
         processes=processes,
         max_layers=max_layers,
     )
-    answer = _answer(run, small, backend, release)
+    answer = _run_job(run, small, backend, release)
     ran = answer["versions"].items()
     versions = {name: version for name, version in ran if version is not None}
     label = "the configs' own precision"
     if run.precision is not None:
-        label = nearest_label(run.precision)
+        label = format_nearest_label(run.precision)
     left_out_here = [
         Finding(**entry, remedy="", severity="warning") for entry in answer["left_out"]
     ]
-    planned = replace(small, sections=_without(small.sections, left_out_here))
+    planned = replace(small, sections=_drop_left_out(small.sections, left_out_here))
     launches = []
     for launch in answer["launches"]:
-        launches.append(_launched(planned, launch, release, run.reading.environment))
+        launches.append(_evaluate_launch(planned, launch, release, run.reading.environment))
     return Rehearsal(
         label=label,
-        target=_declared(run),
+        target=_format_declared_target(run),
         backend=backend,
         versions=versions,
-        kept=_kept(run, small),
+        kept=_format_kept_fields(run, small),
         layers=small.shape.num_layers,
         small=small,
         launches=tuple(launches),
         left_out=(*small.left_out, *left_out_here),
-        unknown=_unknown(target, versions, small, answer),
+        unknown=_list_open_questions(target, versions, small, answer),
     )
 
 
-def _without(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[str, Any]:
+def _drop_left_out(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[str, Any]:
     """Return sections without the settings that the rehearsal left out.
 
     The record is compared with the plan of what ran. An offloaded optimizer for example keeps FP32
@@ -113,7 +113,7 @@ def _without(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[s
     return rest
 
 
-def _declared(run: Run) -> str:
+def _format_declared_target(run: Run) -> str:
     """Return the target as it was declared, without the installed release.
 
     That release is written into the target of a file.
@@ -124,14 +124,14 @@ def _declared(run: Run) -> str:
     return declared or "no declared target"
 
 
-def _kept(run: Run, small: SmallRun) -> str:
+def _format_kept_fields(run: Run, small: SmallRun) -> str:
     """Return the numbers of fields that the rehearsal has as the run has them, as a clause."""
     changed = {change.field for change in small.changes}
     counts = []
     for name in ("model", "optimizer", "ddp"):
         count = 0
         for key, value in small.sections[name].items():
-            is_set = value not in (None, DEFAULTS[name].get(key))
+            is_set = value not in (None, OWNER_DEFAULTS[name].get(key))
             count += is_set and f"{name}.{key}" not in changed
         counts.append(f"{count} of {name}")
     precision = "the precision"
@@ -140,7 +140,7 @@ def _kept(run: Run, small: SmallRun) -> str:
     return f"{precision}, and {', '.join(counts)}"
 
 
-def _unknown(
+def _list_open_questions(
     target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]
 ) -> tuple[str, ...]:
     """Return the sentences about what a rehearsal cannot find out."""
@@ -154,11 +154,11 @@ def _unknown(
         if theirs is None or ours is None:
             continue
         if theirs.release[:2] != parse_version(ours).release[:2]:
-            declared = f"{TITLES[name]} {theirs}, which the target declares"
+            declared = f"{PRODUCT_TITLES[name]} {theirs}, which the target declares"
             sentences.append(f"{declared}: {ours} ran here.")
     sentences += small.dropped
     if _saves_without_state(target) and small.sections["model"].get("moe_grouped_gemm"):
-        sentences.append(CORRECTED)
+        sentences.append(SAVED_AS_IN_TARGET)
     if answer["left_out"] and any(map(_has_error, answer["launches"])):
         sentences.append("Whether the run has the same error with the settings that were left out.")
     return tuple(sentences)
@@ -171,26 +171,26 @@ def _has_error(launch: dict[str, Any]) -> bool:
 
 def _saves_without_state(target: Target) -> bool:
     """Return whether the target is known to save grouped experts that have no extra state."""
-    rows = BY_ID[UNSAVED_EXPERTS].versions
+    rows = RULES_BY_ID[UNSAVED_EXPERTS_RULE].versions
     return any(row.holds(getattr(target, row.product)) is False for row in rows)
 
 
-def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
+def _run_job(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
     """Return the answer of the process that imports Megatron."""
     precision = small.precision
-    if precision is not None and run.precision is not None and recipe_name(run.precision):
-        precision = {**precision, MADE_BY: recipe_name(run.precision)}
+    if precision is not None and run.precision is not None and get_recipe_name(run.precision):
+        precision = {**precision, RECIPE_NAME_KEY: get_recipe_name(run.precision)}
     sections = {
         **small.sections,
         "mixed_precision": precision,
         "target": run.sections.get("target"),
         "precision_backend": backend,
     }
-    variables = _variables(run, small)
+    variables = _collect_te_variables(run, small)
     job = {
         "sections": sections,
         "rounds": list(map(asdict, small.rounds)),
-        "steps": STEPS,
+        "steps": TRAIN_STEPS,
         "variables": variables,
         "saves_without_state": _saves_without_state(run.prediction.target),
     }
@@ -207,7 +207,7 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         return _run_worker(job, Path(name), environment)
 
 
-def _variables(run: Run, small: SmallRun) -> dict[str, str]:
+def _collect_te_variables(run: Run, small: SmallRun) -> dict[str, str]:
     """Return the run's variables of Transformer Engine.
 
     Those of attention are left out where the rehearsal has another attention.
@@ -215,7 +215,7 @@ def _variables(run: Run, small: SmallRun) -> dict[str, str]:
     environment = run.reading.environment
     variables = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
     if any(change.field == "model.attention_backend" for change in small.changes):
-        for name in ATTENTION:
+        for name in ATTENTION_VARIABLES:
             variables.pop(name, None)
     return variables
 
@@ -242,23 +242,23 @@ def _run_worker(job: dict[str, Any], folder: Path, environment: dict[str, str]) 
     return answer
 
 
-def _launched(
+def _evaluate_launch(
     small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
-) -> Launched:
+) -> LaunchResult:
     """Return the result of a launch: its outcomes, compared with the plan of the small run."""
     layout = launch["round"]
-    small_round = Round(**{**layout, "kinds": tuple(layout["kinds"])})
+    small_round = LaunchLayout(**{**layout, "kinds": tuple(layout["kinds"])})
     first = launch["outcomes"][0]
-    findings = _errors(launch["outcomes"])
+    findings = _collect_errors(launch["outcomes"])
     planned = equal = None
     if "records" in first:
-        plan = _plan(small, small_round, release, environment)
-        planned = _planned_gemms(plan)
-        different, of_records = _compared(plan, first["records"])
+        plan = _plan_launch(small, small_round, release, environment)
+        planned = _count_planned_gemms(plan)
+        different, of_records = _compare_records(plan, first["records"])
         equal = planned - different
         findings += of_records
-        findings += _resumed_otherwise(first)
-    return Launched(
+        findings += _check_resumed_loss(first)
+    return LaunchResult(
         round=small_round,
         seconds=launch["seconds"],
         planned=planned,
@@ -270,17 +270,17 @@ def _launched(
     )
 
 
-def _planned_gemms(plan: PrecisionPlan) -> int:
+def _count_planned_gemms(plan: PrecisionPlan) -> int:
     """Return the number of GEMMs that a plan has rows of."""
     count = 0
     for layer in plan.layers:
         for module in layer.modules:
-            if module.kind in MULTIPLIES:
+            if module.kind in GEMM_MODULE_KINDS:
                 count += sum(row.item in GEMMS for row in module.rows)
     return count
 
 
-def _resumed_otherwise(outcome: dict[str, Any]) -> list[Finding]:
+def _check_resumed_loss(outcome: dict[str, Any]) -> list[Finding]:
     """Return a finding where the step after a resume has another loss than without a break."""
     loss = outcome["loss"]
     resumed = outcome.get("resumed_loss", loss)
@@ -291,14 +291,16 @@ def _resumed_otherwise(outcome: dict[str, Any]) -> list[Finding]:
     return [Finding(path="checkpoint", rule=rule, value=value, remedy="", severity="warning")]
 
 
-def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, list[Finding]]:
+def _compare_records(
+    plan: PrecisionPlan, records: list[dict[str, Any]]
+) -> tuple[int, list[Finding]]:
     """Return how many planned GEMMs ran otherwise in some recorded step, and the findings."""
     different: set[tuple[str, str, str]] = set()
     findings: dict[str, Finding] = {}
     for content in records:
         gemms = tuple(GemmRow(**row) for row in content["gemms"])
         census = tuple(CensusRow(**row) for row in content["census"])
-        for mismatch in compare(plan, Record(gemms=gemms, census=census)):
+        for mismatch in compare_with_plan(plan, Record(gemms=gemms, census=census)):
             if mismatch.column != "unplanned":
                 different.update(product(mismatch.layers, mismatch.modules, mismatch.gemms))
             rule = str(mismatch)
@@ -307,8 +309,8 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
     return len(different), list(findings.values())
 
 
-def _plan(
-    small: SmallRun, launch: Round, release: Release, environment: Mapping[str, str]
+def _plan_launch(
+    small: SmallRun, launch: LaunchLayout, release: Release, environment: Mapping[str, str]
 ) -> PrecisionPlan:
     """Return the plan of the small run in the layout of a launch."""
     precision = None
@@ -325,11 +327,11 @@ def _plan(
     )
 
 
-def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
+def _collect_errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
     """Return the errors of the rank that failed first; others lose its connection, or are ended."""
     failed = [outcome for outcome in outcomes if "error" in outcome]
     if failed:
-        return _error_findings(min(failed, key=lambda outcome: float(outcome["error"]["at"])))
+        return _make_error_findings(min(failed, key=lambda outcome: float(outcome["error"]["at"])))
     ended = {outcome["ended"] for outcome in outcomes if "ended" in outcome}
     if not ended:
         return []
@@ -337,7 +339,7 @@ def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
     return [Finding(path="run", rule=rule, value=", ".join(sorted(ended)), remedy=remedy)]
 
 
-def _error_findings(outcome: dict[str, Any]) -> list[Finding]:
+def _make_error_findings(outcome: dict[str, Any]) -> list[Finding]:
     """Return the findings of an error, or the error as one finding."""
     error = outcome["error"]
     if "findings" in error:

@@ -9,7 +9,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.target.versions import UNPACKED, Version, installed, newer_megatron
+from bridge.target.versions import (
+    UNPACKED_FOLDER,
+    Version,
+    get_installed_version,
+    find_newer_megatron,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,25 +36,25 @@ class Release:
         return {"PYTHONPATH": path}
 
 
-def releases_at_hand(*, prefix: Path | None = None) -> list[Release]:
+def list_local_releases(*, prefix: Path | None = None) -> list[Release]:
     """Return the releases on this machine, the installed release first.
 
     Args:
         prefix: Prefix of the Python environment, None for that of this process.
     """
     releases = []
-    current = installed("mcore")
+    current = get_installed_version("mcore")
     if current is not None:
         releases.append(Release(version=current))
-    newer = newer_megatron(prefix)
+    newer = find_newer_megatron(prefix)
     if newer is not None:
         if prefix is None:
             prefix = Path(sys.prefix)
-        releases.append(Release(version=newer, folder=prefix / UNPACKED))
+        releases.append(Release(version=newer, folder=prefix / UNPACKED_FOLDER))
     return releases
 
 
-def release_for(wanted: Version | None, *, prefix: Path | None = None) -> Release:
+def find_release(wanted: Version | None, *, prefix: Path | None = None) -> Release:
     """Return the newest release on this machine that is not newer than the wanted release.
 
     Args:
@@ -59,10 +64,10 @@ def release_for(wanted: Version | None, *, prefix: Path | None = None) -> Releas
     Returns:
         The installed release where every release is newer than the wanted release.
     """
-    for release in reversed(releases_at_hand(prefix=prefix)):
+    for release in reversed(list_local_releases(prefix=prefix)):
         version = release.version
         if version is None or wanted is None:
             return release
         if version.release[: len(wanted.release)] <= wanted.release:
             return release
-    return Release(version=installed("mcore"))
+    return Release(version=get_installed_version("mcore"))

@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from bridge.plan.precision_plan import plan_of
+from bridge.plan.precision_plan import make_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
-from bridge.rehearse.layout import Round
-from bridge.rehearse.sections import SmallRun
+from bridge.rehearse.layout import LaunchLayout
+from bridge.rehearse.small_run import SmallRun
 from bridge.rehearse.widths import shrink_widths
 from bridge.sync.prediction import predict
-from bridge.target.fields import FIELDS, read_field, whole_number
+from bridge.target.fields import OWNER_FIELDS, read_field, parse_integer
 from bridge.target.target import Target
-from bridge.target.versions import Version, installed
+from bridge.target.versions import Version, get_installed_version
 
-TOKENS = 64
+MIN_TOKENS = 64
 """The fewest tokens of a sequence on each context-parallel rank."""
-STEPS = 2
+TRAIN_STEPS = 2
 """Steps before the checkpoint; one more follows it."""
 
 SWITCHED_OFF = {
@@ -37,21 +37,30 @@ SWITCHED_OFF = {
     "moe_router_force_load_balancing": "a resume would draw other routes",
 }
 """Switch of the model that changes no format -> the reason why it is off in a rehearsal."""
-NOT_HERE = {
+UNSUPPORTED_SWITCHES = {
     "fp8_dot_product_attention": "attention in FP8 has no CPU version",
     "fp8_multi_head_attention": "attention in FP8 has no CPU version",
 }
 """Switch of the model or the precision that changes formats -> the reason why it is left out."""
-FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
+FSDP_PREFIXES = (
+    "megatron_fsdp_",
+    "fsdp_",
+    "data_parallel_sharding_strategy",
+    "outer_dp_sharding_strategy",
+)
 """Prefixes of the fields of DDP that act under Megatron-FSDP alone."""
-INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
+INITIALISER_FIELDS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, saved as text, which Megatron makes of other fields."""
-GRAPHS = ("cuda_graph_scope", "cuda_graph_modules")
+CUDA_GRAPH_FIELDS = ("cuda_graph_scope", "cuda_graph_modules")
 """Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope
 ``full_iteration`` megatron-core 0.19.2 makes another `cuda_graph_impl`
 (transformer_config.py:2412)."""
 
-FLEX = ("moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_flex_dispatcher_num_sms")
+FLEX_DISPATCHER_FIELDS = (
+    "moe_deepep_num_sms",
+    "moe_hybridep_num_sms",
+    "moe_flex_dispatcher_num_sms",
+)
 """Streaming multiprocessors of the flex dispatcher, which no rehearsal has.
 
 A run folder of megatron-core 0.16.1 states the first two with their class defaults, and 0.19.2
@@ -88,8 +97,8 @@ def shrink(
         copies[name] = dict(sections.get(name) or {})
     place = target or Target()
     whole = predict(precision, copies, target=Target(count=place.count))
-    plan = plan_of(whole)
-    layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
+    plan = make_plan(whole)
+    layout = LaunchLayout.from_parallel(whole.parallel, is_sharded=plan.settings.distributed)
     stated = None
     if precision is not None:
         stated = precision.to_dict()
@@ -103,10 +112,10 @@ def shrink(
     _replace_optimizer(run)
     _replace_kernels(run)
     # Each launch has its own layout and communication.
-    of_launch = (*Round().fields(), "overlap_p2p_comm", "batch_p2p_comm")
-    for name in (*INITIALISERS, *GRAPHS, *FLEX, *of_launch):
+    of_launch = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
+    for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *of_launch):
         run.model.pop(name, None)
-    _leave_out(run, sections, place, here or installed("mcore"))
+    _leave_out(run, sections, place, here or get_installed_version("mcore"))
     run.rounds = layout.rounds(processes, split)
     return run
 
@@ -126,9 +135,9 @@ def _leave_out(
     run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
 ) -> None:
     """Leave out the settings of formats and of trained weights that no run here can have."""
-    for name, reason in NOT_HERE.items():
+    for name, reason in UNSUPPORTED_SWITCHES.items():
         run.leave_out(name, reason)
-    has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
+    has_buffers = OWNER_FIELDS["ddp"]["fp4_param_gather"].has
     is_later = False
     if has_buffers is not None:
         is_later = bool(has_buffers.holds(target.mcore)) and not has_buffers.holds(here)
@@ -150,7 +159,7 @@ def _leave_out(
 def _shrink_tokens(run: SmallRun) -> None:
     """Make the sequence and the micro-batch small; a rank's tokens keep their alignment."""
     parallel = run.parallel
-    samples = whole_number(read_field(run.sections["train"], "micro_batch_size")) or 1
+    samples = parse_integer(read_field(run.sections["train"], "micro_batch_size")) or 1
     small_samples = min(samples, 2)
 
     def alignment(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
@@ -159,9 +168,11 @@ def _shrink_tokens(run: SmallRun) -> None:
         is_split = not parallel.sequence_parallel or rows % tensor == 0
         return is_shared, is_split, gcd(rows * samples, run.unit)
 
-    wanted = alignment(run.shape.seq_length or TOKENS, samples, parallel.context, parallel.tensor)
+    wanted = alignment(
+        run.shape.seq_length or MIN_TOKENS, samples, parallel.context, parallel.tensor
+    )
     context = run.layout.size("context")
-    seq_length = TOKENS * context
+    seq_length = MIN_TOKENS * context
     for tokens in range(seq_length, seq_length + 8 * run.unit * context):
         if alignment(tokens, small_samples, context, run.tensor_ranks) == wanted:
             seq_length = tokens
@@ -175,8 +186,8 @@ def _replace_schedule(run: SmallRun) -> None:
     """Replace the schedule by one of a few steps; the schedule of the run is not reported."""
     samples = run.sections["train"]["micro_batch_size"]
     run.sections["train"] = {
-        "train_iters": STEPS,
-        "lr_decay_iters": STEPS + 1,
+        "train_iters": TRAIN_STEPS,
+        "lr_decay_iters": TRAIN_STEPS + 1,
         "micro_batch_size": samples,
         "global_batch_size": samples,
         "lr_warmup_iters": 0,
@@ -192,7 +203,7 @@ def _replace_optimizer(run: SmallRun) -> None:
     """Let Adam stand for Muon, and the distributed optimizer for the sharding of FSDP and Muon."""
     has_fsdp = bool(run.sections["ddp"].get("use_megatron_fsdp"))
     has_muon = "muon" in str(run.sections["optimizer"].get("optimizer"))
-    for section, inert in (("ddp", FSDP), ("optimizer", ("muon_",))):
+    for section, inert in (("ddp", FSDP_PREFIXES), ("optimizer", ("muon_",))):
         values = dict(run.sections[section])
         for name in run.sections[section]:
             if name.startswith(inert):

@@ -10,18 +10,18 @@ from dataclasses import replace
 from math import gcd
 
 from bridge.model.shape import Experts, Latent, StateSpace
-from bridge.model.variants import DeltaNet, Indexer
-from bridge.rehearse.sections import LEAST_ALIGNMENT, SmallRun
+from bridge.model.attention_variants import DeltaNet, Indexer
+from bridge.rehearse.small_run import MIN_ALIGNMENT, SmallRun
 from bridge.target.fields import read_field
 
-HEADS_PER_GROUP = 8
+MAX_HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
 DELTA_CHANNELS = {"key_head_dim": 8, "value_head_dim": 8}
-TOPK = 16
+INDEXER_TOPK = 16
 """Keys that a query of sparse attention takes."""
 
-WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
-HEADS = "keeps the queries of a key on a rank"
+WIDTH_REASON = "keeps the ratio to hidden_size and the alignment on a rank"
+HEADS_REASON = "keeps the queries of a key on a rank"
 
 
 def shrink_widths(run: SmallRun) -> None:
@@ -43,26 +43,26 @@ def _shrink_attention(run: SmallRun) -> int:
     shape = run.shape
     if not shape.num_attention_heads:
         return run.unit * 2
-    heads, groups = _small_heads(run)
-    channels = _small_channels(run, heads, groups)
+    heads, groups = _choose_heads(run)
+    channels = _choose_channels(run, heads, groups)
     is_stated = read_field(run.model, "kv_channels") is not None
     ratio = shape.hidden_size / (shape.num_attention_heads * shape.kv_channels)
     if shape.latent is not None:
         hidden = _shrink_latent(run, shape.latent, heads, ratio)
     elif is_stated:
-        hidden = run.fitted(shape.hidden_size, ratio * heads * channels)
+        hidden = run.fit_width(shape.hidden_size, ratio * heads * channels)
     else:
         hidden = heads * channels
-    run.set("model.num_attention_heads", heads, HEADS)
+    run.set("model.num_attention_heads", heads, HEADS_REASON)
     if groups != heads or read_field(run.model, "num_query_groups") is not None:
-        run.set("model.num_query_groups", groups, HEADS)
+        run.set("model.num_query_groups", groups, HEADS_REASON)
     if is_stated and shape.latent is None:
         run.set("model.kv_channels", channels, "keeps the alignment on a rank")
     run.set("model.hidden_size", hidden, "keeps the ratio to the heads and the alignment")
     return hidden
 
 
-def _small_heads(run: SmallRun) -> tuple[int, int]:
+def _choose_heads(run: SmallRun) -> tuple[int, int]:
     """Return the query heads and the groups that share a key, few of both.
 
     A number that the tensor-parallel ranks of the run do not divide is not divided here either.
@@ -79,13 +79,13 @@ def _small_heads(run: SmallRun) -> tuple[int, int]:
         small_groups = small_ranks + 1
     elif groups % ranks:
         small_groups = 1
-    per_group = min(heads // groups, HEADS_PER_GROUP)
+    per_group = min(heads // groups, MAX_HEADS_PER_GROUP)
     if heads % ranks == 0 and small_groups * per_group % small_ranks:
         per_group += 1
     return small_groups * per_group, small_groups
 
 
-def _small_channels(run: SmallRun, heads: int, groups: int) -> int:
+def _choose_channels(run: SmallRun, heads: int, groups: int) -> int:
     """Return the smallest channels of a head whose projections keep their alignment on a rank."""
     shape = run.shape
     is_stated = read_field(run.model, "kv_channels") is not None
@@ -105,7 +105,7 @@ def _small_channels(run: SmallRun, heads: int, groups: int) -> int:
         shape.kv_channels,
         run.parallel.tensor,
     )
-    for channels in range(LEAST_ALIGNMENT, 4 * run.unit + 1):
+    for channels in range(MIN_ALIGNMENT, 4 * run.unit + 1):
         width = heads * channels
         if is_stated:
             width = shape.hidden_size
@@ -126,14 +126,14 @@ def _shrink_latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> i
             dims[name] = size
     scale = 2 * run.unit / min(dims.values())
     for name, size in dims.items():
-        run.set(f"model.{name}", run.fitted(size, size * scale), "keeps the alignment")
+        run.set(f"model.{name}", run.fit_width(size, size * scale), "keeps the alignment")
     channels = run.shape.kv_channels * scale
-    hidden = run.fitted(run.shape.hidden_size, ratio * heads * channels)
+    hidden = run.fit_width(run.shape.hidden_size, ratio * heads * channels)
     for name in ("q_lora_rank", "kv_lora_rank"):
         rank = getattr(latent, name)
         if rank is not None:
             wanted = rank * hidden / run.shape.hidden_size
-            run.set(f"model.{name}", run.fitted(rank, wanted), WIDTH)
+            run.set(f"model.{name}", run.fit_width(rank, wanted), WIDTH_REASON)
     return hidden
 
 
@@ -146,11 +146,11 @@ def _shrink_state_space(run: SmallRun, mixer: StateSpace) -> None:
     def alignment(space: StateSpace, ranks: int) -> tuple[object, ...]:
         """Return the divisors of the widths that the run's projections have on a rank."""
         inner = gcd(space.inner // ranks, run.unit)
-        projected = gcd(space.projected // ranks, run.unit)
+        projected = gcd(space.projected_width // ranks, run.unit)
         return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
 
     wanted = alignment(mixer, run.parallel.tensor)
-    state_dim = run.fitted(mixer.state_dim, 16)
+    state_dim = run.fit_width(mixer.state_dim, 16)
     without_heads = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
     small = replace(without_heads, num_heads=groups * run.unit)
     for num_heads in range(groups, 8 * groups * run.unit + 1):
@@ -173,7 +173,7 @@ def _shrink_delta_net(run: SmallRun, net: DeltaNet) -> None:
     def alignment(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
         """Return the divisors of the widths that the run's projections have on a rank."""
         value = gcd(sizes.value // ranks, run.unit)
-        projected = gcd(sizes.projected // ranks, run.unit)
+        projected = gcd(sizes.projected_width // ranks, run.unit)
         return sizes.num_key_heads % ranks == 0, value, projected
 
     wanted = alignment(net, run.parallel.tensor)
@@ -198,18 +198,18 @@ def _shrink_indexer(run: SmallRun, indexer: Indexer) -> None:
     width = 1 << (max(run.unit, 2 * rotated) - 1).bit_length()
     why = "a power of two, which the rotation takes"
     run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), why)
-    run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, run.unit), WIDTH)
-    run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
+    run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, run.unit), WIDTH_REASON)
+    run.set("model.dsa_indexer_topk", min(indexer.topk, INDEXER_TOPK), "the tokens are fewer")
 
 
 def _shrink_feed_forward(run: SmallRun, hidden: int) -> None:
     """Make the feed-forward width small, and leave the vocabulary to the corpus of bytes."""
     shape = run.shape
     wanted = shape.ffn_hidden_size / shape.hidden_size * hidden
-    width = run.fitted(shape.ffn_hidden_size, wanted, run.parallel.tensor, run.tensor_ranks)
+    width = run.fit_width(shape.ffn_hidden_size, wanted, run.parallel.tensor, run.tensor_ranks)
     is_stated = read_field(run.model, "ffn_hidden_size") is not None
     if is_stated or width != 4 * hidden:
-        run.set("model.ffn_hidden_size", width, WIDTH)
+        run.set("model.ffn_hidden_size", width, WIDTH_REASON)
     run.set("model.vocab_size", None, "the vocabulary of bytes, padded as the run's is")
 
 
@@ -238,14 +238,14 @@ def _shrink_experts(run: SmallRun, experts: Experts, hidden: int) -> None:
 def _shrink_expert_widths(run: SmallRun, experts: Experts, ratio: float) -> None:
     """Make the widths of routed and shared experts small by the ratio of the hidden sizes."""
     if experts.latent_size:
-        width = run.fitted(experts.latent_size, experts.latent_size * ratio)
-        run.set("model.moe_latent_size", width, WIDTH)
+        width = run.fit_width(experts.latent_size, experts.latent_size * ratio)
+        run.set("model.moe_latent_size", width, WIDTH_REASON)
     if read_field(run.model, "moe_ffn_hidden_size") is not None:
         routed = experts.ffn_hidden_size
         ranks, small_ranks = run.parallel.expert_tensor, run.layout.expert_tensor
-        width = run.fitted(routed, routed * ratio, ranks, small_ranks)
-        run.set("model.moe_ffn_hidden_size", width, WIDTH)
+        width = run.fit_width(routed, routed * ratio, ranks, small_ranks)
+        run.set("model.moe_ffn_hidden_size", width, WIDTH_REASON)
     if experts.shared_ffn_hidden_size:
         shared = experts.shared_ffn_hidden_size
-        width = run.fitted(shared, shared * ratio, run.parallel.tensor, run.tensor_ranks)
-        run.set("model.moe_shared_expert_intermediate_size", width, WIDTH)
+        width = run.fit_width(shared, shared * ratio, run.parallel.tensor, run.tensor_ranks)
+        run.set("model.moe_shared_expert_intermediate_size", width, WIDTH_REASON)

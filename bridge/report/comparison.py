@@ -13,41 +13,41 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.report.curves import figure_of
-from bridge.report.table import cell, markdown, show, table
+from bridge.report.curves import make_figure
+from bridge.report.table import format_cell, format_markdown, print_renderable, make_table
 from bridge.runtime.audit.quantisation import OPERANDS
-from bridge.runtime.compare.gap import common_steps
+from bridge.runtime.compare.gap import find_common_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from bridge.runtime.compare.comparison import Comparison, RecipeRow
 
-NAME = "comparison"
-STATE_OF_VERDICT = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
+FILE_STEM = "comparison"
+VERDICT_STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
 """Verdict -> the state of a report's answer."""
-LINEAR_GATES = 8
+MAX_LINEAR_GATES = 8
 """Gates up to which the scale of the gaps is linear."""
 
 
-def show_comparisons(comparisons: Sequence[Comparison]) -> None:
+def print_comparisons(comparisons: Sequence[Comparison]) -> None:
     """Print a table and a verdict per recipe, for each comparison of a sweep."""
     for comparison in comparisons:
-        rows = _table_of(comparison)
+        rows = _make_rows(comparison)
         numbers = {*rows[0]} - {"recipe", "verdict"}
-        show(table(rows, title=_title(comparison), numbers=numbers))
-        print("\n".join(sentences(comparison)))  # noqa: T201  the end of a command
+        print_renderable(make_table(rows, title=_format_title(comparison), numbers=numbers))
+        print("\n".join(format_sentences(comparison)))  # noqa: T201  the end of a command
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def format_sentences(comparison: Comparison) -> list[str]:
     """Return how far the runs are twins, and the verdict on each recipe."""
-    lines = list(comparison.notes) or [_proof(comparison)]
+    lines = list(comparison.notes) or [_format_proof(comparison)]
     for row in comparison.rows[1:]:
         lines.append(row.sentence(comparison.baseline.label))
     return lines
 
 
-def _proof(comparison: Comparison) -> str:
+def _format_proof(comparison: Comparison) -> str:
     """Return the proof that runs of our own are twins."""
     fields: set[str] = set()
     for row in comparison.rows:
@@ -59,7 +59,7 @@ def _proof(comparison: Comparison) -> str:
     )
 
 
-def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
+def collect_answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
     """Return for each run that has a twin of another recipe a state and a sentence.
 
     A state is good, bad or unknown. The runs of the baseline have what is known of all of them.
@@ -68,12 +68,12 @@ def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
     for comparison in comparisons:
         if len(comparison.rows) < 2:
             continue
-        about_all = " ".join(comparison.notes) or _proof(comparison)
+        about_all = " ".join(comparison.notes) or _format_proof(comparison)
         for row in comparison.rows:
             state, sentence = "unknown", about_all
             if row.gap is not None:
                 state, sentence = (
-                    STATE_OF_VERDICT[row.gap.verdict],
+                    VERDICT_STATES[row.gap.verdict],
                     row.sentence(comparison.baseline.label),
                 )
             for arm in row.arms:
@@ -85,20 +85,20 @@ def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
     """Write ``comparison.md``, ``comparison.json`` and a picture per comparison into a folder."""
     parts = []
     for number, comparison in enumerate(comparisons, start=1):
-        picture = f"{NAME}.png"
+        picture = f"{FILE_STEM}.png"
         if len(comparisons) > 1:
-            picture = f"{NAME}-{number}.png"
+            picture = f"{FILE_STEM}-{number}.png"
         plot_comparison(folder / picture, comparison)
-        parts.append(_markdown(comparison, picture))
-    (folder / f"{NAME}.md").write_text("\n".join(parts), encoding="utf-8")
-    content = list(map(comparison_dict, comparisons))
+        parts.append(_format_markdown(comparison, picture))
+    (folder / f"{FILE_STEM}.md").write_text("\n".join(parts), encoding="utf-8")
+    content = list(map(comparison_to_dict, comparisons))
     text = json.dumps(content, indent=2)
-    (folder / f"{NAME}.json").write_text(text + "\n", encoding="utf-8")
+    (folder / f"{FILE_STEM}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def comparison_dict(comparison: Comparison) -> dict[str, Any]:
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
-    rows = list(map(_row_dict, comparison.rows))
+    rows = list(map(_row_to_dict, comparison.rows))
     content = {
         "where": dict(comparison.where),
         "gate": comparison.gate,
@@ -110,7 +110,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     return content
 
 
-def _row_dict(row: RecipeRow) -> dict[str, Any]:
+def _row_to_dict(row: RecipeRow) -> dict[str, Any]:
     gap = None
     if row.gap is not None:
         gap = dataclasses.asdict(row.gap)
@@ -125,7 +125,7 @@ def _row_dict(row: RecipeRow) -> dict[str, Any]:
     }
 
 
-def _title(comparison: Comparison) -> str:
+def _format_title(comparison: Comparison) -> str:
     title = f"Compared with {comparison.baseline.label}"
     where = []
     for name, value in comparison.where.items():
@@ -135,17 +135,17 @@ def _title(comparison: Comparison) -> str:
     return title
 
 
-def _markdown(comparison: Comparison, picture: str) -> str:
-    lines = [f"## {_title(comparison)}", "", markdown(_table_of(comparison)), ""]
-    for sentence in sentences(comparison):
+def _format_markdown(comparison: Comparison, picture: str) -> str:
+    lines = [f"## {_format_title(comparison)}", "", format_markdown(_make_rows(comparison)), ""]
+    for sentence in format_sentences(comparison):
         lines.append(f"- {sentence}")
     lines += ["", f"![Losses and gaps]({picture})", ""]
     return "\n".join(lines)
 
 
-def _table_of(comparison: Comparison) -> list[dict[str, str]]:
+def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
     """Return a row for each recipe; of logs without the columns that no log has."""
-    rows = list(map(_cells, comparison.rows))
+    rows = list(map(_make_cells, comparison.rows))
     if not comparison.notes:
         return rows
     for heading in list(rows[0]):
@@ -155,7 +155,7 @@ def _table_of(comparison: Comparison) -> list[dict[str, str]]:
     return rows
 
 
-def _cells(row: RecipeRow) -> dict[str, str]:
+def _make_cells(row: RecipeRow) -> dict[str, str]:
     gap, figures = row.gap, row.figures
     verdict, share, interval = "baseline", None, "-"
     if gap is not None:
@@ -173,14 +173,14 @@ def _cells(row: RecipeRow) -> dict[str, str]:
     return {
         "recipe": row.label,
         "verdict": verdict,
-        "gap": cell(share, "+.2%").replace("%", " %"),
+        "gap": format_cell(share, "+.2%").replace("%", " %"),
         "90 % interval": interval,
-        "loss": cell(row.loss),
-        "validation": cell(figures["validation_loss"]),
+        "loss": format_cell(row.loss),
+        "validation": format_cell(figures["validation_loss"]),
         "seeds": str(len(row.arms)),
-        "skipped": cell(figures["skipped_steps"], ""),
-        "s/step": cell(figures["step_seconds"], ".3f"),
-        "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
+        "skipped": format_cell(figures["skipped_steps"], ""),
+        "s/step": format_cell(figures["step_seconds"], ".3f"),
+        "tokens/s": format_cell(figures["tokens_per_second"], ",.0f"),
         "peak MiB": peak,
         "SQNR dB (in, weight, grad)": ", ".join(ratios) or "-",
     }
@@ -188,7 +188,7 @@ def _cells(row: RecipeRow) -> dict[str, str]:
 
 def plot_comparison(path: Path, comparison: Comparison) -> None:
     """Draw the losses with the range of their seeds, and below them each gap, into a PNG."""
-    figure = figure_of(9, 7.5)
+    figure = make_figure(9, 7.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
@@ -204,7 +204,7 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
 
 
 def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
-    steps = common_steps(row.curves)
+    steps = find_common_steps(row.curves)
     if not steps:
         return
     losses = np.stack([curve.over(steps) for curve in row.curves])
@@ -238,7 +238,7 @@ def _draw_gaps(axes: Axes, comparison: Comparison) -> None:
         first_step = windows[0][0]
         label = "judged from here on"
         axes.axvline(first_step, color="tab:gray", linestyle="--", linewidth=1, label=label)
-    if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
+    if max(-least, most) > MAX_LINEAR_GATES * gate:  # one recipe far off would flatten the others
         axes.set_yscale("symlog", linthresh=gate)
     axes.set_ylim(least, most)
     ylabel = f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)"

@@ -14,7 +14,7 @@ Points = Sequence[tuple[int, float]]
 """(step, loss) pairs."""
 
 
-def points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
+def collect_points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
     """Return step and value of each record of a run that has the value."""
     return [(row["step"], row[name]) for row in records if row[name] is not None]
 
@@ -35,7 +35,7 @@ def plot_loss(
     height, xlabel = 4.8, "step"
     if loss_scale:
         height, xlabel = 6.2, ""
-    figure = figure_of(8, height)
+    figure = make_figure(8, height)
     if loss_scale:
         axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
         _draw_loss_scale(below, loss_scale)
@@ -66,7 +66,7 @@ def _draw_loss_scale(axes: Axes, loss_scale: Points) -> None:
     axes.grid(visible=True, alpha=0.3)
 
 
-def figure_of(width: float, height: float) -> Figure:
+def make_figure(width: float, height: float) -> Figure:
     """Return an empty figure, its size in inches."""
     # matplotlib is heavy, and only the first rank draws.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -3,54 +3,54 @@
 from typing import Any
 
 from bridge.errors import bounded
-from bridge.precision.values import plain
+from bridge.precision.coercion import to_plain_data
 from bridge.preflight.check import Report
-from bridge.rules.rule import EVIDENCE, RuleFinding, remedy_of
+from bridge.rules.rule import EVIDENCE, RuleFinding, format_remedies
 
-STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 Line = tuple[tuple[str, str], ...]
 """A line for people: its parts, each a text and its style in rich's words."""
 
 
-def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
+def format_findings(report: Report, *, is_quiet: bool = False) -> list[Line]:
     """Return the report for people: the subject of the check, every finding, the verdict."""
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
     if report.context.run.choice is not None:
         lines.append(((f"  {report.context.run.choice}", "dim"),))
-    if report.context.flow is not None:
-        lines.append(((f"  gradients: {report.context.flow}", "dim"),))
+    if report.context.gradient_flow is not None:
+        lines.append(((f"  gradients: {report.context.gradient_flow}", "dim"),))
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
-            lines.extend(_finding(finding))
+            lines.extend(_format_finding(finding))
     for finding in report.silenced:
         lines.append(((f"silenced {finding.id} {finding.path}: {finding.silenced}", "dim"),))
-    lines.append(((verdict_line(report), ""),))
+    lines.append(((format_verdict(report), ""),))
     if report.not_asked is not None:
         lines.append(((f"  {report.not_asked}", ""),))
     return lines
 
 
-def verdict_line(report: Report) -> str:
+def format_verdict(report: Report) -> str:
     """Return how many findings of each kind there are, as one sentence."""
     counts = []
     for severity in ("error", "warning", "info"):
         count = len(report.of(severity))
         if count:
-            counts.append(_counted(count, severity))
+            counts.append(_format_count(count, severity))
     sentence = ", ".join(counts) or "nothing found"
     if report.silenced:
         sentence += f", {len(report.silenced)} silenced"
     return sentence
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     if count > 1:
         return f"{count} {noun}s"
     return f"{count} {noun}"
 
 
-def brief_line(report: Report) -> str:
+def format_brief(report: Report) -> str:
     """Return the ids of the rules that find an error or a warning.
 
     The number of rules that cannot be judged follows.
@@ -62,7 +62,7 @@ def brief_line(report: Report) -> str:
             ids: dict[str, None] = {}
             for finding in findings:
                 ids[finding.id] = None
-            parts.append(f"{_counted(len(findings), severity)} ({', '.join(ids)})")
+            parts.append(f"{_format_count(len(findings), severity)} ({', '.join(ids)})")
     unknown = 0
     for finding in report.findings:
         if finding.unknown:
@@ -76,7 +76,7 @@ def brief_line(report: Report) -> str:
     return ", ".join(parts) or "nothing found"
 
 
-def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
+def report_to_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
     """Return the report as plain data."""
     choice = report.context.run.choice
     auto = None
@@ -86,23 +86,23 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
         "precision": report.precision,
         "target": report.target,
         "auto": auto,
-        "gradients": report.context.flow,
+        "gradients": report.context.gradient_flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
-        "findings": list(map(finding_dict, report.findings)),
-        "silenced": list(map(finding_dict, report.silenced)),
+        "findings": list(map(finding_to_dict, report.findings)),
+        "silenced": list(map(finding_to_dict, report.silenced)),
         "not_asked": report.not_asked,
     }
 
 
-def finding_dict(finding: RuleFinding) -> dict[str, Any]:
+def finding_to_dict(finding: RuleFinding) -> dict[str, Any]:
     """Return a finding as plain data."""
     row = {
         "id": finding.id,
         "severity": finding.severity,
         "title": finding.title,
         "path": finding.path,
-        "value": plain(finding.value),
+        "value": to_plain_data(finding.value),
         "where": finding.where,
         "rule": finding.rule,
         "remedies": list(finding.remedies),
@@ -116,17 +116,17 @@ def finding_dict(finding: RuleFinding) -> dict[str, Any]:
     return row
 
 
-def _finding(finding: RuleFinding) -> list[Line]:
+def _format_finding(finding: RuleFinding) -> list[Line]:
     where = ""
     if finding.where and finding.where != "stated":
         where = f" ({finding.where})"
-    fault = bounded(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
+    fault = bounded(f" {finding.path} = {to_plain_data(finding.value)!r}{where}: {finding.rule}.")
     note = ""
     if finding.evidence != "verified":
         note = f" ({EVIDENCE[finding.evidence]})"
-    head = (f"{finding.severity} {finding.id}", STYLES[finding.severity])
+    head = (f"{finding.severity} {finding.id}", SEVERITY_STYLES[finding.severity])
     lines: list[Line] = [(head, (fault, ""))]
     for remedy in finding.remedies:
-        lines.append(((f"    - {remedy_of((remedy,))}", ""),))
+        lines.append(((f"    - {format_remedies((remedy,))}", ""),))
     lines.append(((f"    source: {finding.source}{note}", "dim"),))
     return lines

@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.fit import FitOption, FitReport
-from bridge.plan.memory import KINDS, MemoryReport, RankMemory
-from bridge.plan.precision_plan import compact
-from bridge.plan.run import WORKSPACES
-from bridge.report.table import Cell, Row, table
+from bridge.plan.memory_report import MEMORY_KINDS, MemoryReport, RankMemory
+from bridge.plan.precision_plan import format_ranges
+from bridge.plan.planned_run import WORKSPACE_BYTES
+from bridge.report.table import Cell, Row, make_table
 
-HOST = "on the host"
-UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+HOST_HEADING = "on the host"
+BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def memory_table(
+def make_memory_table(
     report: MemoryReport,
     activations: Mapping[str, tuple[int, ...]],
     *,
@@ -33,27 +33,27 @@ def memory_table(
     `uncounted` are settings that keep less on the GPU than is counted, `missing` parts that are
     counted nowhere, `unread` options that may change the count.
     """
-    rows, columns = _memory_rows(report)
+    rows, columns = _make_memory_rows(report)
     title = f"{report.label}, a rank of {report.layout}"
-    parts = [table(rows, title=title, numbers=columns)]
-    for line in _lines(report):
+    parts = [make_table(rows, title=title, numbers=columns)]
+    for line in _describe_counts(report):
         parts.append(Text(f"  {line}"))
     stage = report.largest.stage
     if report.largest.host:
         on_host = []
         for kind, count in report.largest.host_bytes_of.items():
             if count:
-                on_host.append(f"{kind} {size(count)}")
+                on_host.append(f"{kind} {format_bytes(count)}")
         text = f"  On the host for a rank of stage {stage}: {', '.join(on_host)}, all in FP32."
         parts.append(Text(text))
     if activations:
         each = []
         for name, counts in activations.items():
-            each.append(f"{name} {size(counts[stage])}")
+            each.append(f"{name} {format_bytes(counts[stage])}")
         recomputed = ", ".join(each)
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {recomputed}."))
     if memory_bytes is not None:
-        parts.append(_fits(report.largest, gpu, memory_bytes, missing, unread))
+        parts.append(_format_fit_line(report.largest, gpu, memory_bytes, missing, unread))
     elif missing:
         parts.append(Text(f"  Not counted: {', '.join(missing)}."))
     notes = list(report.notes)
@@ -65,14 +65,14 @@ def memory_table(
     return Group(*parts)
 
 
-def _memory_rows(report: MemoryReport) -> tuple[list[Row], list[str]]:
+def _make_memory_rows(report: MemoryReport) -> tuple[list[Row], list[str]]:
     """Return a row per pipeline stage, equal stages as one, and the columns that hold bytes."""
     ranks_of: dict[tuple[float, ...], list[RankMemory]] = {}
     for rank in report.ranks:
         counts = (*rank.bytes_of.values(), rank.total, rank.host)
         ranks_of.setdefault(counts, []).append(rank)
     kinds = []
-    for kind in KINDS:
+    for kind in MEMORY_KINDS:
         if any(rank.bytes_of[kind] for rank in report.ranks):
             kinds.append(kind)
     rows: list[Row] = []
@@ -81,27 +81,27 @@ def _memory_rows(report: MemoryReport) -> tuple[list[Row], list[str]]:
         stages = []
         for each in ranks:
             stages.append(str(each.stage))
-        row: dict[str, Cell] = {"stage": compact(stages)}
+        row: dict[str, Cell] = {"stage": format_ranges(stages)}
         for kind in kinds:
-            row[kind] = size(rank.bytes_of[kind])
-        row["total"] = Text(size(rank.total), style="bold")
+            row[kind] = format_bytes(rank.bytes_of[kind])
+        row["total"] = Text(format_bytes(rank.total), style="bold")
         if report.largest.host:
-            row[HOST] = size(rank.host)
+            row[HOST_HEADING] = format_bytes(rank.host)
         rows.append(row)
-    return rows, [*kinds, "total", HOST]
+    return rows, [*kinds, "total", HOST_HEADING]
 
 
-def fit_sentence(
+def describe_fit(
     rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]
 ) -> str:
     """Return the bytes of the fullest rank and whether they fit, in a few words.
 
-    The arguments are those of `memory_table`.
+    The arguments are those of `make_memory_table`.
     """
     if memory_bytes is None:
-        needed = f"{size(rank.total)} on stage {rank.stage}, no memory of a GPU is known"
+        needed = f"{format_bytes(rank.total)} on stage {rank.stage}, no memory of a GPU is known"
     else:
-        needed = f"{size(rank.total)} of {size(memory_bytes)} on stage {rank.stage}"
+        needed = f"{format_bytes(rank.total)} of {format_bytes(memory_bytes)} on stage {rank.stage}"
     if unread:
         options = ", ".join(unread)
         return f"{needed}: cannot be judged, since {options} may change what is counted"
@@ -112,19 +112,19 @@ def fit_sentence(
     if memory_bytes is None:
         return needed
     left = memory_bytes - rank.total
-    if left < max(WORKSPACES):
-        return f"{needed}: may not fit, with {size(left)} left for what is not counted"
+    if left < max(WORKSPACE_BYTES):
+        return f"{needed}: may not fit, with {format_bytes(left)} left for what is not counted"
     return f"{needed}: fits"
 
 
-def _fits(
+def _format_fit_line(
     rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]
 ) -> Text:
     least = ""
     if missing and not unread:
         least = "at least "
-    available = f"the {size(memory_bytes)} of one {gpu}"
-    needed = f"  {least}{size(rank.total)} of {available} on stage {rank.stage}"
+    available = f"the {format_bytes(memory_bytes)} of one {gpu}"
+    needed = f"  {least}{format_bytes(rank.total)} of {available} on stage {rank.stage}"
     if unread:
         options = ", ".join(unread)
         text = f"{needed}: no verdict, since {options} may change what is counted."
@@ -134,17 +134,17 @@ def _fits(
     if missing:
         return Text(f"{needed}; not counted: {', '.join(missing)}.", style="yellow")
     left = memory_bytes - rank.total
-    smallest, largest = WORKSPACES
+    smallest, largest = WORKSPACE_BYTES
     if left < largest:
         text = (
-            f"{needed}: may not fit. {size(left)} are left for what is not counted, of which "
-            f"workspaces alone take {size(smallest)} to {size(largest)}."
+            f"{needed}: may not fit. {format_bytes(left)} are left for what is not counted, of which "
+            f"workspaces alone take {format_bytes(smallest)} to {format_bytes(largest)}."
         )
         return Text(text, style="yellow")
-    return Text(f"{needed}: {size(left)} are left for what is not counted.")
+    return Text(f"{needed}: {format_bytes(left)} are left for what is not counted.")
 
 
-def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
+def make_fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
     """Return the changes with which a run fits, but for `missing` parts, as a table."""
     notes = []
     if report.untried:
@@ -162,20 +162,24 @@ def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
     for option in report.options:
         rows.append(
             {
-                "change": Text(_changes(option)),
+                "change": Text(_format_changes(option)),
                 "GPUs": str(option.ranks),
-                "fullest rank": size(option.needed_bytes),
+                "fullest rank": format_bytes(option.needed_bytes),
                 "largest micro-batch": str(option.micro_batch_size),
             }
         )
     numbers = {*rows[0]} - {"change"}
-    parts = [table(rows, title="Fits with, cheapest first", numbers=numbers, wraps=("change",))]
+    parts = [
+        make_table(rows, title="Fits with, cheapest first", numbers=numbers, wraps=("change",))
+    ]
     if report.declared_ranks is not None:
         declared = f"{report.declared_ranks} GPU"
         if report.declared_ranks > 1:
             declared += "s"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
-    usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
+    usable = (
+        f"It may fill {format_bytes(report.usable_bytes)} of {format_bytes(report.memory_bytes)}"
+    )
     parts.append(Text(f"  {usable}; the rest is for what is not counted."))
     sizes = "Micro-batches are tried in powers of two."
     if report.global_batch_size is not None:
@@ -185,16 +189,16 @@ def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
     return Group(*parts, *notes)
 
 
-def _changes(option: FitOption) -> str:
+def _format_changes(option: FitOption) -> str:
     if not option.changes:
         return "nothing: it fits as it is"
     words = []
     for name, value in option.changes:
-        words.append(f"{name}={_value(value)}")
+        words.append(f"{name}={_format_value(value)}")
     return " ".join(words)
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     if isinstance(value, bool):
@@ -202,9 +206,9 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return bytes with three digits: "37.9 GiB"."""
-    for unit, name in UNITS:
+    for unit, name in BYTE_UNITS:
         if count >= unit:
             amount = count / unit
             if amount >= 100:
@@ -215,7 +219,7 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def _lines(report: MemoryReport) -> list[str]:
+def _describe_counts(report: MemoryReport) -> list[str]:
     largest, load = report.largest, report.workload
     lines = [
         f"{report.parameters:,} parameters, {largest.parameters:,} on the largest rank: "
@@ -229,7 +233,7 @@ def _lines(report: MemoryReport) -> list[str]:
         lines.append(f"Activations: {batch}, recompute {again}.")
     if largest.step_bytes:
         step = (
-            f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, "
+            f"The optimizer's step makes {format_bytes(largest.step_bytes)} of FP32 gradients, "
             "after the activations"
         )
         counted = "the total counts the activations, which are more"

@@ -9,28 +9,28 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.plan.precision_plan import compact
-from bridge.precision.matchers import HIGH, Matcher
-from bridge.report.findings import STYLES
-from bridge.report.table import NUMBERED, table
-from bridge.rules.module_selection import ModuleSelection, PlacedModule, Selected
+from bridge.plan.precision_plan import format_ranges
+from bridge.precision.matchers import HIGH_PRECISION, Matcher
+from bridge.report.findings import SEVERITY_STYLES
+from bridge.report.table import LAYER_COUNT_NOTE, make_table
+from bridge.rules.module_selection import ModuleSelection, PlacedModule, RowSelection
 from bridge.rules.rule import RuleFinding
 
 
-def module_table(
+def make_module_table(
     selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str, mode: str
 ) -> RenderableType:
     """Return the selection as something rich can print."""
     high = f"{mode} (the run's dtype)"
     rows = []
     for row in selection.rows:
-        is_low = row.matcher.precision != HIGH
+        is_low = row.matcher.precision != HIGH_PRECISION
         rows.append(
             {
                 "": row.matcher.name,
                 "select": row.matcher.select,
-                "precision": _precision(row.matcher, high),
-                "takes": _reach(row.taken, mode, is_low=is_low),
+                "precision": _format_precision(row.matcher, high),
+                "takes": _format_taken(row.taken, mode, is_low=is_low),
                 "linears": str(len(row.taken)),
             }
         )
@@ -39,21 +39,25 @@ def module_table(
             "": "",
             "select": "the rest",
             "precision": f"{run} (the run)",
-            "takes": _reach(selection.unselected, mode, is_low=run != mode),
+            "takes": _format_taken(selection.unselected, mode, is_low=run != mode),
             "linears": str(len(selection.unselected)),
         }
     )
     what = "rows of mixed_precision.modules"
     if selection.is_foreign:
         what = "matchers of model.quant_recipe"
-    title = f"{what}, {layout}{NUMBERED}"
-    parts = [table(rows, title=title, numbers=("linears",), wraps=("select", "takes"))]
+    title = f"{what}, {layout}{LAYER_COUNT_NOTE}"
+    parts = [make_table(rows, title=title, numbers=("linears",), wraps=("select", "takes"))]
     for finding in findings:
-        parts.append(Text(f"{finding.severity}: {finding}", style=STYLES[finding.severity]))
+        parts.append(
+            Text(f"{finding.severity}: {finding}", style=SEVERITY_STYLES[finding.severity])
+        )
     return Group(*parts)
 
 
-def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
+def selection_to_dict(
+    selection: ModuleSelection, findings: Sequence[RuleFinding]
+) -> dict[str, Any]:
     """Return the selection as plain data."""
     elsewhere = []
     for reach in selection.other_stages:
@@ -67,14 +71,14 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
         )
     return {
         "is_foreign": selection.is_foreign,
-        "rows": list(map(_row_dict, selection.rows)),
-        "left": _paths(selection.unselected),
+        "rows": list(map(_row_to_dict, selection.rows)),
+        "left": _list_paths(selection.unselected),
         "layers_elsewhere": elsewhere,
-        "findings": findings_of(findings),
+        "findings": findings_to_dicts(findings),
     }
 
 
-def findings_of(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
+def findings_to_dicts(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
     """Return findings about a selection as plain data."""
     rows = []
     for finding in findings:
@@ -90,38 +94,38 @@ def findings_of(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row_dict(row: Selected) -> dict[str, Any]:
+def _row_to_dict(row: RowSelection) -> dict[str, Any]:
     low = [module for module in row.taken if module.scheme is not None]
     return {
         "name": row.matcher.name,
         "select": row.matcher.select,
         "precision": row.matcher.precision,
-        "evaluation": row.matcher.outside,
-        "takes": _paths(row.taken),
-        "in_low_precision": _paths(low),
-        "taken_before": _paths(row.shadowed),
+        "evaluation": row.matcher.evaluation_label,
+        "takes": _list_paths(row.taken),
+        "in_low_precision": _list_paths(low),
+        "taken_before": _list_paths(row.shadowed),
         "before_by": list(row.shadowed_by),
-        "read_no_recipe": _paths(row.unread),
-        "nearest": list(row.nearest),
+        "read_no_recipe": _list_paths(row.unread),
+        "nearest": list(row.similar_names),
     }
 
 
-def _paths(modules: Sequence[PlacedModule]) -> list[str]:
+def _list_paths(modules: Sequence[PlacedModule]) -> list[str]:
     return [module.path for module in modules]
 
 
-def _precision(matcher: Matcher, high: str) -> str:
-    training, evaluation = matcher.precision, matcher.outside
-    if training == HIGH:
+def _format_precision(matcher: Matcher, high: str) -> str:
+    training, evaluation = matcher.precision, matcher.evaluation_label
+    if training == HIGH_PRECISION:
         training = high
     if evaluation is None:
         return str(training)
-    if evaluation == HIGH:
+    if evaluation == HIGH_PRECISION:
         evaluation = high
     return f"{training}; evaluation in {evaluation}"
 
 
-def _reach(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
+def _format_taken(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
     """Return the modules by layer.
 
     Under a choice of FP8 or FP4, those that stay in the run's dtype are named apart.
@@ -134,13 +138,13 @@ def _reach(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
             acting.append(module)
     parts = []
     if acting:
-        parts.append(_places(acting))
+        parts.append(_format_modules(acting))
     if kept:
-        parts.append(f"in {mode} all the same: {_places(kept)}")
+        parts.append(f"in {mode} all the same: {_format_modules(kept)}")
     return "; ".join(parts) or "nothing"
 
 
-def _places(modules: Sequence[PlacedModule]) -> str:
+def _format_modules(modules: Sequence[PlacedModule]) -> str:
     """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
     layers_of: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}
@@ -151,7 +155,7 @@ def _places(modules: Sequence[PlacedModule]) -> str:
             layers_of.setdefault(module.module, []).append(str(module.number + 1))
     names_of: dict[str, list[str]] = {}
     for name, layers in layers_of.items():
-        names_of.setdefault(compact(layers), []).append(name)
+        names_of.setdefault(format_ranges(layers), []).append(name)
     parts = []
     for layers_or_place, names in [*names_of.items(), *others.items()]:
         parts.append(f"{', '.join(names)} of {layers_or_place}")

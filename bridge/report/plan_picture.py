@@ -12,9 +12,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-from bridge.report.curves import figure_of
+from bridge.report.curves import make_figure
 
-COLOURS = {
+FORMAT_COLOURS = {
     "fp64": "#3b2a57",
     "fp32": "#6a4c93",
     "fp16": "#4f8fbf",
@@ -25,13 +25,13 @@ COLOURS = {
     "custom": "#7f7f7f",
 }
 """Format -> colour; wide formats are violet and blue, narrow ones warm or green."""
-TITLES = {
+FORMAT_TITLES = {
     "e4m3": "FP8 E4M3",
     "e5m2": "FP8 E5M2",
     "e2m1": "FP4 E2M1",
     "custom": "a quantizer factory's",
 }
-ITEMS = {
+DRAWN_ITEMS = {
     **dict.fromkeys(("linear", "head", "router"), ("fprop", "dgrad", "wgrad", "weight")),
     **dict.fromkeys(("norm", "ssm", "gate"), ("forward",)),
     "attention": ("qk", "pv", "backward"),
@@ -48,20 +48,20 @@ Column = tuple[str, str] | None
 
 def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     """Write the picture; the suffix of the path chooses the format (png, svg, pdf)."""
-    columns, rows = _columns(plan), list(plan.layers)
+    columns, rows = _list_columns(plan), list(plan.layers)
     height = max(0.09, 7.5 / len(rows))
     if len(rows) < 40:
         height = max(ROW_HEIGHT, 2.6 / len(rows))
-    figure = figure_of(2.0 + COLUMN_WIDTH * len(columns), 2.4 + height * len(rows))
+    figure = make_figure(2.0 + COLUMN_WIDTH * len(columns), 2.4 + height * len(rows))
     axes = figure.add_subplot()
     formats = _draw_cells(axes, rows, columns)
     _name_columns(axes, columns)
     _name_rows(axes, rows)
     _draw_stages(axes, plan, columns)
     patches = []
-    for name, colour in COLOURS.items():
+    for name, colour in FORMAT_COLOURS.items():
         if name in formats:
-            patches.append(Patch(color=colour, label=TITLES.get(name, name.upper())))
+            patches.append(Patch(color=colour, label=FORMAT_TITLES.get(name, name.upper())))
     title = "A cell of two colours multiplies two formats; weight is how it is stored."
     style: dict[str, Any] = {
         "ncols": len(patches),
@@ -76,13 +76,13 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def _columns(plan: PrecisionPlan) -> list[Column]:
+def _list_columns(plan: PrecisionPlan) -> list[Column]:
     """Return everything that is drawn, in the order in which the forward pass meets it."""
     ahead: list[tuple[str, str]] = []
     for layers, modules in plan.folded():
         drawn: list[tuple[str, str]] = []
         for module in modules:
-            for item in ITEMS[module.kind]:
+            for item in DRAWN_ITEMS[module.kind]:
                 drawn.append((module.name, item))
         place = len(ahead)
         if layers[0].label == "embedding":
@@ -106,13 +106,13 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
     Returns:
         The formats that occur.
     """
-    codes = {name: code for code, name in enumerate(COLOURS)}
+    codes = {name: code for code, name in enumerate(FORMAT_COLOURS)}
     unknown = len(codes)
     formats: set[str] = set()
     # The left and the right half of each cell.
     mesh = np.full((len(rows), 2 * len(columns)), np.nan)
     for y, layer in enumerate(rows):
-        format_of = _formats_of(layer)
+        format_of = _collect_formats(layer)
         for x, column in enumerate(columns):
             if column is None or column not in format_of:
                 continue
@@ -122,7 +122,7 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
             mesh[y, 2 * x + 1] = codes.get(parts[-1], unknown)
     x_edges = np.arange(2 * len(columns) + 1) / 2
     y_edges = np.arange(len(rows) + 1)
-    colours = ListedColormap([*COLOURS.values(), "#dddddd"])
+    colours = ListedColormap([*FORMAT_COLOURS.values(), "#dddddd"])
     axes.pcolormesh(x_edges, y_edges, mesh, cmap=colours, vmin=-0.5, vmax=unknown + 0.5)
     axes.vlines(x_edges[::2], 0, len(rows), color="white", linewidth=1.5)
     axes.hlines(y_edges, 0, len(columns), color="white", linewidth=1)
@@ -130,7 +130,7 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
     return formats
 
 
-def _formats_of(layer: PlanLayer) -> dict[tuple[str, str], str]:
+def _collect_formats(layer: PlanLayer) -> dict[tuple[str, str], str]:
     """Return (module, item) -> the format that its cell shows.
 
     A weight shows the format in which it is stored.

@@ -13,15 +13,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import (
-    COLUMNS,
-    LOW,
+    ROW_COLUMNS,
+    LOW_FORMATS,
     PlanDifference,
     PlanModule,
     PrecisionPlan,
-    compact,
+    format_ranges,
 )
-from bridge.plan.rows import PlanRow
-from bridge.report.table import NUMBERED, Cell, Row, table
+from bridge.plan.plan_rows import PlanRow
+from bridge.report.table import LAYER_COUNT_NOTE, Cell, Row, make_table
 
 HEADINGS = (
     "forward",
@@ -34,16 +34,16 @@ HEADINGS = (
     "reduced",
     "checkpoint",
 )
-COMMON = HEADINGS[5:]
+SUMMARY_HEADINGS = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
-BROKEN = ("layers", "modules", "scales x, w, dy")
+WRAPPED_HEADINGS = ("layers", "modules", "scales x, w, dy")
 """Columns that may be broken over lines."""
-FORWARD = ("fprop", "forward", "lookup", "qk")
+FORWARD_ITEMS = ("fprop", "forward", "lookup", "qk")
 Line = dict[str, str]
 """Heading -> value, for all of `HEADINGS`."""
 
 
-def plan_table(plan: PrecisionPlan) -> RenderableType:
+def make_plan_table(plan: PrecisionPlan) -> RenderableType:
     """Return the plan as something rich can print."""
     groups: list[tuple[str, list[tuple[str, Line]]]] = []
     lines: list[Line] = []
@@ -51,33 +51,37 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
         labels = [layer.label for layer in layers]
         named = []
         for module in modules:
-            line = line_of(module)
+            line = make_line(module)
             named.append((module.name, line))
             lines.append(line)
-        groups.append((compact(labels), named))
+        groups.append((format_ranges(labels), named))
     shown = []
     everywhere = []
     for heading in HEADINGS:
         shared = None
-        if heading in COMMON:
-            shared = _same(lines, heading)
+        if heading in SUMMARY_HEADINGS:
+            shared = _find_common_value(lines, heading)
         if shared is None:
             shown.append(heading)
         elif shared:
             everywhere.append(f"{heading} {shared}")
     sections = []
     for layers_text, named in groups:
-        sections.append(_section(layers_text, named, shown))
-    parts = [table(*sections, title=plan.label + NUMBERED, keys=2, wraps=BROKEN)]
+        sections.append(_make_section(layers_text, named, shown))
+    parts = [
+        make_table(*sections, title=plan.label + LAYER_COUNT_NOTE, keys=2, wraps=WRAPPED_HEADINGS)
+    ]
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
-    parts.append(Text(f"  {_summary(plan)}"))
+    parts.append(Text(f"  {_format_summary(plan)}"))
     for note in plan.settings.notes:
         parts.append(Text(f"  note: {note}", style="yellow"))
     return Group(*parts)
 
 
-def _section(layers: str, named: Sequence[tuple[str, Line]], headings: Sequence[str]) -> list[Row]:
+def _make_section(
+    layers: str, named: Sequence[tuple[str, Line]], headings: Sequence[str]
+) -> list[Row]:
     """Return the rows of some equal layers; modules with equal lines share a row."""
     names_of: dict[tuple[str, ...], list[str]] = {}
     for name, line in named:
@@ -85,16 +89,16 @@ def _section(layers: str, named: Sequence[tuple[str, Line]], headings: Sequence[
     rows: list[Row] = []
     for values, names in names_of.items():
         line = dict(zip(HEADINGS, values, strict=True))
-        row: dict[str, Cell] = {"layers": layers, "modules": _modules(names)}
+        row: dict[str, Cell] = {"layers": layers, "modules": _format_names(names)}
         if rows:
             row["layers"] = ""
         for heading in headings:
-            row[heading] = _coloured(line[heading])
+            row[heading] = _colour_value(line[heading])
         rows.append(row)
     return rows
 
 
-def difference_table(
+def make_difference_table(
     before: str, after: str, differences: Sequence[PlanDifference]
 ) -> RenderableType:
     """Return the cells in which two plans differ, equal ones folded."""
@@ -102,8 +106,8 @@ def difference_table(
         return Text(f"The plans of {before} and {after} are the same.")
     rows: list[Row] = []
     last = ("", "")
-    for difference, items in _folded(differences).items():
-        place = compact(difference.layers), difference.module
+    for difference, items in _fold_differences(differences).items():
+        place = format_ranges(difference.layers), difference.module
         layers, modules = place
         if place == last:
             layers, modules = "", ""
@@ -115,37 +119,37 @@ def difference_table(
                 "layers": layers,
                 "modules": modules,
                 "what": what,
-                "before": _coloured(difference.before or "-"),
-                "after": _coloured(difference.after or "-"),
+                "before": _colour_value(difference.before or "-"),
+                "after": _colour_value(difference.after or "-"),
             }
         )
         last = place
-    return table(rows, title=f"{before} -> {after}{NUMBERED}", wraps=[*rows[0]])
+    return make_table(rows, title=f"{before} -> {after}{LAYER_COUNT_NOTE}", wraps=[*rows[0]])
 
 
-def _folded(differences: Sequence[PlanDifference]) -> dict[PlanDifference, list[str]]:
+def _fold_differences(differences: Sequence[PlanDifference]) -> dict[PlanDifference, list[str]]:
     """Return differences without an item -> the items that differ so, equal modules as one."""
     modules_of: dict[PlanDifference, list[str]] = {}
     for difference in differences:
         modules_of.setdefault(replace(difference, module=""), []).append(difference.module)
     items_of: dict[PlanDifference, list[str]] = {}
     for difference, modules in modules_of.items():
-        without_item = replace(difference, module=_modules(modules), item="")
+        without_item = replace(difference, module=_format_names(modules), item="")
         items_of.setdefault(without_item, []).append(difference.item)
     return items_of
 
 
-def plan_csv(plan: PrecisionPlan) -> str:
+def format_plan_csv(plan: PrecisionPlan) -> str:
     """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
     out = io.StringIO()
-    columns = ["layer", "stage", "chunk", "kind", "module", *COLUMNS]
+    columns = ["layer", "stage", "chunk", "kind", "module", *ROW_COLUMNS]
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plan.rows())
     return out.getvalue()
 
 
-def _summary(plan: PrecisionPlan) -> str:
+def _format_summary(plan: PrecisionPlan) -> str:
     low, linears = plan.linears()
     schemes, settings = plan.schemes(), plan.settings
     if schemes and set(schemes) != {settings.scheme}:
@@ -172,14 +176,14 @@ def _summary(plan: PrecisionPlan) -> str:
     )
 
 
-def line_of(module: PlanModule) -> Line:
+def make_line(module: PlanModule) -> Line:
     """Return a module's formats; empty where it has none."""
     formats, scales = {}, {}
     for row in module.rows:
         formats[row.item] = row.format
         scales[row.item] = row.scale
     forward = ""
-    for item in FORWARD:
+    for item in FORWARD_ITEMS:
         if item in formats:
             forward = formats[item]
             break
@@ -201,7 +205,7 @@ def line_of(module: PlanModule) -> Line:
     }
 
 
-def _same(lines: Sequence[Line], heading: str) -> str | None:
+def _find_common_value(lines: Sequence[Line], heading: str) -> str | None:
     """Return the value that all lines with a weight have in a column; None where they differ."""
     values = {line[heading] for line in lines if line["weight"]}
     if len(values) != 1:
@@ -209,7 +213,7 @@ def _same(lines: Sequence[Line], heading: str) -> str | None:
     return values.pop()
 
 
-def _modules(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     """Return names with what they share written once: "experts.linear_fc1, linear_fc2"."""
     short: list[str] = []
     before = ""
@@ -223,8 +227,8 @@ def _modules(names: Sequence[str]) -> str:
     return ", ".join(short)
 
 
-def _coloured(value: str) -> Text:
-    if LOW & set(value.replace(",", " ").split()):
+def _colour_value(value: str) -> Text:
+    if LOW_FORMATS & set(value.replace(",", " ").split()):
         return Text(value, style="green")
     if value.startswith(("fp32", "fp64")):
         return Text(value, style="yellow")

@@ -2,8 +2,8 @@
 
 from rich.console import Group, RenderableType
 
-from bridge.precision.values import plain
-from bridge.report.table import plain_text, table
+from bridge.precision.coercion import to_plain_data
+from bridge.report.table import render_plain_text, make_table
 from bridge.sync.report import SyncReport
 
 
@@ -18,8 +18,8 @@ def render_sync(report: SyncReport) -> str:
         rows.append(
             {
                 "field": row.path,
-                "was": _value(row.old),
-                "is": _value(row.new),
+                "was": _format_value(row.old),
+                "is": _format_value(row.new),
                 "verdict": row.verdict,
                 "by": by,
                 "why": row.why,
@@ -28,14 +28,14 @@ def render_sync(report: SyncReport) -> str:
     title = f"{report.precision} on megatron-core {report.megatron_version}"
     parts: list[RenderableType] = []
     if rows:
-        parts.append(table(rows, title=title, wraps=("why",)))
+        parts.append(make_table(rows, title=title, wraps=("why",)))
     for finding in report.findings:
         parts.append(f"{finding.severity}: {finding}")
-    return plain_text(Group(*parts), width=160)
+    return render_plain_text(Group(*parts), width=160)
 
 
-def _value(value: object) -> str:
-    shown = plain(value)
+def _format_value(value: object) -> str:
+    shown = to_plain_data(value)
     if isinstance(shown, str):
         return shown
     return repr(shown)

@@ -16,8 +16,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-UNLIMITED = 10_000
-NUMBERED = "; layers count from 1"
+UNLIMITED_WIDTH = 10_000
+LAYER_COUNT_NOTE = "; layers count from 1"
 """The end of the title of each table of layers."""
 FILE_WIDTH = 116
 """Columns that a report in a file or a pipe may use for its sentences."""
@@ -26,7 +26,7 @@ FILE_WIDTH = 116
 Cell = str | Text
 Row = Mapping[str, Cell]
 """Heading -> cell. Every row of a table has the headings of the first one, in its order."""
-VALUE = " "
+VALUE_HEADING = " "
 """The heading of the values of `facts`, whose names have the heading "".
 
 Both are blank, so that the table is printed without a head. They differ, since a row is a mapping.
@@ -34,7 +34,7 @@ Both are blank, so that the table is printed without a head. They differ, since 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sections:
+class _SectionedTable:
     """Rows in sections, laid out for the width they are printed in."""
 
     sections: Sequence[Sequence[Row]]
@@ -85,7 +85,7 @@ class _Sections:
         """Yield one table, or several with as many columns as fit."""
 
         def fits(chosen: Sequence[str]) -> bool:
-            free = options.update_width(UNLIMITED)
+            free = options.update_width(UNLIMITED_WIDTH)
             needed = Measurement.get(console, free, self.laid_out(chosen)).minimum
             return needed <= options.max_width
 
@@ -101,7 +101,7 @@ class _Sections:
                 return
 
 
-def table(
+def make_table(
     *sections: Iterable[Row],
     title: str = "",
     keys: int = 1,
@@ -115,23 +115,23 @@ def table(
     words where the console is narrow.
     """
     rows = [list(section) for section in sections]
-    made = _Sections(sections=rows, keys=keys, numbers=numbers, wraps=wraps)
+    made = _SectionedTable(sections=rows, keys=keys, numbers=numbers, wraps=wraps)
     if not title:
         return made
     return Group(Text(title), made)
 
 
-def facts(
+def make_facts_table(
     rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = False
 ) -> RenderableType:
     """Return names with their values as a table without a head."""
-    named = [{"": name, VALUE: value} for name, value in rows]
+    named = [{"": name, VALUE_HEADING: value} for name, value in rows]
     if numbers:
-        return table(named, title=title, numbers=(VALUE,))
-    return table(named, title=title, wraps=(VALUE,))
+        return make_table(named, title=title, numbers=(VALUE_HEADING,))
+    return make_table(named, title=title, wraps=(VALUE_HEADING,))
 
 
-def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+def format_markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as a table in Markdown."""
     lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
     for row in rows:
@@ -139,14 +139,14 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def cell(value: float | None, form: str = ".4f") -> str:
+def format_cell(value: float | None, form: str = ".4f") -> str:
     """Return a number as a cell; "-" without one."""
     if value is None:
         return "-"
     return format(value, form)
 
 
-def mib(size_bytes: float | None) -> str:
+def format_mib(size_bytes: float | None) -> str:
     """Return a size in MiB as a cell, "-" without one; what is there is never 0.0."""
     if size_bytes is None:
         return "-"
@@ -156,7 +156,7 @@ def mib(size_bytes: float | None) -> str:
     return text
 
 
-def show(content: RenderableType, console: Console | None = None) -> None:
+def print_renderable(content: RenderableType, console: Console | None = None) -> None:
     """Print a report without cutting anything.
 
     A terminal keeps its width, anything else gets the width that the report needs.
@@ -164,22 +164,22 @@ def show(content: RenderableType, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     before = console.width
     if not console.is_terminal:
-        console.width = max(before, FILE_WIDTH, _needed(content, console))
+        console.width = max(before, FILE_WIDTH, _measure_width(content, console))
     try:
         console.print(content, soft_wrap=not console.is_terminal)
     finally:
         console.width = before
 
 
-def plain_text(content: RenderableType, *, width: int = 120) -> str:
+def render_plain_text(content: RenderableType, *, width: int = 120) -> str:
     """Return what rich can print as plain text, for a file or a pipe."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False)
-    console.width = max(width, _needed(content, console))
+    console.width = max(width, _measure_width(content, console))
     console.print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _needed(content: RenderableType, console: Console) -> int:
+def _measure_width(content: RenderableType, console: Console) -> int:
     """Return the columns under which something would be cut."""
-    return Measurement.get(console, console.options.update_width(UNLIMITED), content).minimum
+    return Measurement.get(console, console.options.update_width(UNLIMITED_WIDTH), content).minimum

@@ -6,19 +6,19 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.report.table import cell, facts
-from bridge.runtime.audit.early_warnings import Signs, early_warnings
-from bridge.runtime.audit.quantisation import by_operand, last_measured
+from bridge.report.table import format_cell, make_facts_table
+from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
+from bridge.runtime.audit.quantisation import group_by_operand, select_last_step
 from bridge.runtime.audit.run_folder import RunFolder
 
 Record = dict[str, Any]
 
-BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 40
+BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 40
 """Characters of a curve."""
 
 
-def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
+def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
     """Return the state of a run."""
     train, validation = run.metrics("train"), run.metrics("validation")
     iterations = run.config.get("train", {}).get("train_iters")
@@ -27,31 +27,33 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
         step = train[-1]["step"]
     rows = [("step", f"{step} of {iterations}")]
     if train:
-        rows += _last_step(run, train)
+        rows += _list_last_step(run, train)
     if validation:
         last = validation[-1]
-        rows.append(("validation loss", f"{cell(last['loss'])}, step {last['step']}"))
-    audit = _audit(run)
-    rows += _quantisation(run)
+        rows.append(("validation loss", f"{format_cell(last['loss'])}, step {last['step']}"))
+    audit = _describe_audit(run)
+    rows += _list_quantisation(run)
     rows.append(("audit", audit))
     rows.append(("findings of the check", str(len(run.findings.get("findings", ())))))
     if run.summary:
         rows.append(("ended", run.summary.get("failure") or run.stopped or "yes"))
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
-    parts = [facts(rows, title=title)]
-    for name, sentence in early_warnings(Signs.of(run, silenced=silenced)):
+    parts = [make_facts_table(rows, title=title)]
+    for name, sentence in find_early_warnings(
+        WarningInputs.from_run_folder(run, silenced=silenced)
+    ):
         parts.append(Text(f"{name}: {sentence}", style="yellow"))
     return Group(*parts)
 
 
-def _last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]:
+def _list_last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]:
     """Return the figures of the last training step."""
     last = train[-1]
     losses = [record["loss"] for record in train]
     rows = [
-        ("loss", f"{cell(last['loss'])}  {curve(losses)}"),
+        ("loss", f"{format_cell(last['loss'])}  {draw_bars(losses)}"),
         ("loss scale", f"{last['loss_scale']:g}"),
-        ("gradient norm", cell(last["grad_norm"])),
+        ("gradient norm", format_cell(last["grad_norm"])),
         ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
     ]
     speed = last["tokens_per_second"]
@@ -63,7 +65,7 @@ def _last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]
     return rows
 
 
-def _audit(run: RunFolder) -> str:
+def _describe_audit(run: RunFolder) -> str:
     record = run.record
     if record is None:
         return "no step was recorded yet"
@@ -72,9 +74,9 @@ def _audit(run: RunFolder) -> str:
     return f"as planned, step {record.step}"
 
 
-def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
+def _list_quantisation(run: RunFolder) -> list[tuple[str, str]]:
     rows = []
-    for operand, measured in by_operand(last_measured(run.quantisation)).items():
+    for operand, measured in group_by_operand(select_last_step(run.quantisation)).items():
         underflow = 100 * max(row.underflow for row in measured)
         saturated = 100 * max(row.saturated for row in measured)
         text = (
@@ -85,12 +87,12 @@ def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
     return rows
 
 
-def curve(values: Sequence[float | None]) -> str:
+def draw_bars(values: Sequence[float | None]) -> str:
     """Return values as a line of bars; None leaves a gap.
 
     The lowest value has the lowest bar, and the highest value the highest.
     """
-    count = min(WIDTH, len(values))
+    count = min(CURVE_WIDTH, len(values))
     picked = []
     for index in range(count):
         picked.append(values[(index * (len(values) - 1)) // max(1, count - 1)])
@@ -102,5 +104,5 @@ def curve(values: Sequence[float | None]) -> str:
         if value is None:
             bars.append("·")
         else:
-            bars.append(BARS[round((value - low) / span * 7)])
+            bars.append(BAR_CHARACTERS[round((value - low) / span * 7)])
     return "".join(bars)

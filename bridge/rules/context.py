@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from bridge.model.reads import View, kept_property
+from bridge.model.read_tracking import AttributeView, tracked_property
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import (
-    field_names,
+    list_field_names,
     is_stated,
-    source_of,
-    stated_values,
-    switches_put_aside,
+    get_source,
+    get_stated_values,
+    get_switches_put_aside,
 )
-from bridge.rules.inert import BUFFER, inert_fields
-from bridge.target.fields import DEFAULTS, differ
+from bridge.rules.inert import GRAD_BUFFER_REUSE, find_inert_fields
+from bridge.target.fields import OWNER_DEFAULTS, is_different
 from bridge.target.target import Target
 from bridge.target.versions import Version
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 FAMILIES = ("fp8", "fp4")
 
-Weaknesses = Callable[[str], str | None]
+DeciderLookup = Callable[[str], str | None]
 """Path of a setting -> what decides its value, as a noun; None: it is stated or a known default."""
 
 
-def _owner_of(field: str) -> str | None:
+def _find_owner_name(field: str) -> str | None:
     for role in PRECISION_OWNERS:
-        if field in DEFAULTS[role]:
+        if field in OWNER_DEFAULTS[role]:
             return role
     return None
 
 
-def reading_of(config: PrecisionConfig) -> dict[str, Any]:
+def get_effective_values(config: PrecisionConfig) -> dict[str, Any]:
     """Return the fields of `config` as read, and the fields that Megatron makes of them."""
     values = config.to_dict(full=True)
-    values["params_dtype"] = values["params_dtype"] or mode_of(config)
+    values["params_dtype"] = values["params_dtype"] or get_mode(config)
     values["enable_autocast"] = values["autocast_enabled"]
     return values
 
@@ -85,14 +85,14 @@ class RuleContext:
         self,
         precision: PrecisionConfig | None,
         *,
-        views: Mapping[str, View],
+        views: Mapping[str, AttributeView],
         present: frozenset[str] = frozenset(),
         rows: Sequence[SyncRow] = (),
         scheme: str | None = None,
         target: Target | None = None,
         is_last: bool = False,
         origins: Callable[[str], str] | None = None,
-        weaknesses: Weaknesses | None = None,
+        weaknesses: DeciderLookup | None = None,
         backend: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -100,8 +100,8 @@ class RuleContext:
         self.stated: Mapping[str, Any] = {}
         self.put_aside: Mapping[str, str] = {}
         if precision is not None:
-            self.stated = stated_values(precision)
-            self.put_aside = switches_put_aside(precision)
+            self.stated = get_stated_values(precision)
+            self.put_aside = get_switches_put_aside(precision)
         self.views = views
         self.present = present
         self.rows = rows
@@ -115,15 +115,18 @@ class RuleContext:
         self._scheme = scheme
 
     @classmethod
-    def of_precision(cls, config: PrecisionConfig) -> RuleContext:
+    def from_precision(cls, config: PrecisionConfig) -> RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
-        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
+        return cls(
+            config,
+            views=dict.fromkeys(PRECISION_OWNERS, AttributeView(get_effective_values(config))),
+        )
 
-    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
+    def skips_rule(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
         """Return whether a rule that read these settings is not asked; a check leaves out some."""
         return False
 
-    def unknown_among(self, paths: Iterable[str]) -> dict[str, str]:
+    def find_unknown(self, paths: Iterable[str]) -> dict[str, str]:
         """Return those of some settings whose values are assumed or open -> what decides each."""
         if self.weaknesses is None:
             return {}
@@ -134,7 +137,7 @@ class RuleContext:
                 deciders[path] = decider
         return deciders
 
-    def is_own_known(self, path: str) -> bool:  # noqa: ARG002  of a check
+    def is_value_before_sync_known(self, path: str) -> bool:  # noqa: ARG002  of a check
         """Return whether an owner's value before the sync is stated, or a known default."""
         return True
 
@@ -176,7 +179,7 @@ class RuleContext:
     def mode(self) -> str:
         """The mode: bf16, fp16 or fp32."""
         if self.precision is not None:
-            return mode_of(self.precision)
+            return get_mode(self.precision)
         if self.model.bf16 is True:
             return "bf16"
         if self.model.fp16 is True:
@@ -199,7 +202,7 @@ class RuleContext:
         return self.mode == "fp32"
 
     @property
-    def is_half(self) -> bool:
+    def is_half_precision(self) -> bool:
         """Whether the mode is BF16 or FP16."""
         return not self.is_fp32
 
@@ -224,11 +227,11 @@ class RuleContext:
         return self.fp4 is not None
 
     @property
-    def is_low(self) -> bool:
+    def is_low_precision(self) -> bool:
         """Whether GEMMs run in FP8 or FP4."""
         return self.is_fp8 or self.is_fp4
 
-    def format_of(self, family: str) -> str | None:
+    def get_format(self, family: str) -> str | None:
         """Return the format of a family, fp8 or fp4; None where it is off."""
         if family == "fp8":
             return self.fp8
@@ -292,7 +295,7 @@ class RuleContext:
         """Whether weights are stored and gathered in FP4."""
         return bool(self.model.fp4_param or self.ddp.fp4_param_gather)
 
-    def gathers(self, family: str) -> bool:
+    def gathers_family(self, family: str) -> bool:
         """Return whether weights are stored and gathered in a family, fp8 or fp4."""
         if family == "fp8":
             return self.gathers_fp8
@@ -301,10 +304,12 @@ class RuleContext:
     @property
     def reuses_buffer(self) -> bool:
         """Whether MXFP8 weights are gathered through the gradient buffer."""
-        return bool(getattr(self.ddp, BUFFER) or getattr(self.optimizer, BUFFER))
+        return bool(
+            getattr(self.ddp, GRAD_BUFFER_REUSE) or getattr(self.optimizer, GRAD_BUFFER_REUSE)
+        )
 
     @property
-    def has_dynamic_scale(self) -> bool:
+    def has_dynamic_loss_scale(self) -> bool:
         """Whether the loss scale is dynamic."""
         return self.is_fp16 and not self.optimizer.loss_scale
 
@@ -336,7 +341,7 @@ class RuleContext:
         return "peft" in self.present
 
     @property
-    def has_precision_aware(self) -> bool:
+    def has_precision_aware_optimizer(self) -> bool:
         """Whether the precision-aware optimizer runs."""
         return bool(self.optimizer.use_precision_aware_optimizer)
 
@@ -367,7 +372,7 @@ class RuleContext:
         return is_flexible and self.model.moe_flex_dispatcher_backend == "ncclep"
 
     @property
-    def recomputed(self) -> tuple[str, ...]:
+    def recomputed_modules(self) -> tuple[str, ...]:
         """The modules that selective recomputation runs again."""
         modules = self.model.recompute_modules
         if self.model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
@@ -420,14 +425,14 @@ class RuleContext:
     @property
     def needs_gpu_formats(self) -> bool:
         """Whether the GPU itself has to run FP8 or FP4."""
-        return self.is_low and self.has_gpu and not self.is_emulated
+        return self.is_low_precision and self.has_gpu and not self.is_emulated
 
-    @kept_property
-    def inert(self) -> dict[str, str]:
+    @tracked_property
+    def reasons_without_effect(self) -> dict[str, str]:
         """Fields of the precision without effect in this run, with the reason."""
         if self.precision is None:
             return {}
-        return inert_fields(
+        return find_inert_fields(
             self.precision,
             scheme=self.scheme,
             is_autocast=bool(self.model.enable_autocast),
@@ -437,14 +442,14 @@ class RuleContext:
     def differs_from_default(self, field: str) -> bool:
         """Return whether the precision or an owner gives a field another value than its default."""
         if field in self.stated:
-            return differ(self.stated[field], FIELD_DEFAULTS[field])
+            return is_different(self.stated[field], FIELD_DEFAULTS[field])
         role = None
         if field in MEGATRON_FIELDS:
-            role = _owner_of(field)
+            role = _find_owner_name(field)
         if role is None or role not in self.present:
             return False
         value = getattr(self.views[role], field)
-        return value is not None and differ(value, DEFAULTS[role][field])
+        return value is not None and is_different(value, OWNER_DEFAULTS[role][field])
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: of a recipe, or of an owner where there is none."""
@@ -456,7 +461,7 @@ class RuleContext:
         is_of_an_owner = name in MEGATRON_FIELDS and name not in self.stated
         if self.precision is not None and not is_of_an_owner:
             return f"mixed_precision.{name}"
-        return f"{_owner_of(name) or 'model'}.{name}"
+        return f"{_find_owner_name(name) or 'model'}.{name}"
 
     def value(self, path: str) -> Any:
         """Return the value of a path; None for a path that is no setting."""
@@ -464,7 +469,7 @@ class RuleContext:
         if section == "mixed_precision":
             if name in self.stated:
                 return self.stated[name]
-            role = _owner_of(name)
+            role = _find_owner_name(name)
             if role is None:
                 return FIELD_DEFAULTS.get(name)
             return getattr(self.views[role], name)
@@ -484,8 +489,8 @@ class RuleContext:
         """Return the source that set a path, or None where that is not known."""
         section, _, name = path.partition(".")
         if section == "mixed_precision" and self.precision is not None:
-            if name in field_names(self.precision) and is_stated(self.precision, name):
-                return source_of(self.precision, name)
+            if name in list_field_names(self.precision) and is_stated(self.precision, name):
+                return get_source(self.precision, name)
             return None
         if self._origins is not None and section in self.views:
             return self._origins(path)

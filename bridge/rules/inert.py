@@ -2,23 +2,23 @@
 
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.precision.subjects import SCALER
 
-BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
-PADDING = "moe_router_padding_for_quantization"
-SCALER_SCHEDULE = tuple(
+GRAD_BUFFER_REUSE = "reuse_grad_buf_for_mxfp8_param_ag"
+ROUTER_PADDING = "moe_router_padding_for_quantization"
+LOSS_SCALER_FIELDS = tuple(
     name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale"
 )
 """Fields that the dynamic loss scale of an FP16 run reads, and no other run."""
-SCHEME_SETTINGS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
+SCHEME_SPECIFIC_FIELDS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
 """Fields that some scaling schemes read and others do not."""
 KEPT_LAYER_FIELDS = (*LAYER_COUNTS, "first_last_layers_bf16")
 """Fields of the layers that stay in BF16."""
 
 
-def inert_fields(
+def find_inert_fields(
     config: PrecisionConfig,
     *,
     scheme: str | None = None,
@@ -36,17 +36,17 @@ def inert_fields(
     Returns:
         Field -> reason, a clause.
     """
-    if scheme_of(config) is None:
+    if get_scheme(config) is None:
         scheme = None
     elif not scheme:
-        scheme = scheme_of(config)
+        scheme = get_scheme(config)
     if is_autocast is None:
         is_autocast = config.autocast_enabled
     if keeps_layers is None:
         keeps_layers = config.first_last_layers_bf16
-    mode = mode_of(config)
+    mode = get_mode(config)
     run = (scheme or mode).upper()
-    reasons = _out_of_family(config, scheme, run)
+    reasons = _find_fields_out_of_family(config, scheme, run)
     if scheme is None:
         reasons.update(dict.fromkeys(KEPT_LAYER_FIELDS, f"every layer of this run is in {run}"))
     elif not keeps_layers:
@@ -55,15 +55,17 @@ def inert_fields(
         reasons["autocast_dtype"] = "autocast is off"
     if not config.fp16:
         why = f"a {mode.upper()} run has no dynamic loss scale"
-        reasons.update(dict.fromkeys(SCALER_SCHEDULE, why))
+        reasons.update(dict.fromkeys(LOSS_SCALER_FIELDS, why))
     elif config.loss_scale:
-        reasons.update(dict.fromkeys(SCALER_SCHEDULE, "the loss scale is constant"))
+        reasons.update(dict.fromkeys(LOSS_SCALER_FIELDS, "the loss scale is constant"))
     if mode == "fp32":
         reasons["grad_reduce_in_fp32"] = "gradients are FP32 in an FP32 run"
     return reasons
 
 
-def _out_of_family(config: PrecisionConfig, scheme: str | None, run: str) -> dict[str, str]:
+def _find_fields_out_of_family(
+    config: PrecisionConfig, scheme: str | None, run: str
+) -> dict[str, str]:
     """Return the fields of a format, or of scaling schemes, that the run is not in."""
     is_known = scheme in FP8_SCHEMES or scheme in FP4_SCHEMES
     reasons = {}

@@ -20,16 +20,16 @@ class PlacedModule:
     module: str
     kind: str
     path: str
-    local: str
+    name_in_chunk: str
     """Its name within its model chunk."""
     chunk: int
-    is_low: bool
+    is_low_precision: bool
     scheme: str | None
     """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Selected:
+class RowSelection:
     """The modules that one row or matcher selects."""
 
     matcher: Matcher
@@ -41,11 +41,11 @@ class Selected:
     """The names of these earlier rows or matchers."""
     unread: tuple[PlacedModule, ...]
     """Modules that it selects and that read no per-module recipe."""
-    nearest: tuple[str, ...]
+    similar_names: tuple[str, ...]
     """Names of modules that look like the pattern, where it selects none."""
-    beyond: tuple[int, ...]
+    absent_layers: tuple[int, ...]
     """Layers that it names, as it states them, and that the model does not have."""
-    missed: tuple[int, ...]
+    unmatched_layers: tuple[int, ...]
     """Layers of the model that it names, as it states them, and in which it selects no module."""
 
     @property
@@ -54,7 +54,7 @@ class Selected:
         return not self.taken and not self.shadowed
 
     @property
-    def is_hidden(self) -> bool:
+    def is_shadowed(self) -> bool:
         """Whether earlier rows take every linear layer that it selects."""
         return not self.taken and bool(self.shadowed)
 
@@ -69,10 +69,10 @@ class Selected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OtherStages:
+class StageDependentMatcher:
     """A foreign matcher that means other layers under another number of pipeline stages."""
 
-    row: Selected
+    row: RowSelection
     stages: int
     """The other number of pipeline stages."""
     numbers: tuple[int, ...]
@@ -83,11 +83,11 @@ class OtherStages:
 class ModuleSelection:
     """The rows or matchers of a run, in order."""
 
-    rows: tuple[Selected, ...]
+    rows: tuple[RowSelection, ...]
     is_foreign: bool
     """Whether they are of a foreign recipe, whose names are those within a chunk."""
     unselected: tuple[PlacedModule, ...]
     """The linear layers that no row or matcher selects."""
     num_layers: int
-    other_stages: tuple[OtherStages, ...] = ()
+    other_stages: tuple[StageDependentMatcher, ...] = ()
     """The matchers that mean other layers under another number of pipeline stages."""

@@ -22,7 +22,7 @@ class DroppedField:
     because: str
     source: str
     """File and function."""
-    mended: str = ""
+    fixed_in: str = ""
     """What forwards it; empty: nothing that is known."""
     instead: str = ""
     """The key that reaches the setting; empty: none is known."""
@@ -44,9 +44,9 @@ class Program:
 
     is_own: bool = False
     """It is scripts/train.py, whose build does not honour every field."""
-    is_bridge: bool = False
+    is_megatron_bridge: bool = False
     """It is Megatron Bridge, which wrote the run's file."""
-    is_without_parser: bool = False
+    has_no_argument_parser: bool = False
     """It makes Megatron Core's configs itself, so that no parser of Megatron-LM checks them."""
     is_resumed: bool = False
     """It reads a checkpoint."""

@@ -15,10 +15,14 @@ from typing import Any, Generic, TypeVar, cast
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
-from bridge.model.reads import reads
+from bridge.model.read_tracking import track_reads
 from bridge.rules.context import RuleContext
 from bridge.rules.run_context import RunContext
-from bridge.rules.unknown import deciders_text, named_first, settings_text
+from bridge.rules.unknown_settings import (
+    format_deciders,
+    select_named_settings,
+    format_unknown_settings,
+)
 from bridge.rules.violation import VALUE_OF_PATH, Violation
 from bridge.target.versions import VersionRange
 
@@ -31,27 +35,27 @@ EVIDENCE = {
     "weak": "few or conflicting reports",
 }
 
-PARSER = "Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)"
-MODEL_CHECK = "megatron-core 0.16.1 transformer_config.py __post_init__"
-OPTIMIZER_CHECK = "megatron-core 0.16.1 optimizer_config.py __post_init__"
+PARSER_SOURCE = "Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)"
+MODEL_CHECK_SOURCE = "megatron-core 0.16.1 transformer_config.py __post_init__"
+OPTIMIZER_CHECK_SOURCE = "megatron-core 0.16.1 optimizer_config.py __post_init__"
 """Sources of many rules.
 
 The last two run when the config is made; the parser does not for configs built in Python.
 """
 
-SYNC = {
+SYNC_REACTIONS = {
     "reported": "the sync reports it",
     "last": "the sync reports it, and the last sync before a run refuses it",
     "refused": "the sync refuses it",
 }
 """The reaction of a sync to a rule that it asks; it knows the precision and the owners alone."""
 
-Run_contra = TypeVar("Run_contra", bound=RuleContext, contravariant=True)
+Context_contra = TypeVar("Context_contra", bound=RuleContext, contravariant=True)
 """The context that a rule needs: `RuleContext`, or `RunContext` for one that a check alone asks."""
 
 
 @dataclass(frozen=True, kw_only=True)  # `typing` notes the context on an instance: no slots
-class Rule(Generic[Run_contra]):
+class Rule(Generic[Context_contra]):
     """A law as a row."""
 
     id: str
@@ -71,7 +75,7 @@ class Rule(Generic[Run_contra]):
 
     Where a version is not known, the finding states that, and is one step milder.
     """
-    when: Callable[[Run_contra], bool | Iterable[Violation]]
+    when: Callable[[Context_contra], bool | Iterable[Violation]]
     """Yields the places where a run breaks the rule, or returns whether `setting` is at fault."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
@@ -84,7 +88,7 @@ class Rule(Generic[Run_contra]):
     explanation: str = ""
     """The effect and its cause, for `explain` and the reference page."""
 
-    def violations(self, run: Run_contra) -> list[Violation]:
+    def find_violations(self, run: Context_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
         answer = self.when(run)
         if answer is False:
@@ -108,7 +112,7 @@ no_effect = partial(Rule[RuleContext], severity="warning", sync="reported")
 """The row of a setting that changes nothing in a run: a warning, also of the sync."""
 
 
-def without_run(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], ...]:
+def cast_to_precision_rules(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], ...]:
     """Return rules that are asked about less than a whole run, by `finalize` or a sync for example.
 
     A test asks each of them about a `RuleContext`.
@@ -116,7 +120,9 @@ def without_run(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], .
     return tuple(cast("Rule[RuleContext]", rule) for rule in rules)
 
 
-def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:
+def _make_version_range(
+    product: str, *, since: str | None = None, until: str | None = None
+) -> VersionRange:
     limits = []
     if since is not None:
         limits.append(f">={since}")
@@ -125,8 +131,8 @@ def _range(product: str, *, since: str | None = None, until: str | None = None) 
     return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
 
 
-mcore = partial(_range, "mcore")
-te = partial(_range, "te")
+mcore = partial(_make_version_range, "mcore")
+te = partial(_make_version_range, "te")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,32 +150,32 @@ class RuleFinding(Finding):
     """Setting that it rests on and that nothing states -> its decider; with any, it is an info."""
 
 
-MILDER = {"error": "warning", "warning": "info", "info": "info"}
+MILDER_SEVERITY = {"error": "warning", "warning": "info", "info": "info"}
 
 
-Asked = TypeVar("Asked", bound=RuleContext)
+ContextT = TypeVar("ContextT", bound=RuleContext)
 
 
-def ask(rules: Iterable[Rule[Asked]], context: Asked) -> list[RuleFinding]:
+def evaluate_rules(rules: Iterable[Rule[ContextT]], context: ContextT) -> list[RuleFinding]:
     """Return the findings of rules about a context, in the order of the rules."""
     findings: list[RuleFinding] = []
     for rule in rules:
         try:
-            findings += findings_of(rule, context)
+            findings += evaluate_rule(rule, context)
         except Exception as error:  # noqa: BLE001  it must not hide the findings of other rules
-            findings.append(_stumbled(rule, context, error))
+            findings.append(_make_crash_finding(rule, context, error))
     return findings
 
 
-def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
+def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
     """Return the findings of a rule about a context; none for versions that it is not about."""
-    with reads() as paths:
-        violations = rule.violations(context)
-    if context.leaves_out(rule.id, paths) or not violations:
+    with track_reads() as paths:
+        violations = rule.find_violations(context)
+    if context.skips_rule(rule.id, paths) or not violations:
         return []
     depends = []
     for versions in rule.versions:
-        holds = _holds(versions, context)
+        holds = _is_in_range(versions, context)
         if holds is False:
             return []
         if holds is None:
@@ -177,40 +183,40 @@ def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
     findings = []
     for violation in violations:
         if violation.rests_on is None:
-            unknown = context.unknown_among(paths)
+            unknown = context.find_unknown(paths)
         else:
-            unknown = context.unknown_among(violation.rests_on)
+            unknown = context.find_unknown(violation.rests_on)
         if not unknown:
-            findings.append(_finding(rule, context, violation, depends))
+            findings.append(_make_violation_finding(rule, context, violation, depends))
         elif rule.severity != "info":  # an info that cannot be judged is not worth a line
-            findings.append(_unjudged(rule, context, violation, unknown))
+            findings.append(_make_undecided_finding(rule, context, violation, unknown))
     return findings
 
 
-def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
+def _is_in_range(versions: VersionRange, context: RuleContext) -> bool | None:
     """Return whether a product is in a range; None where its version is not known, or assumed."""
     holds = versions.holds(getattr(context.target, versions.product))
-    if holds and context.unknown_among([f"target.{versions.product}"]):
+    if holds and context.find_unknown([f"target.{versions.product}"]):
         return None
     return holds
 
 
-def _unjudged(
-    rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
+def _make_undecided_finding(
+    rule: Rule[ContextT], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
 ) -> RuleFinding:
     """Return the info that a rule cannot be judged, as a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
-    states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
-    settings = settings_text(unknown, path)
-    deciders = deciders_text(unknown)
+    states = " ".join(f"{name}=VALUE" for name in select_named_settings(unknown, path))
+    settings = format_unknown_settings(unknown, path)
+    deciders = format_deciders(unknown)
     clause = f"cannot be judged: {settings} are not known, since {deciders} may set them"
     if len(unknown) == 1:
         clause = f"cannot be judged: {settings} is not known, since {deciders} may set it"
-    return _made(
+    return _make_finding(
         rule,
         path=path,
         rule=f"{clause}; the rule is about: {rule.title}",
-        value=_value(violation, context, path),
+        value=_get_value_at_fault(violation, context, path),
         where=violation.where or context.where(path),
         remedy=f"State what is known: {states}.",
         severity="info",
@@ -219,12 +225,15 @@ def _unjudged(
     )
 
 
-def _finding(
-    rule: Rule[Asked], context: RuleContext, violation: Violation, depends: Sequence[VersionRange]
+def _make_violation_finding(
+    rule: Rule[ContextT],
+    context: RuleContext,
+    violation: Violation,
+    depends: Sequence[VersionRange],
 ) -> RuleFinding:
     """Return the finding of a violation; it is milder where it depends on an unknown version."""
     path = context.path(violation.path or rule.setting)
-    value = _value(violation, context, path)
+    value = _get_value_at_fault(violation, context, path)
     words = {**violation.words, "run": context, "path": path, "value": value}
     remedies = []
     for template in rule.remedies:
@@ -236,46 +245,46 @@ def _finding(
     ranges = None
     if depends:
         ranges = " and ".join(str(versions) for versions in depends)
-        severity = MILDER[severity]
-        clause += f" (holds for {ranges}; {_not_known(depends, context)})"
+        severity = MILDER_SEVERITY[severity]
+        clause += f" (holds for {ranges}; {_explain_unknown_version(depends, context)})"
     if rule.evidence == "weak":
         clause += " (weak evidence)"
-    return _made(
+    return _make_finding(
         rule,
         path=path,
         rule=clause,
         value=value,
         where=violation.where or context.where(path),
-        remedy=remedy_of(remedies),
+        remedy=format_remedies(remedies),
         severity=severity,
         remedies=tuple(remedies),
         depends_on=ranges,
     )
 
 
-def _value(violation: Violation, context: RuleContext, path: str) -> object:
+def _get_value_at_fault(violation: Violation, context: RuleContext, path: str) -> object:
     """Return the value at fault: that of the violation, or else that of the path."""
     if violation.value is VALUE_OF_PATH:
         return context.value(path)
     return violation.value
 
 
-def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
+def _explain_unknown_version(depends: Sequence[VersionRange], context: RuleContext) -> str:
     """Return why it is not known whether a version is in its range, as a clause."""
     for versions in depends:
         version = getattr(context.target, versions.product)
-        if version is not None and context.unknown_among([f"target.{versions.product}"]):
+        if version is not None and context.find_unknown([f"target.{versions.product}"]):
             return f"the release is not stated, and {version} is assumed"
     return "the target does not say which it is"
 
 
-def _made(row: Rule[Asked], **columns: Any) -> RuleFinding:
+def _make_finding(row: Rule[ContextT], **columns: Any) -> RuleFinding:
     return RuleFinding(
         id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns
     )
 
 
-def remedy_of(remedies: Sequence[str]) -> str:
+def format_remedies(remedies: Sequence[str]) -> str:
     """Return the remedies as one sentence: "Do this.", or "Do this; or do that; or ..."."""
     sentence = "; or ".join(remedies)
     sentence = f"{sentence[:1].upper()}{sentence[1:]}"
@@ -284,9 +293,13 @@ def remedy_of(remedies: Sequence[str]) -> str:
     return f"{sentence}."
 
 
-def _stumbled(rule: Rule[Asked], context: RuleContext, error: Exception) -> RuleFinding:
+def _make_crash_finding(
+    rule: Rule[ContextT], context: RuleContext, error: Exception
+) -> RuleFinding:
     path = context.path(rule.setting)
     clause = f"could not be judged ({type(error).__name__}: {error})"
     remedy = "Please report this: a rule has to cope with any value."
     value = context.value(path)
-    return _made(rule, path=path, rule=clause, value=value, remedy=remedy, severity="warning")
+    return _make_finding(
+        rule, path=path, rule=clause, value=value, remedy=remedy, severity="warning"
+    )

@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from bridge.rules.rule import Rule, without_run
+from bridge.rules.rule import Rule, cast_to_precision_rules
 from bridge.rules.run_context import RunContext
 from bridge.rules.topics.model import alignment, attention, moe, residual
 from bridge.rules.topics.precision import (
@@ -12,7 +12,7 @@ from bridge.rules.topics.precision import (
     mode,
     modules,
     scheme,
-    stored,
+    stored_weights,
 )
 from bridge.rules.topics.statements import recipe, values
 from bridge.rules.topics.system import environment, frameworks, target, train_script
@@ -37,7 +37,7 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "MXFP8 and NVFP4": blackwell.RULES,
     "Layers kept in BF16": layers.RULES,
     "Precision of single modules": modules.RULES,
-    "Weights stored in FP8 or FP4": stored.RULES,
+    "Weights stored in FP8 or FP4": stored_weights.RULES,
     "FSDP": sharding.RULES,
     "Optimizer": optimizer.RULES,
     "Gradient reduction": reduction.RULES,
@@ -56,16 +56,16 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
 """Topic -> its rules."""
 
 
-def _in_order_of_id() -> tuple[Rule[RunContext], ...]:
+def _sort_rules_by_id() -> tuple[Rule[RunContext], ...]:
     rules: list[Rule[RunContext]] = []
     for topic in TOPICS.values():
         rules += topic
     return tuple(sorted(rules, key=attrgetter("id")))
 
 
-RULES = _in_order_of_id()
+RULES = _sort_rules_by_id()
 """All rules, in the order in which a report lists their findings."""
-BY_ID = {rule.id: rule for rule in RULES}
+RULES_BY_ID = {rule.id: rule for rule in RULES}
 
-ALONE = without_run(rule for rule in RULES if rule.is_of_finalize)
+FINALIZE_RULES = cast_to_precision_rules(rule for rule in RULES if rule.is_of_finalize)
 """Errors that the precision alone shows."""

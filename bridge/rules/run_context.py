@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.context import RuleContext, Weaknesses
+from bridge.rules.context import RuleContext, DeciderLookup
 from bridge.rules.program import Program
 
 if TYPE_CHECKING:
     from bridge.errors import Finding
-    from bridge.model.layout import Parallel
-    from bridge.model.reads import View
+    from bridge.model.layout import ParallelLayout
+    from bridge.model.read_tracking import AttributeView
     from bridge.model.section import Section
     from bridge.model.shape import ModelShape
     from bridge.precision.config import PrecisionConfig
@@ -50,14 +50,14 @@ class RunContext(RuleContext, ABC):
         precision: PrecisionConfig | None,
         *,
         sections: Mapping[str, Section],
-        views: Mapping[str, View],
+        views: Mapping[str, AttributeView],
         rows: Sequence[SyncRow],
         target: Target,
         program: Program,
         unknown: Mapping[str, Any],
         malformed: Sequence[Finding],
         origins: Callable[[str], str] | None = None,
-        weaknesses: Weaknesses | None = None,
+        weaknesses: DeciderLookup | None = None,
         backend: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class RunContext(RuleContext, ABC):
 
     @property
     @abstractmethod
-    def parallel(self) -> Parallel:
+    def parallel(self) -> ParallelLayout:
         """The layout; the parts of it that cannot be read are left out."""
 
     @property
@@ -101,7 +101,7 @@ class RunContext(RuleContext, ABC):
 
     @property
     @abstractmethod
-    def prediction_schemes(self) -> Sequence[str | None]:
+    def mtp_schemes(self) -> Sequence[str | None]:
         """The scheme of each linear layer of multi-token prediction; none without a plan."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class RunContext(RuleContext, ABC):
 
     @property
     @abstractmethod
-    def overflow(self) -> Violation | None:
+    def memory_overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has; None elsewhere."""
 
     @property

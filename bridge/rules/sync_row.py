@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.values import plain
+from bridge.precision.coercion import to_plain_data
 
 Verdict = Literal["override", "set", "derive", "neutralise", "keep", "agree", "absent"]
 """The effect of a sync on a value of an owner.
@@ -62,7 +62,7 @@ class SyncRow:
         return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
 
     def __str__(self) -> str:
-        old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
+        old, new = f"{to_plain_data(self.old)!r}", f"{to_plain_data(self.new)!r}"
         change = new
         if old != new:
             change = f"{old} -> {new}"

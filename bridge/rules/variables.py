@@ -2,7 +2,7 @@
 
 Each is a row in variables.yaml. Most of them become defaults of the recipe classes when
 `transformer_engine` is imported, so Megatron, which passes few keywords, gets them into its recipes
-without a message. `set_lines` describes those of a run for its report, and `environment_findings`
+without a message. `format_set_variables` describes those of a run for its report, and `check_environment`
 names those that contradict its config. Nothing here reads the environment by itself.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 
 from bridge.errors import Finding, did_you_mean
 from bridge.precision.package_yaml import package_yaml
-from bridge.precision.schemes import scheme_row
+from bridge.precision.schemes import find_scheme
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Variable:
+class EnvironmentVariable:
     """One row: an environment variable of Transformer Engine."""
 
     name: str
@@ -70,7 +70,7 @@ class Variable:
         return self.default is None or parsed != self.parse(self.default)
 
     @property
-    def accepted(self) -> str:
+    def accepted_values(self) -> str:
         """Values that Transformer Engine accepts, in words."""
         if self.kind == "number":
             return "a whole number"
@@ -80,64 +80,64 @@ class Variable:
 
 
 @cache
-def nvte_variables() -> Mapping[str, Variable]:
+def load_nvte_variables() -> Mapping[str, EnvironmentVariable]:
     """Return the variables by name, in the order of the file, which has their sources."""
     rows = package_yaml(Path(__file__).with_suffix(".yaml"))
-    made: dict[str, Variable] = {}
+    made: dict[str, EnvironmentVariable] = {}
     for name, row in rows.items():
         columns: dict[str, Any] = {}
         for key, value in row.items():
             columns[key] = value
             if isinstance(value, list):
                 columns[key] = tuple(value)
-        made[name] = Variable(name=name, **columns)
+        made[name] = EnvironmentVariable(name=name, **columns)
     return made
 
 
-def variables_in(environ: Mapping[str, str]) -> list[tuple[Variable, str]]:
+def list_set_variables(environ: Mapping[str, str]) -> list[tuple[EnvironmentVariable, str]]:
     """Return the variables that are set, with their values."""
     if not any(name.startswith("NVTE_") for name in environ):
         return []
-    return [(row, environ[name]) for name, row in nvte_variables().items() if name in environ]
+    return [(row, environ[name]) for name, row in load_nvte_variables().items() if name in environ]
 
 
-def concerning(
+def list_scheme_variables(
     scheme: str | None, environ: Mapping[str, str], *, attention: bool
-) -> list[tuple[Variable, str]]:
+) -> list[tuple[EnvironmentVariable, str]]:
     """Return the variables that can change a run under a scheme, with their values.
 
     `attention` says whether the run's attention is in FP8.
     """
     rows_and_values = []
-    for row, text in variables_in(environ):
+    for row, text in list_set_variables(environ):
         is_read = attention or not row.attention
         if is_read and (not row.schemes or scheme in row.schemes):
             rows_and_values.append((row, text))
     return rows_and_values
 
 
-def recipe_options(environ: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
+def collect_recipe_keywords(environ: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
     """Return the keywords of Transformer Engine's recipe classes that variables change, each with its value.
 
     A value that Transformer Engine refuses is left out.
     """
     changed: list[tuple[str, object]] = []
-    for row, text in variables_in(environ):
+    for row, text in list_set_variables(environ):
         if row.keyword and row.is_active(text):
             changed.append((row.keyword, row.parse(text)))
     return tuple(changed)
 
 
-def set_lines(environ: Mapping[str, str]) -> list[str]:
+def format_set_variables(environ: Mapping[str, str]) -> list[str]:
     """Return one line per variable that is set, for the run report; empty where none is."""
     lines = []
-    for row, text in variables_in(environ):
+    for row, text in list_set_variables(environ):
         when = "at run time"
         if row.reads == "import":
             when = "at import"
         is_active = row.is_active(text)
         if is_active is None:
-            effect = f"Transformer Engine accepts only {row.accepted}"
+            effect = f"Transformer Engine accepts only {row.accepted_values}"
         elif is_active:
             effect = row.effect
         else:
@@ -146,7 +146,7 @@ def set_lines(environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def environment_findings(
+def check_environment(
     scheme: str | None, environ: Mapping[str, str], *, attention: bool = False
 ) -> list[Finding]:
     """Return a finding for each variable that changes a recipe, in the order of the table.
@@ -163,27 +163,27 @@ def environment_findings(
     if scheme is None:
         return []
     findings: list[Finding] = []
-    for row, text in concerning(scheme, environ, attention=attention):
-        findings += _findings_of(row, text, scheme)
+    for row, text in list_scheme_variables(scheme, environ, attention=attention):
+        findings += _check_variable(row, text, scheme)
     for name in sorted(environ):
-        if not name.startswith("NVTE_") or name in nvte_variables():
+        if not name.startswith("NVTE_") or name in load_nvte_variables():
             continue
-        near = get_close_matches(name, nvte_variables(), n=1, cutoff=0.92)
+        near = get_close_matches(name, load_nvte_variables(), n=1, cutoff=0.92)
         if near:
             rule = "Transformer Engine knows no such variable and ignores it"
             remedy = did_you_mean(near)
             findings.append(
-                _finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning")
+                _make_finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning")
             )
     return findings
 
 
-_finding = partial(Finding, where="environment")
+_make_finding = partial(Finding, where="environment")
 
 
-def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
+def _check_variable(row: EnvironmentVariable, text: str, scheme: str) -> Iterator[Finding]:
     """Yield the finding of a variable's value under a scheme, where it has one."""
-    known = scheme_row(scheme)
+    known = find_scheme(scheme)
     recipe: str | None = scheme
     if known is not None:
         recipe = known.te_class
@@ -193,11 +193,11 @@ def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
         if row.reads == "import":
             before = " before transformer_engine is imported"
         remedy = f"Unset it{before}, so that the config alone says what the run is."
-        return _finding(path=row.name, rule=rule, remedy=remedy, value=text, severity=severity)
+        return _make_finding(path=row.name, rule=rule, remedy=remedy, value=text, severity=severity)
 
     active = row.is_active(text)
     if active is None:
-        yield finding(f"must be {row.accepted}", "error")
+        yield finding(f"must be {row.accepted_values}", "error")
         return
     if row.kind == "flag" and text not in ("0", "1"):
         yield finding("is switched on by 1 alone, everything else is off", "warning")

@@ -1,4 +1,4 @@
-"""`without_effect`: the violations of a row about settings that change nothing in a run."""
+"""`find_fields_without_effect`: the violations of a row about settings that change nothing in a run."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,9 +6,9 @@ from bridge.rules.context import RuleContext
 from bridge.rules.violation import Violation
 
 
-def without_effect(context: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
+def find_fields_without_effect(context: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
     """Yield a violation for each field that is stated, away from its default, and has no effect."""
     stated = [name for name in fields if context.differs_from_default(name)]
     for name in stated:
-        if name in context.inert:
-            yield Violation(name, why=context.inert[name])
+        if name in context.reasons_without_effect:
+            yield Violation(name, why=context.reasons_without_effect[name])

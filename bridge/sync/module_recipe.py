@@ -1,4 +1,4 @@
-"""`module_recipe`: the rows of `modules` as `model.quant_recipe`, a recipe for the run or for each pipeline stage.
+"""`build_module_recipe`: the rows of `modules` as `model.quant_recipe`, a recipe for the run or for each pipeline stage.
 
 Stages have different recipes where rows name layers by number. An owner of Megatron's class gets
 an object of the class that its field is annotated with, `RecipeConfig`. A mapping, or an object of
@@ -16,20 +16,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.matchers import TRAINING, Matchers, quant_recipes
-from bridge.precision.mode import low_format_of
-from bridge.precision.module_row import ModuleRow, module_rows
-from bridge.precision.module_schemes import chunk_recipes, stage_recipes
-from bridge.precision.statements import field_value
+from bridge.precision.matchers import TRAINING, QuantRecipe, parse_quant_recipes
+from bridge.precision.mode import get_low_precision_format
+from bridge.precision.module_row import ModuleRow, parse_module_rows
+from bridge.precision.module_schemes import make_chunk_recipes, make_stage_recipes
+from bridge.precision.statements import get_field_value
 from bridge.sync.owner import OwnerValues
-from bridge.target.fields import read_field, whole_number
+from bridge.target.fields import read_field, parse_integer
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 
 
-def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
+def build_module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data.
 
     A value of the owner that has the same effect is returned as it is.
@@ -37,50 +37,50 @@ def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     Raises:
         RunConfigError: A row names layers, and the model's layers or its layout are not known.
     """
-    rows = module_rows(field_value(config, "modules"))
+    rows = parse_module_rows(get_field_value(config, "modules"))
     chunks: list[tuple[int, ...]] = [()]
     if any(row.layer_numbers for row in rows):
-        chunks = _chunks(owner, rows)
-    files = chunk_recipes(rows, chunks, run=low_format_of(config))
+        chunks = _compute_chunk_layers(owner, rows)
+    files = make_chunk_recipes(rows, chunks, run=get_low_precision_format(config))
     recipe: Any = files
     if all(file == files[0] for file in files):
         recipe = files[0]
     owner_value = owner.value("quant_recipe")
-    if _act_alike(quant_recipes(recipe), quant_recipes(owner_value)):
+    if _have_same_effect(parse_quant_recipes(recipe), parse_quant_recipes(owner_value)):
         return owner_value
     return recipe
 
 
-def _act_alike(ours: Sequence[Matchers], theirs: Sequence[Matchers]) -> bool:
+def _have_same_effect(ours: Sequence[QuantRecipe], theirs: Sequence[QuantRecipe]) -> bool:
     """Return whether the matchers of each chunk have the same effect."""
     if len(ours) != len(theirs):
         return False
-    return all(their.same_as(our) for their, our in zip(theirs, ours, strict=True))
+    return all(their.has_same_effect(our) for their, our in zip(theirs, ours, strict=True))
 
 
-def recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
-    """Return plain data of `module_recipe` as an object over Megatron's class for a model."""
+def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
+    """Return plain data of `build_module_recipe` as an object over Megatron's class for a model."""
     if isinstance(recipe, dict):
         return made(kind, [recipe], 1)
-    return made(kind, recipe, Parallel.of(model).pipeline)
+    return made(kind, recipe, ParallelLayout.from_model(model).pipeline)
 
 
-def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
+def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
     """Return the numbers of the layers of each chunk, in order of execution.
 
     A mapping may describe a part of a run. Without its layers there is one chunk, with as many
     layers as the rows name.
     """
     model = owner.section.values
-    num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
+    num_layers = parse_integer(read_field(model, "num_layers", 0)) or 0
     try:
         if num_layers < 1:
             rule = "a row names layers by number, and the model's number of layers is not known"
             remedy = "State model.num_layers before the recipe is written."
             raise RunConfigError.of("mixed_precision.modules", rule, num_layers, remedy)
-        return [place.layers for place in Parallel.of(model).places(num_layers)]
+        return [place.layers for place in ParallelLayout.from_model(model).places(num_layers)]
     except RunConfigError:
-        if not owner.is_part:
+        if not owner.is_partial:
             raise
         named: list[int] = []
         for row in rows:
@@ -90,7 +90,7 @@ def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ..
 
 
 class _ModuleRecipe:
-    """The recipe of the stage that asks; `_class_of` makes a class of it over Megatron's `RecipeConfig`.
+    """The recipe of the stage that asks; `_make_recipe_class` makes a class of it over Megatron's `RecipeConfig`.
 
     Args:
         files: A file for each model chunk, in order of execution; a single file is every chunk's.
@@ -111,10 +111,10 @@ class _ModuleRecipe:
     @property
     def matchers(self) -> list[Any]:
         """Megatron's matchers of the stage that this process runs."""
-        files = stage_recipes(self.files, self.stages)
+        files = make_stage_recipes(self.files, self.stages)
         stage = 0
         if len(files) > 1:
-            stage = _stage()
+            stage = _get_pipeline_stage()
         file = files[stage]
         if file is None:
             raise RunConfigError(
@@ -140,17 +140,17 @@ class _ModuleRecipe:
         stages is written as `RecipeConfig` itself. Several recipes name `made`, which its loader
         takes once the prefix ``bridge.`` is allowed.
         """
-        kind = _import_path(self.kind)
+        kind = _get_import_path(self.kind)
         if len(self.files) > 1:
             return {
-                "_target_": _import_path(made),
+                "_target_": _get_import_path(made),
                 "kind": {"_target_": kind, "_call_": False},
                 "files": list(self.files),
                 "stages": self.stages,
             }
         matchers = []
         for matcher in self.matchers:
-            matchers.append({"_target_": _import_path(type(matcher)), **vars(matcher)})
+            matchers.append({"_target_": _get_import_path(type(matcher)), **vars(matcher)})
         return {"_target_": kind, "matchers": matchers, "config_dict": self.configs}
 
     def __eq__(self, other: object) -> bool:
@@ -173,21 +173,21 @@ class _ModuleRecipe:
         return f"ModuleRecipe({' | '.join(files)}; {', '.join(configs)})"
 
 
-def _import_path(target: Any) -> str:
+def _get_import_path(target: Any) -> str:
     return f"{target.__module__}.{target.__qualname__}"
 
 
 @functools.cache
-def _class_of(kind: Any) -> Any:
+def _make_recipe_class(kind: Any) -> Any:
     return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
 
 
 def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
     """Return the recipe over a class of Megatron's; arguments as for `_ModuleRecipe`."""
-    return _class_of(kind)(files, stages)
+    return _make_recipe_class(kind)(files, stages)
 
 
-def _stage() -> int:
+def _get_pipeline_stage() -> int:
     """Return the pipeline stage of this process, as Megatron's own state has it."""
     # The caller imported Megatron's module; this room does not.
     state: Any = sys.modules.get(PARALLEL_STATE)

@@ -16,33 +16,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.model.reads import Values
-from bridge.model.section import Section, absent_fields, attributes_of, read_section
+from bridge.model.read_tracking import TrackedValues
+from bridge.model.section import Section, list_absent_fields, get_attributes, read_section
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import default_of
-from bridge.precision.values import dtype_token, is_torch_dtype
-from bridge.sync.routes import OWNERS, ROUTES
-from bridge.target.fields import DEFAULTS, FIELDS, SWITCHES
+from bridge.precision.fields import get_field_default
+from bridge.precision.coercion import parse_dtype, is_torch_dtype
+from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES
+from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, SHARED_SWITCHES
 from bridge.target.versions import Version
 
-WRITTEN = "_precision_bridge_written"
+SYNC_MEMORY_ATTRIBUTE = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote.
 
 Its value is {attribute: (value written, the owner's own value)}.
 """
 
 _ROUTED = {route.attribute for route in ROUTES if route.attribute is not None}
-ATTRIBUTES = frozenset(FIELD_DEFAULTS) | _ROUTED
+PRECISION_ATTRIBUTES = frozenset(FIELD_DEFAULTS) | _ROUTED
 """Every name under which an owner may hold a field of a precision."""
-PLANNED = ATTRIBUTES | {
-    *SWITCHES,
+PLANNED_ATTRIBUTES = PRECISION_ATTRIBUTES | {
+    *SHARED_SWITCHES,
     "use_megatron_fsdp",
     "check_for_nan_in_grad",
     "check_for_nan_in_loss",
 }
 """Every attribute that a plan reads."""
 
-COMPUTED = {"autocast_dtype": "params_dtype"}
+COMPUTED_FROM = {"autocast_dtype": "params_dtype"}
 """Attribute -> the attribute that Megatron fills it in from where it is None."""
 
 
@@ -68,11 +68,11 @@ class OwnerValues:
     """Whether the owner's class is Megatron's, or a subclass of it."""
     class_name: str
     """The class in messages."""
-    is_part: bool = field(default=False, compare=False)
+    is_partial: bool = field(default=False, compare=False)
     """Whether the owner is a mapping, which may describe a part of a model."""
 
     @classmethod
-    def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
+    def from_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
         """Return the values of a section of a run.
 
         Args:
@@ -83,18 +83,18 @@ class OwnerValues:
         version_text = None
         if version is not None:
             version_text = str(version)
-        absent = absent_fields(role, version_text)
-        names = PLANNED & FIELDS[role].keys() - absent.keys()
-        values = {name: in_one_form(section.values[name]) for name in names}
-        defaults = {name: DEFAULTS[role][name] for name in names}
+        absent = list_absent_fields(role, version_text)
+        names = PLANNED_ATTRIBUTES & OWNER_FIELDS[role].keys() - absent.keys()
+        values = {name: normalise_value(section.values[name]) for name in names}
+        defaults = {name: OWNER_DEFAULTS[role][name] for name in names}
         return cls(
             role=role,
             section=section,
             values=values,
             defaults=defaults,
             is_megatron=role != "train",
-            class_name=OWNERS[role],
-            is_part=True,
+            class_name=OWNER_CLASS_NAMES[role],
+            is_partial=True,
         )
 
     def has(self, attribute: str) -> bool:
@@ -114,10 +114,12 @@ class OwnerValues:
     def is_own(self, attribute: str) -> bool:
         """Return whether the value was set: it differs from Megatron's class default."""
         own = self.own(attribute)
-        if attribute not in self.defaults or same(own, self.defaults[attribute]):
+        if attribute not in self.defaults or is_same_value(own, self.defaults[attribute]):
             return False
-        source = COMPUTED.get(attribute)  # a value that Megatron computed is not the owner's own
-        return source is None or not same(own, self.own(source))
+        source = COMPUTED_FROM.get(
+            attribute
+        )  # a value that Megatron computed is not the owner's own
+        return source is None or not is_same_value(own, self.own(source))
 
 
 class Owner:
@@ -129,8 +131,8 @@ class Owner:
 
     def __init__(self, role: str, target: Any) -> None:
         self.role = role
-        self.target = seen_through(target)
-        megatron_classes = _classes_of_megatron(type(self.target))
+        self.target = unwrap_config(target)
+        megatron_classes = _list_megatron_classes(type(self.target))
         self.defining: Any = type(self.target)
         """Megatron's class behind a subclass (a model provider, for example), or the class."""
         if megatron_classes:
@@ -151,37 +153,37 @@ class Owner:
     def read(self) -> OwnerValues:
         """Return the object as a plan reads it."""
         values: dict[str, Any] = {}
-        for name in PLANNED:
+        for name in PLANNED_ATTRIBUTES:
             value = self.value(name)
             if value is not ABSENT:
-                values[name] = in_one_form(value)
+                values[name] = normalise_value(value)
         defaults: dict[str, Any] = {}
-        for name, default in class_defaults(self.defining).items():
+        for name, default in get_class_defaults(self.defining).items():
             if name in values:
-                defaults[name] = in_one_form(default)
-        section = Section(values=Values(self.role, {}))
-        if self.role in FIELDS:
+                defaults[name] = normalise_value(default)
+        section = Section(values=TrackedValues(self.role, {}))
+        if self.role in OWNER_FIELDS:
             section = read_section(self.role, self.target)
         class_name = type(self.target).__name__
-        if self.is_megatron and self.role in OWNERS:
-            class_name = OWNERS[self.role]
+        if self.is_megatron and self.role in OWNER_CLASS_NAMES:
+            class_name = OWNER_CLASS_NAMES[self.role]
         return OwnerValues(
             role=self.role,
             section=section,
             values=values,
-            before=self._before(values),
+            before=self._collect_values_before_sync(values),
             defaults=defaults,
             is_megatron=self.is_megatron,
             class_name=class_name,
         )
 
-    def _before(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _collect_values_before_sync(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values before any sync, where they differ from those of now."""
         before: dict[str, Any] = {}
         for name in self._written:
             if name in values:
-                own = in_one_form(self.own(name))
-                if not same(own, values[name]):
+                own = normalise_value(self.own(name))
+                if not is_same_value(own, values[name]):
                     before[name] = own
         return before
 
@@ -192,7 +194,7 @@ class Owner:
     def own(self, attribute: str) -> Any:
         """Return the value of an attribute before any sync wrote to it, or a value that was set since."""
         written = self._written
-        if attribute in written and same(written[attribute][0], self.value(attribute)):
+        if attribute in written and is_same_value(written[attribute][0], self.value(attribute)):
             return written[attribute][1]
         return self.value(attribute)
 
@@ -200,7 +202,7 @@ class Owner:
     def _written(self) -> Mapping[str, Any]:
         if not hasattr(self.target, "__dict__"):
             return {}
-        written = vars(self.target).get(WRITTEN)
+        written = vars(self.target).get(SYNC_MEMORY_ATTRIBUTE)
         if isinstance(written, dict):
             return written
         return {}
@@ -218,19 +220,21 @@ class Owner:
         for attribute, value in written.items():
             record[attribute] = (value, own[attribute])
         if record:
-            vars(self.target)[WRITTEN] = record
+            vars(self.target)[SYNC_MEMORY_ATTRIBUTE] = record
 
 
-NO_CONFIGS = (type, str, dict, list, tuple, int, float)
+NON_CONFIG_TYPES = (type, str, dict, list, tuple, int, float)
 """Types of objects that are no config."""
 
 
-def has_a_precision_field(owner: Owner) -> bool:
+def has_precision_field(owner: Owner) -> bool:
     """Return whether an object has an attribute that a precision is written into."""
-    return owner.role == "train" or any(owner.value(name) is not ABSENT for name in ATTRIBUTES)
+    return owner.role == "train" or any(
+        owner.value(name) is not ABSENT for name in PRECISION_ATTRIBUTES
+    )
 
 
-def refuse_wrong_objects(owners: Collection[Owner]) -> None:
+def refuse_non_owners(owners: Collection[Owner]) -> None:
     """Refuse a sync without owners, and objects that are no owner; PrecisionTypeError.
 
     No owner is a class, plain data, the config of another role, an object that has a role already,
@@ -241,39 +245,39 @@ def refuse_wrong_objects(owners: Collection[Owner]) -> None:
         raise PrecisionTypeError.of("model", rule, None, "Give the model's config, for example.")
     seen: dict[int, str] = {}
     for owner in owners:
-        target, role = owner.target, role_of(owner.target)
+        target, role = owner.target, get_owner_name(owner.target)
         kind = f"{owner.role}: must be a config object in that role, got {target!r:.80}"
-        if isinstance(target, NO_CONFIGS):
-            cls = OWNERS.get(owner.role, "one of Megatron's config classes")
+        if isinstance(target, NON_CONFIG_TYPES):
+            cls = OWNER_CLASS_NAMES.get(owner.role, "one of Megatron's config classes")
             raise PrecisionTypeError(f"{kind}. Give an instance of {cls}.")
         if role not in ("config", owner.role):
             raise PrecisionTypeError(f"{kind}. Give it as {role}.")
         if id(target) in seen:
             what = f"is the same object as {seen[id(target)]}, and the two hold different things"
             raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
-        if not has_a_precision_field(owner):
+        if not has_precision_field(owner):
             remedy = "Give the object that Megatron reads."
             raise PrecisionTypeError.of(owner.role, "has no field of a precision", target, remedy)
         seen[id(target)] = owner.role
 
 
-def _classes_of_megatron(cls: type) -> list[type]:
+def _list_megatron_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if base.__module__.startswith("megatron.core")]
 
 
-def role_of(target: Any) -> str:
+def get_owner_name(target: Any) -> str:
     """Return the role of a config object, by its class; "config" for no class of Megatron's."""
-    names = {base.__name__ for base in _classes_of_megatron(type(seen_through(target)))}
-    for role, class_name in OWNERS.items():
+    names = {base.__name__ for base in _list_megatron_classes(type(unwrap_config(target)))}
+    for role, class_name in OWNER_CLASS_NAMES.items():
         if class_name in names:
             return role
     return "config"
 
 
-def in_one_form(value: Any) -> Any:
+def normalise_value(value: Any) -> Any:
     """Return a value in the form of a plan: a dtype's token, an enum's value, a list for a tuple."""
     if is_torch_dtype(value):
-        return dtype_token(value)
+        return parse_dtype(value)
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, enum.Enum):
@@ -281,7 +285,7 @@ def in_one_form(value: Any) -> Any:
     return value
 
 
-def same(first: object, second: object) -> bool:
+def is_same_value(first: object, second: object) -> bool:
     """Return whether two values are equal and of the same kind: True is not 1.
 
     A value whose __eq__ raises is equal to itself alone.
@@ -296,16 +300,16 @@ def same(first: object, second: object) -> bool:
         return False
 
 
-def own_values(role: str, target: Any) -> Mapping[str, Any]:
+def get_values_before_sync(role: str, target: Any) -> Mapping[str, Any]:
     """Return the attributes of an object as they were before any sync wrote to it."""
-    attributes = attributes_of(role, target)
-    if WRITTEN not in attributes:
+    attributes = get_attributes(role, target)
+    if SYNC_MEMORY_ATTRIBUTE not in attributes:
         return attributes
     owner = Owner(role, target)
-    return {name: owner.own(name) for name in FIELDS[role] if name in attributes}
+    return {name: owner.own(name) for name in OWNER_FIELDS[role] if name in attributes}
 
 
-def seen_through(target: Any) -> Any:
+def unwrap_config(target: Any) -> Any:
     """Return the Megatron config behind an object that only hands attributes on, or the object itself.
 
     The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and
@@ -318,11 +322,13 @@ def seen_through(target: Any) -> Any:
 
 
 def _is_model_config(target: Any) -> bool:
-    return any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(target)))
+    return any(
+        base.__name__ == OWNER_CLASS_NAMES["model"] for base in _list_megatron_classes(type(target))
+    )
 
 
 @functools.cache
-def annotated_class(cls: type, attribute: str) -> type | None:
+def find_annotated_class(cls: type, attribute: str) -> type | None:
     """Return the class of the objects that a field holds, by its annotation; None where it names no single class."""
     annotation = typing.get_type_hints(cls).get(attribute)
     alternatives = typing.get_args(annotation) or (annotation,)
@@ -333,14 +339,14 @@ def annotated_class(cls: type, attribute: str) -> type | None:
 
 
 @functools.cache
-def class_defaults(cls: type) -> dict[str, Any]:
+def get_class_defaults(cls: type) -> dict[str, Any]:
     """Return the defaults of the fields of a dataclass that a plan reads."""
     if not dataclasses.is_dataclass(cls):
         return {}
     defaults = {}
     for field_ in dataclasses.fields(cls):
-        if field_.name in PLANNED:
-            default = default_of(field_)
+        if field_.name in PLANNED_ATTRIBUTES:
+            default = get_field_default(field_)
             if default is not dataclasses.MISSING:
                 defaults[field_.name] = default
     return defaults

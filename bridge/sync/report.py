@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding
-from bridge.precision.values import plain
+from bridge.precision.coercion import to_plain_data
 from bridge.rules.sync_row import SyncRow
 
-OVERRIDE = "PB123"
+OVERRIDE_RULE_ID = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports it in its rows."""
 
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
@@ -56,8 +56,8 @@ class SyncReport:
         return {
             "precision": self.precision,
             "megatron_core": self.megatron_version,
-            "rows": [_as_plain_data(row, _ROW_KEYS) for row in self.rows],
-            "findings": [_as_plain_data(finding, _FINDING_KEYS) for finding in self.findings],
+            "rows": [_to_plain_mapping(row, _ROW_KEYS) for row in self.rows],
+            "findings": [_to_plain_mapping(finding, _FINDING_KEYS) for finding in self.findings],
         }
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class SyncReport:
         """
         lines = [(logging.INFO, self.summary())]
         for row in self.rows:
-            if row.replaces and (OVERRIDE, row.path) not in known:
+            if row.replaces and (OVERRIDE_RULE_ID, row.path) not in known:
                 lines.append((logging.WARNING, str(row)))
         for finding in self.findings:
             if (finding.id, finding.path) not in known:
@@ -148,5 +148,5 @@ class SyncReport:
             logger.log(level, sentence)
 
 
-def _as_plain_data(item: SyncRow | Finding, names: Iterable[str]) -> dict[str, Any]:
-    return {name: plain(getattr(item, name)) for name in names}
+def _to_plain_mapping(item: SyncRow | Finding, names: Iterable[str]) -> dict[str, Any]:
+    return {name: to_plain_data(getattr(item, name)) for name in names}

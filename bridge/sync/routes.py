@@ -15,7 +15,7 @@ from typing import Any
 from bridge.precision.config import FIELDS
 from bridge.precision.package_yaml import package_yaml
 
-OWNERS = {
+OWNER_CLASS_NAMES = {
     "model": "TransformerConfig",
     "optimizer": "OptimizerConfig",
     "ddp": "DistributedDataParallelConfig",
@@ -24,7 +24,7 @@ OWNERS = {
 }
 """Role -> Megatron's class in it."""
 
-FIRST = "0.16.1"
+OLDEST_VERSION = "0.16.1"
 """The oldest megatron-core that was read."""
 CLASS_DEFAULT = "<Megatron's own default>"
 """A neutral value: that of Megatron's class."""
@@ -61,11 +61,13 @@ class Route:
 
     No value is neutral there, and the owner's own stays.
     """
-    since: str = FIRST
+    since: str = OLDEST_VERSION
     """First megatron-core known to have the attribute."""
 
 
-def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more: Any) -> Route:
+def _make_route(
+    owner: str, field: str, rule: str, attribute: str | None = "", **more: Any
+) -> Route:
     """Return a row; the attribute has the field's name unless it is stated."""
     if attribute == "":
         attribute = field
@@ -73,9 +75,9 @@ def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more
     return Route(field=field, owner=owner, attribute=attribute, family=family, rule=rule, **more)
 
 
-_model = partial(_route, "model")
-_optimizer = partial(_route, "optimizer")
-_ddp = partial(_route, "ddp")
+_model = partial(_make_route, "model")
+_optimizer = partial(_make_route, "optimizer")
+_ddp = partial(_make_route, "ddp")
 
 ROUTES: tuple[Route, ...] = (
     _model("fp32", "none", None),
@@ -115,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
     _optimizer("reuse_grad_buf_for_mxfp8_param_ag", "value", scheme="mxfp8", neutral=False),
     _ddp("reuse_grad_buf_for_mxfp8_param_ag", "value", scheme="mxfp8", neutral=False),
     _model("modules", "value", "quant_recipe"),
-    _route("process", "tf32", "none", "float32_matmul_precision"),
+    _make_route("process", "tf32", "none", "float32_matmul_precision"),
     _model("fp32_residual_connection", "stated"),
     _model("disable_bf16_reduced_precision_matmul", "stated"),
     _model("deterministic_mode", "stated"),
@@ -150,13 +152,13 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-def routes_of(field: str) -> list[Route]:
+def get_routes(field: str) -> list[Route]:
     """Return every row of `field`."""
     return [route for route in ROUTES if route.field == field]
 
 
 @cache
-def notes() -> dict[str, dict[str, Any]]:
+def load_route_notes() -> dict[str, dict[str, Any]]:
     """Return role -> field -> note and source.
 
     Under "not_routed" stands role -> field of Megatron -> why no field of a precision states it.

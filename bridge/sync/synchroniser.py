@@ -1,4 +1,4 @@
-"""`write`: a precision written into Megatron's configs, all or nothing.
+"""`write_precision`: a precision written into Megatron's configs, all or nothing.
 
     write(config, {"model": model, "optimizer": optimizer, "ddp": ddp})
 
@@ -21,43 +21,43 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
-from bridge.model.reads import View
+from bridge.model.read_tracking import AttributeView
 from bridge.precision.config import FIELDS, PrecisionConfig
-from bridge.precision.mode import label_of
-from bridge.precision.statements import field_value, is_stated, recipe_name, source_of
-from bridge.precision.values import plain, torch_dtype
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
-from bridge.rules.rule import RuleFinding, ask, without_run
-from bridge.rules.rulebook import BY_ID, RULES
+from bridge.precision.mode import format_label
+from bridge.precision.statements import get_field_value, is_stated, get_recipe_name, get_source
+from bridge.precision.coercion import to_plain_data, get_torch_dtype
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
+from bridge.rules.rule import RuleFinding, evaluate_rules, cast_to_precision_rules
+from bridge.rules.rulebook import RULES_BY_ID, RULES
 from bridge.rules.sync_row import SyncRow
-from bridge.sync.module_recipe import recipe_object
+from bridge.sync.module_recipe import build_recipe_object
 from bridge.sync.owner import (
     ABSENT,
     Owner,
     OwnerValues,
-    annotated_class,
-    class_defaults,
-    in_one_form,
-    refuse_wrong_objects,
-    same,
+    find_annotated_class,
+    get_class_defaults,
+    normalise_value,
+    refuse_non_owners,
+    is_same_value,
 )
-from bridge.sync.plan import plan, scheme_after_sync
+from bridge.sync.sync_plan import plan_sync, get_scheme_after_sync
 from bridge.sync.prediction import Prediction
-from bridge.sync.report import OVERRIDE, SyncReport
-from bridge.sync.trial import try_on_copies
-from bridge.target.fields import DEFAULTS
+from bridge.sync.report import OVERRIDE_RULE_ID, SyncReport
+from bridge.sync.trial import validate_on_copies
+from bridge.target.fields import OWNER_DEFAULTS
 from bridge.target.target import Target
-from bridge.target.versions import installed, installed_text
+from bridge.target.versions import get_installed_version, get_installed_text
 
-BF16_SUMS = "disable_bf16_reduced_precision_matmul"
+BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""
 
-POLICIES = ("override", "error", "keep")
+CONFLICT_POLICIES = ("override", "error", "keep")
 
 log = logging.getLogger(__name__)
 
 
-def write(
+def write_precision(
     config: PrecisionConfig,
     objects: Mapping[str, Any],
     *,
@@ -70,7 +70,7 @@ def write(
     Args:
         config: The precision.
         objects: Role -> object, or None for a role without one.
-        on_conflict: A policy of `POLICIES`.
+        on_conflict: A policy of `CONFLICT_POLICIES`.
         is_last: The run begins after this sync.
         prediction: A prediction of this run. Its rows are used if they were made for this precision
             and these values of the owners.
@@ -82,29 +82,31 @@ def write(
     """
     _require_policy(on_conflict)
     owners = {role: Owner(role, target) for role, target in objects.items() if target is not None}
-    refuse_wrong_objects(owners.values())
+    refuse_non_owners(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
     planned: Sequence[SyncRow]
     if prediction is not None and _is_prediction_of(prediction, config, values):
         planned = prediction.rows
     else:
         keep_own = on_conflict == "keep"
-        planned = plan(config, list(values.values()), keep_own=keep_own, is_last=is_last)
-    rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
-    name = recipe_name(config) or "mixed_precision"
+        planned = plan_sync(
+            config, list(values.values()), keep_owner_values=keep_own, is_last=is_last
+        )
+    rows = [_convert_row_values(row, owners[row.owner]) for row in planned]
+    name = get_recipe_name(config) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(owners, rows, is_last=is_last)
-    scheme = scheme_after_sync(config, values.values())
-    findings = sync_findings(config, values, trial.rows, scheme=scheme, is_last=is_last)
-    _refuse_fatal(name, trial.findings, findings, is_last=is_last)
-    apply(owners, trial.values)
-    _forbid_bf16_sums(config, owners.get("model"))
+    trial = validate_on_copies(owners, rows, is_last=is_last)
+    scheme = get_scheme_after_sync(config, values.values())
+    findings = check_sync_rules(config, values, trial.rows, scheme=scheme, is_last=is_last)
+    _refuse_errors(name, trial.findings, findings, is_last=is_last)
+    apply_values(owners, trial.values)
+    _disable_bf16_reduction(config, owners.get("model"))
     return SyncReport(
-        precision=label_of(config),
-        rows=(*trial.rows, *_process_rows(config)),
+        precision=format_label(config),
+        rows=(*trial.rows, *_make_process_rows(config)),
         findings=(*trial.findings, *findings),
-        megatron_version=megatron_version(),
+        megatron_version=get_megatron_version(),
     )
 
 
@@ -115,7 +117,7 @@ def _is_prediction_of(
     return prediction.precision is config and prediction.owners == tuple(values.values())
 
 
-def _refuse_fatal(
+def _refuse_errors(
     name: str, of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, is_last: bool
 ) -> None:
     """Raise a SyncCheckError with the errors that refuse the sync."""
@@ -124,7 +126,7 @@ def _refuse_fatal(
         refusing.append("last")
     fatal = [finding for finding in of_megatron if finding.severity == "error"]
     for finding in of_rules:
-        if finding.severity == "error" and BY_ID[finding.id].sync in refusing:
+        if finding.severity == "error" and RULES_BY_ID[finding.id].sync in refusing:
             fatal.append(finding)
     if fatal:
         headline = f"The recipe {name!r} cannot be written into these configs; nothing was changed:"
@@ -132,71 +134,76 @@ def _refuse_fatal(
 
 
 def _require_policy(policy: str) -> None:
-    """Refuse a policy that is none of `POLICIES`."""
-    if policy in POLICIES:
+    """Refuse a policy that is none of `CONFLICT_POLICIES`."""
+    if policy in CONFLICT_POLICIES:
         return
-    matches = close_matches(str(policy), POLICIES)
+    matches = close_matches(str(policy), CONFLICT_POLICIES)
     if policy == "raise":
         matches = ["error"]
-    rule = f"must be one of {', '.join(POLICIES)}"
+    rule = f"must be one of {', '.join(CONFLICT_POLICIES)}"
     raise UnknownPolicyError.of("on_conflict", rule, policy, did_you_mean(matches), matches)
 
 
-def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
+def _convert_row_values(row: SyncRow, owner: Owner) -> SyncRow:
     """Return a row of the plan with the old and the new value as the object holds them."""
     if row.verdict == "absent":
         return row
     old = owner.value(row.attribute)
-    default = class_defaults(owner.defining).get(row.attribute, ABSENT)
+    default = get_class_defaults(owner.defining).get(row.attribute, ABSENT)
     for value in (old, owner.own(row.attribute), default):
-        if same(in_one_form(value), row.new):
+        if is_same_value(normalise_value(value), row.new):
             return replace(row, old=old, new=value)
-    return replace(row, old=old, new=_new_object(row, owner))
+    return replace(row, old=old, new=_convert_new_value(row, owner))
 
 
-def _new_object(row: SyncRow, owner: Owner) -> Any:
+def _convert_new_value(row: SyncRow, owner: Owner) -> Any:
     """Return the new value of a row as an object of the type that the owner takes."""
     new = row.new
     if row.field == "modules" and owner.is_megatron and new is not None:
-        kind = annotated_class(owner.defining, row.attribute)
+        kind = find_annotated_class(owner.defining, row.attribute)
         if kind is not None:
-            return recipe_object(kind, new, owner.target)
+            return build_recipe_object(kind, new, owner.target)
     elif row.field in FIELDS and FIELDS[row.field].kind == "dtype" and isinstance(new, str):
-        return torch_dtype(new)
+        return get_torch_dtype(new)
     return new
 
 
-def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
+def _disable_bf16_reduction(config: PrecisionConfig, model: Owner | None) -> None:
     """Set the switch of the process that Megatron sets where it makes such a model config.
 
     Megatron sets it in BF16 alone, and never for a config that waits for `finalize`.
     """
     is_made = model is not None and model.is_megatron and not model.is_deferred
-    if is_made and config.bf16 and is_stated(config, BF16_SUMS) and field_value(config, BF16_SUMS):
+    if (
+        is_made
+        and config.bf16
+        and is_stated(config, BF16_REDUCTION_FIELD)
+        and get_field_value(config, BF16_REDUCTION_FIELD)
+    ):
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def megatron_version() -> str:
+def get_megatron_version() -> str:
     """Return the version of the megatron-core that is installed or on the path, or "unknown"."""
-    return installed_text("mcore") or "unknown"
+    return get_installed_text("mcore") or "unknown"
 
 
-DECIDERS = {"stated": "the config that states it"}
+DECIDER_NOUNS = {"stated": "the config that states it"}
 """`SyncRow.by` -> its noun in the message about a conflict, where the word is no noun."""
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
     """Raise a SyncConflictError with the owners' values that the recipe would replace."""
-    conflicts = [_conflict(row) for row in rows if row.verdict == "override"]
+    conflicts = [_make_conflict_finding(row) for row in rows if row.verdict == "override"]
     if conflicts:
         raise SyncConflictError(
             f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts
         )
 
 
-def _conflict(row: SyncRow) -> Finding:
+def _make_conflict_finding(row: SyncRow) -> Finding:
     """Return the finding about an owner's value that differs from the recipe's."""
-    decider = DECIDERS.get(row.by, row.by)
+    decider = DECIDER_NOUNS.get(row.by, row.by)
     if row.by == "mode":
         decider = f"the recipe ({row.why})"
     policies = "'override'"
@@ -204,15 +211,15 @@ def _conflict(row: SyncRow) -> Finding:
         policies = "'override' or 'keep'"
     return Finding(
         path=row.path,
-        rule=f"its own value differs from {plain(row.new)!r} of {decider}",
-        value=plain(row.old),
+        rule=f"its own value differs from {to_plain_data(row.new)!r} of {decider}",
+        value=to_plain_data(row.old),
         where="set by you or your model provider",
         remedy=f"Drop one of the two, or use on_conflict={policies}.",
-        id=OVERRIDE,
+        id=OVERRIDE_RULE_ID,
     )
 
 
-def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
+def _make_process_rows(config: PrecisionConfig) -> list[SyncRow]:
     """Return the row of the switch of TF32, which is written into the process at the start."""
     if config.tf32 is None:
         return []
@@ -225,16 +232,16 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
         field="tf32",
         old=None,
         new=precision,
-        by=source_of(config, "tf32"),
+        by=get_source(config, "tf32"),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
     return [row]
 
 
-_RULES = without_run(rule for rule in RULES if rule.sync is not None)
+_SYNC_RULES = cast_to_precision_rules(rule for rule in RULES if rule.sync is not None)
 
 
-def sync_findings(
+def check_sync_rules(
     config: PrecisionConfig | None,
     owners: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
@@ -251,20 +258,20 @@ def sync_findings(
         scheme: The scaling scheme after the sync.
         is_last: The run begins after this sync.
     """
-    values = _values_after(config, owners, rows)
+    values = _compute_values_after(config, owners, rows)
     context = RuleContext(
         config,
-        views={role: View(of_role) for role, of_role in values.items()},
+        views={role: AttributeView(of_role) for role, of_role in values.items()},
         present=frozenset(owners),
         rows=rows,
         scheme=scheme,
-        target=Target(mcore=installed("mcore"), te=installed("te")),
+        target=Target(mcore=get_installed_version("mcore"), te=get_installed_version("te")),
         is_last=is_last,
     )
-    return ask(_RULES, context)
+    return evaluate_rules(_SYNC_RULES, context)
 
 
-def _values_after(
+def _compute_values_after(
     config: PrecisionConfig | None,
     owners: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
@@ -275,20 +282,20 @@ def _values_after(
     """
     reading: Mapping[str, Any] = {}
     if config is not None:
-        reading = reading_of(config)
+        reading = get_effective_values(config)
     values: dict[str, dict[str, Any]] = {}
     for role in PRECISION_OWNERS:
         if role in owners:
             values[role] = owners[role].section.stated_or_none
         else:
-            values[role] = {**DEFAULTS[role], **reading}
+            values[role] = {**OWNER_DEFAULTS[role], **reading}
     for row in rows:
         if row.owner in values and row.verdict != "absent":
-            values[row.owner][row.attribute] = in_one_form(row.new)
+            values[row.owner][row.attribute] = normalise_value(row.new)
     return values
 
 
-def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
+def apply_values(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
     """Write values into the owners, and remember them; after an error every owner is as it was.
 
     Args:
@@ -302,16 +309,16 @@ def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) 
     for role, owner in owners.items():
         if hasattr(owner.target, "__dict__"):
             states[role] = dict(vars(owner.target))
-    written: list[_Write] = []
+    written: list[_AttributeWrite] = []
     try:
         for role, owner in owners.items():
             own = {name: owner.own(name) for name in values[role]}
             for name, value in values[role].items():
-                written.append(_Write(owner, name, owner.value(name)))
+                written.append(_AttributeWrite(owner, name, owner.value(name)))
                 setattr(owner.target, name, value)
             owner.remember(values[role], own)
     except Exception as error:
-        _restore(owners, states, written)
+        _restore_owners(owners, states, written)
         owner, name, _ = written[-1]
         finding = Finding(
             path=f"{owner.role}.{name}",
@@ -323,7 +330,7 @@ def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) 
         raise SyncCheckError(headline, [finding]) from error
 
 
-class _Write(NamedTuple):
+class _AttributeWrite(NamedTuple):
     """An attribute that was written, or that could not be set."""
 
     owner: Owner
@@ -331,10 +338,10 @@ class _Write(NamedTuple):
     before: Any
 
 
-def _restore(
+def _restore_owners(
     owners: Mapping[str, Owner],
     states: Mapping[str, Mapping[str, Any]],
-    written: Sequence[_Write],
+    written: Sequence[_AttributeWrite],
 ) -> None:
     """Give every owner the values that it had before."""
     for owner, name, before in reversed(written):

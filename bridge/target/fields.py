@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from bridge.target.versions import Version, VersionRange, at_least, parse_version
+from bridge.target.versions import Version, VersionRange, is_at_least, parse_version
 
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
@@ -101,7 +101,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[str, Any]]] = {
 
 The default None stands for "not known".
 """
-DEVELOPMENT: dict[str, tuple[str, Any]] = {
+DEVELOPMENT_FIELDS: dict[str, tuple[str, Any]] = {
     "csa_compress_ratios": ("any", None),
     "csa_dense_mode": ("bool", False),
     "enable_hyper_connections": ("bool", False),
@@ -115,63 +115,65 @@ No release has it.
 
 Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
 """
-RUN_SETTINGS["model"] |= DEVELOPMENT
+RUN_SETTINGS["model"] |= DEVELOPMENT_FIELDS
 
 
 _NAMED_DTYPES = ("moe_router_dtype",)
 """Names of dtypes in Megatron Core, dtypes in the files of Megatron Bridge."""
 
 
-_CONTENT = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+_FIELD_TABLE = json.loads(
+    (Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8")
+)
 
 
-def _release_numbers() -> dict[str, str]:
+def _collect_release_numbers() -> dict[str, str]:
     numbers = {}
-    for name in _CONTENT["releases"]:
+    for name in _FIELD_TABLE["releases"]:
         numbers[name] = name
         if name.startswith("main"):
             numbers[name] = _MAIN
     return numbers
 
 
-_NUMBERS = _release_numbers()
+_RELEASE_NUMBERS = _collect_release_numbers()
 """Release that the fields were read in, in order -> its number.
 
 The last is Megatron's main branch.
 """
 
 
-def _versions(releases: list[str]) -> VersionRange:
+def _make_version_range(releases: list[str]) -> VersionRange:
     """Return the range from the first of `releases` to the first one that lacks the field again."""
-    known = list(_NUMBERS)
+    known = list(_RELEASE_NUMBERS)
     first = known.index(releases[0])
     behind = known.index(releases[-1]) + 1
     limits = []
     if first > 0:
-        limits.append(f">={_NUMBERS[releases[0]]}")
+        limits.append(f">={_RELEASE_NUMBERS[releases[0]]}")
     if behind < len(known):
-        limits.append(f"<{_NUMBERS[known[behind]]}")
+        limits.append(f"<{_RELEASE_NUMBERS[known[behind]]}")
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
 
 
-def known_releases() -> tuple[Version, ...]:
+def list_known_releases() -> tuple[Version, ...]:
     """Return the releases of Megatron Core that the fields are of, in order.
 
     The last is the one of its main branch.
     """
-    return tuple(map(parse_version, _NUMBERS.values()))
+    return tuple(map(parse_version, _RELEASE_NUMBERS.values()))
 
 
-def _rows() -> dict[str, dict[str, OwnerField]]:
+def _build_owner_fields() -> dict[str, dict[str, OwnerField]]:
     rows: dict[str, dict[str, OwnerField]] = {role: {} for role in RUN_SETTINGS}
-    for role, fields in _CONTENT["fields"].items():
+    for role, fields in _FIELD_TABLE["fields"].items():
         for name, field in fields.items():
             kind = field["kind"]
             if name in _NAMED_DTYPES:
                 kind = "dtype"
             has = None
             if "in" in field:
-                has = _versions(field["in"])
+                has = _make_version_range(field["in"])
             rows[role][name] = OwnerField(name=name, kind=kind, default=field["default"], has=has)
     for role, settings in RUN_SETTINGS.items():
         for name, (kind, default) in settings.items():
@@ -179,21 +181,21 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
     return rows
 
 
-FIELDS = _rows()
+OWNER_FIELDS = _build_owner_fields()
 
 
-def _defaults(role: str) -> dict[str, Any]:
-    return {name: row.default for name, row in FIELDS[role].items()}
+def _collect_defaults(role: str) -> dict[str, Any]:
+    return {name: row.default for name, row in OWNER_FIELDS[role].items()}
 
 
-DEFAULTS = {role: _defaults(role) for role in FIELDS}
+OWNER_DEFAULTS = {role: _collect_defaults(role) for role in OWNER_FIELDS}
 
-NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
+OWNER_FIELD_NAMES = {role: frozenset(OWNER_FIELDS[role]) for role in ("model", "optimizer", "ddp")}
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class SharedSetting:
     """A setting that two configs hold, each by its role and its attribute."""
 
     first: tuple[str, str]
@@ -202,28 +204,30 @@ class Pair:
     """Whether the check reports a difference as an error. A sync writes both equal in any case."""
 
 
-PAIRS = (
-    Pair(first=("model", "fp16"), second=("optimizer", "fp16")),
-    Pair(first=("model", "bf16"), second=("optimizer", "bf16")),
-    Pair(first=("model", "fp8_recipe"), second=("optimizer", "fp8_recipe")),
-    Pair(
+SHARED_SETTINGS = (
+    SharedSetting(first=("model", "fp16"), second=("optimizer", "fp16")),
+    SharedSetting(first=("model", "bf16"), second=("optimizer", "bf16")),
+    SharedSetting(first=("model", "fp8_recipe"), second=("optimizer", "fp8_recipe")),
+    SharedSetting(
         first=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
         second=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
     ),
     # Nothing reads it in the optimizer.
-    Pair(first=("model", "params_dtype"), second=("optimizer", "params_dtype"), is_checked=False),
-    Pair(
+    SharedSetting(
+        first=("model", "params_dtype"), second=("optimizer", "params_dtype"), is_checked=False
+    ),
+    SharedSetting(
         first=("model", "fp8_param"), second=("ddp", "fp8_param_gather"), is_checked=False
     ),  # PB303
-    Pair(
+    SharedSetting(
         first=("model", "fp4_param"), second=("ddp", "fp4_param_gather"), is_checked=False
     ),  # PB303
-    Pair(
+    SharedSetting(
         first=("model", "enable_autocast"), second=("model", "autocast_enabled"), is_checked=False
     ),
 )
 
-FUSED_RECIPES = (None, "delayed")
+FUSED_ADAM_RECIPES = (None, "delayed")
 """Values of `optimizer.fp8_recipe` under which a fused Adam holds the masters.
 
 It is the Adam of the precision-aware optimizer.
@@ -232,11 +236,13 @@ Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 202
 optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
 """
 
-SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
+SHARED_SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 """Switches of the optimizer and of DDP: a switch that is on in one config is meant for both."""
 
 
-def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
+def get_gradient_dtypes(
+    ddp: Mapping[str, Any], mode: str, mcore: Version | None
+) -> tuple[str, str]:
     """Return the dtypes that gradients are accumulated and reduced in.
 
     An unknown version counts as the newest.
@@ -245,7 +251,7 @@ def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) ->
     since 0.19 (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
-    if is_fsdp and at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:
+    if is_fsdp and is_at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:
         main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
         return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
     if ddp["grad_reduce_in_fp32"]:
@@ -264,14 +270,14 @@ def read_field(model: Any, name: str, default: Any = None) -> Any:
     return value
 
 
-def differ(value: Any, default: Any) -> bool:
+def is_different(value: Any, default: Any) -> bool:
     """Return whether a value is another than a default; JSON and YAML write a tuple as a list."""
     if isinstance(value, list | tuple) and isinstance(default, list | tuple):
         return list(value) != list(default)
     return bool(value != default)
 
 
-def whole_number(value: Any) -> int | None:
+def parse_integer(value: Any) -> int | None:
     """Return a whole number, also one that is written as text or as a float, or None."""
     try:
         number = int(value)

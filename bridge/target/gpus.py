@@ -41,7 +41,7 @@ class Gpu:
         return "bf16" in self.formats
 
 
-def _row(  # noqa: PLR0917  the columns of a table
+def _make_gpu(  # noqa: PLR0917  the columns of a table
     name: str,
     title: str,
     generation: str,
@@ -74,25 +74,25 @@ _CDNA_4 = ("fp16", "bf16", "fp8", "mxfp8", "mxfp4")
 # gfx950: FP8 of the OCP kind, no TF32). Rubin: CUDA 13.4 release notes (capability 10.7); how much
 # memory a driver reports there is not published.
 _ROWS = (
-    _row("v100", "V100", "Volta", (7, 0), 31, _FP16),
-    _row("t4", "T4", "Turing", (7, 5), 15, _FP16, "rtx20 rtx2080"),
-    _row("a100", "A100", "Ampere", (8, 0), 79, _HALF, "a800"),
-    _row("a10", "A10", "Ampere", (8, 6), 22, _HALF, "a10g"),
-    _row("rtx30", "RTX 30", "Ampere", (8, 6), 23, _HALF, "rtx3090 rtx3080"),
-    _row("l4", "L4", "Ada", (8, 9), 22, _FP8),
-    _row("l40", "L40", "Ada", (8, 9), 44, _FP8, "l40s rtx6000ada"),
-    _row("rtx40", "RTX 40", "Ada", (8, 9), 23, _FP8, "rtx4090 rtx4080"),
-    _row("h100", "H100", "Hopper", (9, 0), 79, _FP8, "h800 hopper"),
-    _row("h200", "H200", "Hopper", (9, 0), 139, _FP8),
-    _row("gh200", "GH200", "Hopper", (9, 0), 95, _FP8),
-    _row("b200", "B200", "Blackwell", (10, 0), 178, _FP4, "blackwell"),
-    _row("gb200", "GB200", "Blackwell", (10, 0), 184, _FP4),
-    _row("b300", "B300", "Blackwell", (10, 3), 268, _FP4),
-    _row("gb300", "GB300", "Blackwell", (10, 3), 277, _FP4),
-    _row("r100", "R100", "Rubin", (10, 7), 0, _FP4, "rubin"),
-    _row("vr200", "VR200", "Rubin", (10, 7), 0, _FP4, "verarubin"),
-    _row("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FP4, "rtx5090 rtx5080"),
-    _row(
+    _make_gpu("v100", "V100", "Volta", (7, 0), 31, _FP16),
+    _make_gpu("t4", "T4", "Turing", (7, 5), 15, _FP16, "rtx20 rtx2080"),
+    _make_gpu("a100", "A100", "Ampere", (8, 0), 79, _HALF, "a800"),
+    _make_gpu("a10", "A10", "Ampere", (8, 6), 22, _HALF, "a10g"),
+    _make_gpu("rtx30", "RTX 30", "Ampere", (8, 6), 23, _HALF, "rtx3090 rtx3080"),
+    _make_gpu("l4", "L4", "Ada", (8, 9), 22, _FP8),
+    _make_gpu("l40", "L40", "Ada", (8, 9), 44, _FP8, "l40s rtx6000ada"),
+    _make_gpu("rtx40", "RTX 40", "Ada", (8, 9), 23, _FP8, "rtx4090 rtx4080"),
+    _make_gpu("h100", "H100", "Hopper", (9, 0), 79, _FP8, "h800 hopper"),
+    _make_gpu("h200", "H200", "Hopper", (9, 0), 139, _FP8),
+    _make_gpu("gh200", "GH200", "Hopper", (9, 0), 95, _FP8),
+    _make_gpu("b200", "B200", "Blackwell", (10, 0), 178, _FP4, "blackwell"),
+    _make_gpu("gb200", "GB200", "Blackwell", (10, 0), 184, _FP4),
+    _make_gpu("b300", "B300", "Blackwell", (10, 3), 268, _FP4),
+    _make_gpu("gb300", "GB300", "Blackwell", (10, 3), 277, _FP4),
+    _make_gpu("r100", "R100", "Rubin", (10, 7), 0, _FP4, "rubin"),
+    _make_gpu("vr200", "VR200", "Rubin", (10, 7), 0, _FP4, "verarubin"),
+    _make_gpu("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FP4, "rtx5090 rtx5080"),
+    _make_gpu(
         "rtxpro",
         "RTX PRO Blackwell",
         "Blackwell (RTX)",
@@ -101,11 +101,11 @@ _ROWS = (
         _FP4,
         "rtxproblackwell rtxpro6000",
     ),
-    _row("mi300x", "MI300X", "CDNA 3", None, 191, _FP8, "mi300"),
-    _row("mi325x", "MI325X", "CDNA 3", None, 255, _FP8, "mi325"),
-    _row("mi350x", "MI350X", "CDNA 4", None, 287, _CDNA_4, "mi350"),
-    _row("mi355x", "MI355X", "CDNA 4", None, 287, _CDNA_4, "mi355"),
-    _row("cpu", "no GPU", "CPU", None, 0, ("bf16",)),
+    _make_gpu("mi300x", "MI300X", "CDNA 3", None, 191, _FP8, "mi300"),
+    _make_gpu("mi325x", "MI325X", "CDNA 3", None, 255, _FP8, "mi325"),
+    _make_gpu("mi350x", "MI350X", "CDNA 4", None, 287, _CDNA_4, "mi350"),
+    _make_gpu("mi355x", "MI355X", "CDNA 4", None, 287, _CDNA_4, "mi355"),
+    _make_gpu("cpu", "no GPU", "CPU", None, 0, ("bf16",)),
 )
 
 GPUS = {gpu.name: gpu for gpu in _ROWS}
@@ -114,7 +114,7 @@ GPUS = {gpu.name: gpu for gpu in _ROWS}
 CPU = GPUS["cpu"]
 
 
-def gpu_of_capability(capability: tuple[int, int]) -> Gpu:
+def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
     """Return a GPU of which the compute capability alone is known.
 
     Its formats are those of the generation. Its memory size is not known.
@@ -136,7 +136,7 @@ def gpu_of_capability(capability: tuple[int, int]) -> Gpu:
     )
 
 
-def gpu_of_device(device: str) -> Gpu | None:
+def find_gpu_of_device(device: str) -> Gpu | None:
     """Return the GPU whose name is part of a device's name, or None.
 
     Of several GPUs it is the one with the longest name.

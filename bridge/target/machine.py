@@ -3,9 +3,9 @@
 import os
 from dataclasses import replace
 
-from bridge.target.gpus import CPU, Gpu, gpu_of_capability, gpu_of_device
+from bridge.target.gpus import CPU, Gpu, make_gpu_of_capability, find_gpu_of_device
 from bridge.target.target import Target
-from bridge.target.versions import Version, installed, parse_version
+from bridge.target.versions import Version, get_installed_version, parse_version
 
 
 def detect_target() -> Target:
@@ -18,10 +18,10 @@ def detect_target() -> Target:
 
     base = Target(
         gpu=CPU,
-        mcore=installed("mcore"),
-        te=installed("te"),
+        mcore=get_installed_version("mcore"),
+        te=get_installed_version("te"),
         torch=parse_version(torch.__version__),
-        has_te=installed("te") is not None,
+        has_te=get_installed_version("te") is not None,
         is_detected=True,
     )
     if not torch.cuda.is_available():
@@ -30,22 +30,22 @@ def detect_target() -> Target:
     device = torch.cuda.get_device_name(0)
     gpu = None
     if torch.version.hip:
-        gpu = gpu_of_device(device)
+        gpu = find_gpu_of_device(device)
     if gpu is None:
-        gpu = detected_gpu(device, torch.cuda.get_device_capability(0))
+        gpu = detect_gpu(device, torch.cuda.get_device_capability(0))
     cuda = None
     if torch.version.cuda:
         cuda = parse_version(torch.version.cuda)
-    return replace(base, gpu=gpu, count=count, cuda=cuda, cudnn=_detected_cudnn())
+    return replace(base, gpu=gpu, count=count, cuda=cuda, cudnn=_detect_cudnn())
 
 
-def _detected_cudnn() -> Version | None:
+def _detect_cudnn() -> Version | None:
     """Return the version of cuDNN that torch brought along, or that it loads.
 
     It is None where torch has none or refuses it. An installed package is asked first: loading the
     library can bring in another one, for example from `LD_LIBRARY_PATH`.
     """
-    packaged = installed("cudnn")
+    packaged = get_installed_version("cudnn")
     if packaged is not None:
         return packaged
     import torch
@@ -59,12 +59,12 @@ def _detected_cudnn() -> Version | None:
     return parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}")
 
 
-def detected_gpu(device: str, capability: tuple[int, int]) -> Gpu:
+def detect_gpu(device: str, capability: tuple[int, int]) -> Gpu:
     """Return the GPU of a device: the row of its name, where that has the device's capability too.
 
     Otherwise only the capability is known.
     """
-    named = gpu_of_device(device)
+    named = find_gpu_of_device(device)
     if named is not None and named.capability == capability:
         return named
-    return gpu_of_capability(capability)
+    return make_gpu_of_capability(capability)

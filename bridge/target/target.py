@@ -7,9 +7,9 @@ it is not known, instead of a guess.
 from dataclasses import dataclass
 
 from bridge.target.gpus import GPUS, Gpu
-from bridge.target.versions import TITLES, Version
+from bridge.target.versions import PRODUCT_TITLES, Version
 
-PRODUCTS = tuple(TITLES)
+PRODUCTS = tuple(PRODUCT_TITLES)
 """The packages whose releases a target can state."""
 
 

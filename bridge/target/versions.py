@@ -21,35 +21,35 @@ from bridge.errors import RunConfigError
 __all__ = [
     "Version",
     "VersionRange",
-    "at_least",
-    "dotted",
-    "installed",
-    "installed_text",
-    "newer_megatron",
+    "is_at_least",
+    "format_dotted",
+    "get_installed_version",
+    "get_installed_text",
+    "find_newer_megatron",
     "parse_version",
-    "unpacked_megatron",
+    "find_unpacked_megatron",
 ]
 
-DISTRIBUTIONS = {
+DISTRIBUTION_NAMES = {
     "mcore": ("megatron-core",),
     "te": ("transformer-engine",),
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
 """Product -> names that its installed distribution can have."""
-TITLES = {
+PRODUCT_TITLES = {
     "mcore": "megatron-core",
     "te": "Transformer Engine",
     "cuda": "CUDA",
     "cudnn": "cuDNN",
     "torch": "torch",
 }
-UNPACKED = "megatron-next"
+UNPACKED_FOLDER = "megatron-next"
 """Folder of the environment that ``make setup`` fills with a newer
 Megatron Core; it is on no path.
 """
-_COMPLETE = "sitecustomize.py"
+_COMPLETION_MARKER = "sitecustomize.py"
 """The file that is written into it last."""
-_WORDS = {">=": "from", "<": "before", "!=": "not"}
+_OPERATOR_WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
 def parse_version(text: str) -> Version:
@@ -64,7 +64,7 @@ def parse_version(text: str) -> Version:
     return Version(match[1])
 
 
-def dotted(numbers: Iterable[int]) -> str:
+def format_dotted(numbers: Iterable[int]) -> str:
     """Return ``8.9`` of (8, 9), a compute capability."""
     return ".".join(map(str, numbers))
 
@@ -85,18 +85,18 @@ def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
     return None
 
 
-_from = functools.cache(lambda least: SpecifierSet(f">={least}"))
+_make_minimum = functools.cache(lambda least: SpecifierSet(f">={least}"))
 
 
-def at_least(version: Version | None, least: str) -> bool | None:
+def is_at_least(version: Version | None, least: str) -> bool | None:
     """Return whether `version` is `least` or later; None where that is not known."""
-    return _is_in(version, _from(least))
+    return _is_in(version, _make_minimum(least))
 
 
 @functools.cache
-def installed(product: str) -> Version | None:
+def get_installed_version(product: str) -> Version | None:
     """Return the version of a product, None without one. Nothing is imported for that."""
-    text = installed_text(product)
+    text = get_installed_text(product)
     if text is not None:
         with suppress(RunConfigError):
             return parse_version(text)
@@ -104,7 +104,7 @@ def installed(product: str) -> Version | None:
 
 
 @functools.cache
-def installed_text(product: str) -> str | None:
+def get_installed_text(product: str) -> str | None:
     """Return the version as the product writes it ("0.20.0rc0"), None without one.
 
     Of Megatron Core it is also that of a source tree.
@@ -113,30 +113,30 @@ def installed_text(product: str) -> str | None:
         for folder in sys.path:
             file = Path(folder, "megatron", "core", "package_info.py")
             if file.is_file():
-                return _version_in(file.read_text(encoding="utf-8"))
-    for name in DISTRIBUTIONS[product]:
+                return _parse_package_info(file.read_text(encoding="utf-8"))
+    for name in DISTRIBUTION_NAMES[product]:
         with suppress(PackageNotFoundError):
             return installed_version(name)
     return None
 
 
-def _version_in(package_info: str) -> str:
+def _parse_package_info(package_info: str) -> str:
     """Return the version that Megatron Core's package_info.py states."""
     numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package_info, re.MULTILINE)
     pre_release = re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", package_info, re.MULTILINE)
     return ".".join(numbers) + "".join(pre_release)
 
 
-def unpacked_megatron(prefix: Path | None = None) -> Version | None:
+def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
     """Return the version of the Megatron Core in an environment's folder.
 
     None where it is not there as a whole.
     """
     if prefix is None:
         prefix = Path(sys.prefix)
-    folder = prefix / UNPACKED
+    folder = prefix / UNPACKED_FOLDER
     package = folder / "megatron" / "core" / "package_info.py"
-    if not (folder / _COMPLETE).is_file() or not package.is_file():
+    if not (folder / _COMPLETION_MARKER).is_file() or not package.is_file():
         return None
     text = package.read_text(encoding="utf-8")
     numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
@@ -145,13 +145,13 @@ def unpacked_megatron(prefix: Path | None = None) -> Version | None:
     return None
 
 
-def newer_megatron(prefix: Path | None = None) -> Version | None:
+def find_newer_megatron(prefix: Path | None = None) -> Version | None:
     """Return the unpacked Megatron Core where it is newer than the installed one, else None.
 
     It counts as newer where none is installed.
     """
-    own = installed("mcore")
-    unpacked = unpacked_megatron(prefix)
+    own = get_installed_version("mcore")
+    unpacked = find_unpacked_megatron(prefix)
     if unpacked is None or (own is not None and unpacked <= own):
         return None
     return unpacked
@@ -172,5 +172,5 @@ class VersionRange:
     def __str__(self) -> str:
         words = []
         for part in sorted(self.versions, key=lambda part: part.operator, reverse=True):
-            words.append(f"{_WORDS[part.operator]} {part.version}")
-        return f"{TITLES[self.product]} {' and '.join(words)}"
+            words.append(f"{_OPERATOR_WORDS[part.operator]} {part.version}")
+        return f"{PRODUCT_TITLES[self.product]} {' and '.join(words)}"

@@ -4,10 +4,10 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from bridge.convert.systems import system
+from bridge.convert.systems import get_system
 from bridge.errors import PayloadError
-from bridge.precision.mode import label_of
-from bridge.precision.values import torch_dtype
+from bridge.precision.mode import format_label
+from bridge.precision.coercion import get_torch_dtype
 from bridge.read.foreign.reports import ExportReport
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
@@ -35,11 +35,11 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
     """
     config = get_mixed_precision_config(recipe)
     config.finalize()
-    trainer = system(name)
+    trainer = get_system(name)
     report = trainer.export(config, **context)
     missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
     if missing:
-        lines = [f"{trainer.title} cannot run {label_of(config)}:"]
+        lines = [f"{trainer.title} cannot run {format_label(config)}:"]
         for entry in missing:
             lines.append(f"  {entry}")
         raise PayloadError("\n".join(lines))
@@ -69,5 +69,5 @@ def nemo_plugin(recipe: str | MixedPrecisionConfig) -> Any:
     plugin = getattr(import_module(module), name)
     for argument, value in payload.items():
         if isinstance(value, str) and value.startswith("torch."):
-            payload[argument] = torch_dtype(value.removeprefix("torch."))
+            payload[argument] = get_torch_dtype(value.removeprefix("torch."))
     return plugin(**payload)

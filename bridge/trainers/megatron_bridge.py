@@ -27,11 +27,11 @@ def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
     added = [name for name in REGISTRY.names() if replace or name not in table]
     for name in added:
         for spelling in (name, name.replace("_", "-")):
-            table[spelling] = _maker(name)
+            table[spelling] = _make_recipe_function(name)
     return added
 
 
-def _maker(name: str) -> Any:
+def _make_recipe_function(name: str) -> Any:
     """Return a function without arguments that makes a recipe, named and documented like it."""
 
     def make() -> Any:

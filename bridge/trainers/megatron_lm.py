@@ -15,23 +15,23 @@ from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.mode import label_of, mode_of
-from bridge.precision.statements import source_of
-from bridge.preflight.context import CheckContext
+from bridge.precision.mode import format_label, get_mode
+from bridge.precision.statements import get_source
+from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.read.megatron_lm.flags import BY_NAME, OWNERS
+from bridge.read.megatron_lm.flags import FLAG_OF_NAME, OWNERS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.rule import ask
-from bridge.rules.rulebook import BY_ID
+from bridge.rules.rule import evaluate_rules
+from bridge.rules.rulebook import RULES_BY_ID
 from bridge.rules.sync_row import SyncRow, Verdict
 from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import megatron_version
-from bridge.target.fields import FIELDS
+from bridge.sync.synchroniser import get_megatron_version
+from bridge.target.fields import OWNER_FIELDS
 from bridge.trainers.arguments import exported
 
-OPTION = "--mixed-precision-recipe"
-DROP_ONE = "Drop that argument, or take a recipe of its mode."
+RECIPE_OPTION = "--mixed-precision-recipe"
+MODE_REMEDY = "Drop that argument, or take a recipe of its mode."
 
 
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -49,13 +49,13 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     """
     group = parser.add_argument_group("precision recipe")
     group.add_argument(
-        OPTION, metavar="NAME", help="registered recipe that sets the precision arguments"
+        RECIPE_OPTION, metavar="NAME", help="registered recipe that sets the precision arguments"
     )
-    command_line, _ = _set_by(parser)
+    command_line, _ = _parse_stated_arguments(parser)
     name = command_line.get("mixed_precision_recipe")
     if name is not None:
         try:
-            report = _apply(parser, name, command_line)
+            report = _apply_recipe(parser, name, command_line)
         except BridgeError as error:
             parser.exit(2, f"{error}\n")
         if os.environ.get("RANK", "0") == "0":
@@ -63,7 +63,7 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     return parser
 
 
-def _set_by(
+def _parse_stated_arguments(
     parser: argparse.ArgumentParser, words: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that the command line and `words` set, and the words without an argument.
@@ -74,15 +74,15 @@ def _set_by(
     names = vars(parser.parse_known_args(line)[0])
     without_defaults = argparse.Namespace(**dict.fromkeys(names))
     arguments, unknown = parser.parse_known_args(line, without_defaults)
-    return _not_none(arguments), unknown
+    return _drop_none(arguments), unknown
 
 
-def _not_none(arguments: argparse.Namespace) -> dict[str, Any]:
+def _drop_none(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that are not None, by name."""
     return {name: value for name, value in vars(arguments).items() if value is not None}
 
 
-def _apply(
+def _apply_recipe(
     parser: argparse.ArgumentParser, name: str, command_line: Mapping[str, Any]
 ) -> SyncReport:
     """Set the values of a recipe as the parser's defaults, and return the report.
@@ -99,50 +99,50 @@ def _apply(
         rule = (
             "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
         )
-        raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
+        raise RunConfigError.of(RECIPE_OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
-    _require_its_mode(config, name, command_line)
-    config.override(COMMAND_LINE, **_stated_fields(command_line))
+    _require_same_mode(config, name, command_line)
+    config.override(COMMAND_LINE, **_collect_stated_fields(command_line))
     words: list[str] = exported("megatron-lm", config).payload
-    values, unknown = _set_by(parser, words)
+    values, unknown = _parse_stated_arguments(parser, words)
     missing = [word for word in words if word in unknown]
     if missing:
         raise RunConfigError(
-            f"{OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
-            f"{megatron_version()} does not have. Update it, or take another recipe."
+            f"{RECIPE_OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
+            f"{get_megatron_version()} does not have. Update it, or take another recipe."
         )
     for dest in command_line:
         values.pop(dest, None)
     rows = []
     for dest, value in values.items():
-        rows.append(_row(config, dest, parser.get_default(dest), value))
+        rows.append(_make_sync_row(config, dest, parser.get_default(dest), value))
     parser.set_defaults(**values)
-    _require_sharding(parser, config, name)
+    _require_sharded_optimizer(parser, config, name)
     return SyncReport(
-        precision=label_of(config), rows=tuple(rows), megatron_version=megatron_version()
+        precision=format_label(config), rows=tuple(rows), megatron_version=get_megatron_version()
     )
 
 
-def _require_its_mode(
+def _require_same_mode(
     config: MixedPrecisionConfig, name: str, command_line: Mapping[str, Any]
 ) -> None:
     """Refuse an argument that asks for another mode than the recipe's."""
-    mode = mode_of(config)
+    mode = get_mode(config)
     if mode == "fp32":
         return
     for asked in ("bf16", "fp16"):
         if command_line.get(asked) and not getattr(config, asked):
             rule = f"its mode is {mode}, and --{asked} asks for another"
-            raise RunConfigError.of(OPTION, rule, name, DROP_ONE)
+            raise RunConfigError.of(RECIPE_OPTION, rule, name, MODE_REMEDY)
 
 
-def _stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
     """Return field -> value of the arguments that set a field of a precision."""
     fields = {}
     for dest, value in command_line.items():
-        if dest not in BY_NAME:
+        if dest not in FLAG_OF_NAME:
             continue
-        flag = BY_NAME[dest]
+        flag = FLAG_OF_NAME[dest]
         if flag.kind == "value":
             fields[flag.field] = value
         else:
@@ -150,26 +150,30 @@ def _stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _require_sharding(
+def _require_sharded_optimizer(
     parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str
 ) -> None:
     """Refuse weights that are stored in FP8 or FP4 without a sharded optimizer, by rules of `check`."""
-    arguments = _not_none(parser.parse_known_args()[0])
+    arguments = _drop_none(parser.parse_known_args()[0])
     owners: dict[str, Any] = {}
     for role in OWNERS:
-        owners[role] = {field: arguments[field] for field in FIELDS[role] if field in arguments}
-    context = CheckContext(Run.of(config, **owners))
-    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], context):
-        raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
+        owners[role] = {
+            field: arguments[field] for field in OWNER_FIELDS[role] if field in arguments
+        }
+    context = CheckContext(Run.from_configs(config, **owners))
+    for finding in evaluate_rules([RULES_BY_ID["PB301"], RULES_BY_ID["PB302"]], context):
+        raise RunConfigError.of(
+            RECIPE_OPTION, finding.rule, name, "Add --use-distributed-optimizer."
+        )
 
 
-def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
+def _make_sync_row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
     """Return the row of the report for an argument."""
     field = None
     by = "recipe"
-    if dest in BY_NAME:
-        field = BY_NAME[dest].field
-        by = source_of(config, field)
+    if dest in FLAG_OF_NAME:
+        field = FLAG_OF_NAME[dest].field
+        by = get_source(config, field)
     verdict: Verdict = "set"
     if value == default:
         verdict = "agree"

@@ -11,12 +11,12 @@ from bridge.errors import AuditError, TrainingError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase
-from bridge.runtime.audit.compare import format_gemms, lacks_low_precision
-from bridge.runtime.audit.record import FILE, Record
+from bridge.runtime.audit.plan_comparison import format_gemms, lacks_low_precision
+from bridge.runtime.audit.record import RECORD_FILE, Record
 from bridge.runtime.megatron.record.census import take_census
 from bridge.runtime.megatron.record.step_recording import StepRecording
-from bridge.target.versions import installed
-from bridge.training.run import Run
+from bridge.target.versions import get_installed_version
+from bridge.training.run import TrainingRun
 
 log = logging.getLogger("bridge.training")
 
@@ -24,9 +24,9 @@ log = logging.getLogger("bridge.training")
 class Audit:
     """Compares the record of single steps with the plan of the run."""
 
-    def __init__(self, run: Run, run_dir: Path) -> None:
+    def __init__(self, run: TrainingRun, run_dir: Path) -> None:
         self._run = run
-        self._path = run_dir / FILE
+        self._path = run_dir / RECORD_FILE
         self._phase: Phase | None = None
         self.record = Record(gemms=())
         """The last record."""
@@ -45,7 +45,7 @@ class Audit:
         return is_second or step == settings.train_iters or bool(interval and step % interval == 0)
 
     @contextmanager
-    def recording(self, phase: Phase | None) -> Iterator[None]:
+    def record_step(self, phase: Phase | None) -> Iterator[None]:
         """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
         Args:
@@ -63,7 +63,7 @@ class Audit:
         run = self._run
         model, optimizer = run.trainer.model, run.trainer.optimizer
         recording = StepRecording(model, optimizer)
-        with recording.watching():
+        with recording.record_gemms():
             yield
         census = take_census(model, optimizer, run.activations)
         of_all_ranks = recording.gathered(census)
@@ -82,7 +82,7 @@ class Audit:
             precision = get_mixed_precision_config(precision)
         owners = {"optimizer": config.optimizer, "ddp": config.ddp}
         return precision_plan(
-            precision, model, **owners, mcore=installed("mcore"), environment=os.environ
+            precision, model, **owners, mcore=get_installed_version("mcore"), environment=os.environ
         )
 
     def _compare(self, recording: StepRecording, of_all_ranks: Record, *, must_raise: bool) -> None:
@@ -94,7 +94,7 @@ class Audit:
         findings = recording.mismatches(plan, of_all_ranks, is_error_bounded=is_bounded)
         fault = None
         if must_raise:
-            fault = _without_low_precision(plan, self.record)
+            fault = _find_lost_low_precision(plan, self.record)
         if self._run.process.is_first:
             sentences = list(map(str, findings))
             if fault:
@@ -115,7 +115,7 @@ class Audit:
             self.failure = error
 
 
-def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
+def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
     """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
 
     Such a plan is equal to its record, and so shows no mismatch. The result is None where the

@@ -16,12 +16,15 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.owners import ModelOwner
 from bridge.preflight.run import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.target.declaration import target_of
+from bridge.target.declaration import make_target
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.schedule import PrecisionSchedule
-    from bridge.runtime.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
+    from bridge.runtime.megatron.deferred_configs import (
+        DistributedDataParallelConfig,
+        OptimizerConfig,
+    )
     from bridge.sync.report import SyncReport
 
 __all__ = [
@@ -215,7 +218,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         )
     precision: Any = config.mixed_precision
     if is_auto(precision):
-        target = target_of(config.target or "auto")
+        target = make_target(config.target or "auto")
         precision, choice = resolve_precision(precision, config.model, target)
         config.precision_choice = None
         if choice is not None:
@@ -223,9 +226,11 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    from bridge.preflight.last_sync import last_sync  # the classes of this module do without it
+    from bridge.preflight.last_sync import (
+        apply_last_sync,
+    )  # the classes of this module do without it
 
-    report = last_sync(config, precision)
+    report = apply_last_sync(config, precision)
     if report is not None:
         report.log_all(log)
     return report
@@ -240,9 +245,9 @@ def __getattr__(name: str) -> Any:
         AttributeError: Any other name.
     """
     if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
-        from bridge.runtime.megatron import deferred
+        from bridge.runtime.megatron import deferred_configs
 
-        return getattr(deferred, name)
+        return getattr(deferred_configs, name)
     if name[:1].isupper() and name.endswith(("Config", "Provider", "Context")):
         raise ImportError(
             f"{name} is not provided by {__name__}: the trainer's sections stay with "

@@ -18,9 +18,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bridge.report.quantisation import worst_table
-from bridge.report.table import cell, facts, mib, show, table
-from bridge.runtime.audit.compare import format_gemms
+from bridge.report.quantisation_table import make_worst_table
+from bridge.report.table import (
+    format_cell,
+    make_facts_table,
+    format_mib,
+    print_renderable,
+    make_table,
+)
+from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.runtime.audit.quantisation import QuantisationRow
 from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -29,7 +35,7 @@ from bridge.training.run import PhaseRecord
 logger = logging.getLogger("bridge.training")
 
 
-def _line(record: TrainRecord | ValidationRecord) -> str:
+def _format_record(record: TrainRecord | ValidationRecord) -> str:
     """Return a record as the text of a log line."""
     if isinstance(record, ValidationRecord):
         return f"validation loss {record.loss:.4f}"
@@ -69,24 +75,26 @@ class Display:
         elif self._total:
             logger.info(sentence)
 
-    def stepped(self, step: int) -> None:
+    def advance_to(self, step: int) -> None:
         """Move the bar to a finished step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
-    def logged(self, record: TrainRecord | ValidationRecord) -> None:
+    def show_record(self, record: TrainRecord | ValidationRecord) -> None:
         """Show a record; a validation and a skipped step stay above the bar."""
         if self._bar is None:
-            self.note(f"step {record.step:{len(str(self._total))}}/{self._total}  {_line(record)}")
+            self.note(
+                f"step {record.step:{len(str(self._total))}}/{self._total}  {_format_record(record)}"
+            )
             return
         if isinstance(record, ValidationRecord) or record.skipped:
-            self.note(f"step {record.step}  {_line(record)}")
+            self.note(f"step {record.step}  {_format_record(record)}")
         if isinstance(record, TrainRecord):
-            self._bar.update(self._task, record=_line(record))
+            self._bar.update(self._task, record=_format_record(record))
 
 
 @contextmanager
-def display(
+def open_display(
     *, total: int, start: int, progress: bool, console: Console | None = None
 ) -> Iterator[Display]:
     """Yield a display with a progress bar if `progress` and there is a terminal, else of log lines."""
@@ -152,7 +160,7 @@ class RunSummary:
         path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def show_summary(
+def print_summary(
     summary: RunSummary,
     console: Console | None = None,
     *,
@@ -160,15 +168,17 @@ def show_summary(
 ) -> None:
     """Print the closing tables."""
     console = console or Console()
-    show(_result_table(summary), console)
+    print_renderable(_make_result_table(summary), console)
     census = []
     for row in summary.census:
-        size = mib(row.bytes)
+        size = format_mib(row.bytes)
         census.append(
             {"tensors": row.kind, "dtype": row.dtype, "MiB": size, "read from": row.read_from}
         )
     if census:
-        show(table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console)
+        print_renderable(
+            make_table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console
+        )
     matmuls = []
     for phase in summary.phases:
         matmuls.append((f"from step {phase.first}, {phase.precision}", phase.gemms))
@@ -177,11 +187,11 @@ def show_summary(
     for when, gemms in matmuls:
         console.print(f"Matmuls {when}: {format_gemms(gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
-        show(worst_table(quantisation), console)
+        print_renderable(make_worst_table(quantisation), console)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)
 
 
-def _result_table(summary: RunSummary) -> RenderableType:
+def _make_result_table(summary: RunSummary) -> RenderableType:
     """Return the table of losses, speed, sizes and steps."""
     validation = "validation loss"
     if summary.validation_step not in (None, summary.iteration):
@@ -190,10 +200,10 @@ def _result_table(summary: RunSummary) -> RenderableType:
     if summary.steps != summary.iteration:
         steps = f"{steps} of {summary.iteration:,}"
     rows = [
-        ("training loss (nats/token)", cell(summary.train_loss)),
-        (validation, cell(summary.validation_loss)),
-        ("unigram entropy", cell(summary.unigram_entropy)),
-        ("tokens/s", cell(summary.tokens_per_second, ",.0f")),
+        ("training loss (nats/token)", format_cell(summary.train_loss)),
+        (validation, format_cell(summary.validation_loss)),
+        ("unigram entropy", format_cell(summary.unigram_entropy)),
+        ("tokens/s", format_cell(summary.tokens_per_second, ",.0f")),
         ("parameters", f"{summary.parameters:,}"),
         ("steps", steps),
         ("skipped steps", f"{summary.skipped_steps:,}"),
@@ -201,4 +211,6 @@ def _result_table(summary: RunSummary) -> RenderableType:
     ]
     if summary.stop_signal is not None:
         rows.append(("ended", "early, on request"))
-    return facts(rows, title=f"{summary.precision}: step {summary.iteration}", numbers=True)
+    return make_facts_table(
+        rows, title=f"{summary.precision}: step {summary.iteration}", numbers=True
+    )

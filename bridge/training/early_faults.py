@@ -9,38 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding
-from bridge.runtime.checkpoint.folder import load_fault
-from bridge.runtime.megatron.data.corpus import path_fault
+from bridge.runtime.checkpoint.folder import find_load_fault
+from bridge.runtime.megatron.data.corpus import find_path_fault
 from bridge.training.config import ConfigContainer
-from bridge.training.honoured import refused_fields
-from bridge.training.values import batch_fault, value_faults
+from bridge.training.supported_fields import find_unsupported_fields
+from bridge.training.value_checks import find_batch_fault, find_value_faults
 
 
-def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
+def find_early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
     """Return all faults that are known before data and model are built.
 
     Args:
         config: The run.
         origin_of: Returns the origin of a dotted key, for the messages.
     """
-    faults = value_faults(config, origin_of)
+    faults = find_value_faults(config, origin_of)
     further: list[Finding | None] = []
     sizes = {"train.micro_batch_size", "train.global_batch_size"}
     if sizes.isdisjoint(fault.path for fault in faults):
         further.append(
-            batch_fault(config.train, ranks=_data_parallel_ranks(config.model), origin_of=origin_of)
+            find_batch_fault(
+                config.train, ranks=_count_data_parallel_ranks(config.model), origin_of=origin_of
+            )
         )
     if config.data.path is not None:
-        further.append(path_fault(config.data.path))
+        further.append(find_path_fault(config.data.path))
     if config.checkpoint.load is not None:
-        further.append(load_fault(Path(config.checkpoint.load)))
+        further.append(find_load_fault(Path(config.checkpoint.load)))
     for fault in further:
         if fault is not None:
             faults.append(fault)
-    return [*faults, *refused_fields(config)]
+    return [*faults, *find_unsupported_fields(config)]
 
 
-def _data_parallel_ranks(model: Any) -> int | None:
+def _count_data_parallel_ranks(model: Any) -> int | None:
     """Return the number of data-parallel ranks of this launch, None for a single rank.
 
     It is None too where the launcher does not state the number of processes.

@@ -1,4 +1,4 @@
-"""`fingerprint`: every setting that has to be the same on all ranks of a run, as text by name."""
+"""`compute_fingerprint`: every setting that has to be the same on all ranks of a run, as text by name."""
 
 import dataclasses
 import enum
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from bridge.precision.matchers import quant_recipes
+from bridge.precision.matchers import parse_quant_recipes
 from bridge.registry.schedule import PrecisionSchedule
 from bridge.training.config import ConfigContainer
 
-MAY_DIFFER = (
+UNCOMPARED_KEYS = (
     "data.num_workers",
     "logging.mlflow",
     "logging.progress",
@@ -27,8 +27,8 @@ MAY_DIFFER = (
 )
 """Keys that may differ between ranks: output and data loading of a machine, and texts that no
 computation reads."""
-PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
-VARIABLES = (
+FINGERPRINT_PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
+FINGERPRINT_VARIABLES = (
     "BRIDGE_NUMERICS",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -36,8 +36,8 @@ VARIABLES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 """Environment variables that change what is computed; those of `PREFIX` too."""
-PREFIX = "NVTE_"
-BACKENDS = (
+VARIABLE_PREFIX = "NVTE_"
+BACKEND_FLAGS = (
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cudnn.allow_tf32",
@@ -45,7 +45,7 @@ BACKENDS = (
 """Flags of `torch.backends`."""
 
 
-def fingerprint(
+def compute_fingerprint(
     config: ConfigContainer, environment: Mapping[str, str], *, model: Any = None
 ) -> dict[str, str]:
     """Return setting -> value as text.
@@ -63,24 +63,28 @@ def fingerprint(
     sections = {}
     for field in dataclasses.fields(config):
         sections[field.name] = getattr(config, field.name)
-    return fingerprint_of(sections, environment)
+    return compute_sections_fingerprint(sections, environment)
 
 
-def fingerprint_of(sections: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+def compute_sections_fingerprint(
+    sections: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return setting -> value as text, of configs by the names of their sections."""
     settings: dict[str, str] = {}
     for section, value in sections.items():
-        leaves = dict(_leaves(value, section))
-        settings |= {path: text for path, text in leaves.items() if not path.startswith(MAY_DIFFER)}
-    for name in PACKAGES:
-        settings[f"package {name}"] = _version_of(name)
+        leaves = dict(_iterate_leaves(value, section))
+        settings |= {
+            path: text for path, text in leaves.items() if not path.startswith(UNCOMPARED_KEYS)
+        }
+    for name in FINGERPRINT_PACKAGES:
+        settings[f"package {name}"] = _get_version(name)
     settings["package python"] = platform.python_version()
     for name, value in environment.items():
-        if name in VARIABLES or name.startswith(PREFIX):
+        if name in FINGERPRINT_VARIABLES or name.startswith(VARIABLE_PREFIX):
             settings[f"environment {name}"] = value
     settings["torch float32 matmul precision"] = torch.get_float32_matmul_precision()
     settings["torch deterministic algorithms"] = str(torch.are_deterministic_algorithms_enabled())
-    for path in BACKENDS:
+    for path in BACKEND_FLAGS:
         settings[f"torch {path}"] = str(attrgetter(path)(torch.backends))
     settings["device"] = "cpu"
     if torch.cuda.is_available():
@@ -88,39 +92,39 @@ def fingerprint_of(sections: Mapping[str, Any], environment: Mapping[str, str]) 
     return settings
 
 
-def _version_of(package: str) -> str:
+def _get_version(package: str) -> str:
     """Return the installed version of a package."""
     for distribution in distributions(name=package):
         return distribution.version
     return "not installed"
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _iterate_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield dotted path and text of each leaf of a value; no text has a memory address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if not field.name.startswith("_"):
-                yield from _leaves(getattr(value, field.name), f"{path}.{field.name}")
+                yield from _iterate_leaves(getattr(value, field.name), f"{path}.{field.name}")
     elif isinstance(value, dict):
         for key in value:
-            yield from _leaves(value[key], f"{path}.{key}")
+            yield from _iterate_leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list | tuple):
-        yield path, str(_items(value))
+        yield path, str(_format_items(value))
     elif isinstance(value, PrecisionSchedule):
-        yield from _leaves(value.rows, path)
+        yield from _iterate_leaves(value.rows, path)
     elif isinstance(value, enum.Enum):
         yield path, value.name
     elif value is None or isinstance(value, bool | int | float | str | torch.dtype):
         yield path, str(value)
     else:
-        yield path, _text_of_object(value)
+        yield path, _format_object(value)
 
 
-def _items(values: Iterable[Any]) -> list[str]:
+def _format_items(values: Iterable[Any]) -> list[str]:
     """Return the text of each leaf of a list, with its path within its item."""
     items = []
     for value in values:
-        for path, text in _leaves(value, ""):
+        for path, text in _iterate_leaves(value, ""):
             item = text
             if path:
                 item = f"{path.lstrip('.')}={text}"
@@ -128,9 +132,9 @@ def _items(values: Iterable[Any]) -> list[str]:
     return items
 
 
-def _text_of_object(value: Any) -> str:
+def _format_object(value: Any) -> str:
     """Return the files of quantisation recipes, or the name of any other class or function."""
-    recipes = quant_recipes(value)
+    recipes = parse_quant_recipes(value)
     if recipes:
         return str([recipe.to_file() for recipe in recipes])
     return getattr(value, "__qualname__", None) or type(value).__qualname__

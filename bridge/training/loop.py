@@ -16,39 +16,39 @@ from pathlib import Path
 import torch
 
 from bridge.errors import TrainingError
-from bridge.precision.mode import label_of
-from bridge.report.curves import Points, plot_loss, points
-from bridge.report.quantisation import plot_quantisation
-from bridge.runtime.audit.early_warnings import Signs, early_warnings
-from bridge.runtime.checkpoint.lock import folder_lock
-from bridge.runtime.checkpoint.manifest import digest
-from bridge.runtime.megatron.agreement import from_first_rank
-from bridge.runtime.megatron.backend import choose_backend_of_phases, running
+from bridge.precision.mode import format_label
+from bridge.report.curves import Points, plot_loss, collect_points
+from bridge.report.quantisation_table import plot_quantisation
+from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
+from bridge.runtime.checkpoint.lock import lock_folder
+from bridge.runtime.checkpoint.manifest import compute_manifest_digest
+from bridge.runtime.megatron.agreement import compute_on_first_rank
+from bridge.runtime.megatron.backend import choose_backend_of_phases, use_backend
 from bridge.runtime.megatron.checkpoint.saving import save_checkpoint
 from bridge.runtime.megatron.process import apply_tf32, training_process
 from bridge.runtime.megatron.process_memory import (
-    peak_memory,
-    return_free_memory,
-    start_peak_memory,
+    read_peak_memory,
+    trim_heap,
+    reset_peak_memory,
 )
 from bridge.runtime.megatron.record.census import take_census, watch_activations
-from bridge.runtime.megatron.step import StepResult
-from bridge.target.fields import known_releases
-from bridge.target.versions import Version, installed
+from bridge.runtime.megatron.trainer import StepResult
+from bridge.target.fields import list_known_releases
+from bridge.target.versions import Version, get_installed_version
 from bridge.training.audit import Audit
 from bridge.training.config import ConfigContainer
-from bridge.training.console import Display, RunSummary, display, show_summary
-from bridge.training.fingerprint import fingerprint
-from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
+from bridge.training.console import Display, RunSummary, open_display, print_summary
+from bridge.training.fingerprint import compute_fingerprint
+from bridge.training.metrics import Metrics, ValidationRecord, open_metrics
 from bridge.training.run import (
     PhaseRecord,
-    Run,
+    TrainingRun,
     build_run,
-    models_of,
-    precision_label,
-    skipped_before,
+    list_phase_models,
+    get_precision_label,
+    get_skipped_steps,
 )
-from bridge.training.values import require_sane_values
+from bridge.training.value_checks import require_sane_values
 
 log = logging.getLogger("bridge.training")
 
@@ -73,10 +73,12 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
             or a write failed.
     """
     began = time.perf_counter()
-    start_peak_memory()
+    reset_peak_memory()
     require_sane_values(config)
-    backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
-    warn_of_untested(installed("mcore"))
+    backend = choose_backend_of_phases(
+        config.precision_backend, list_phase_models(config), os.environ
+    )
+    warn_about_untested_release(get_installed_version("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = []
     if tf32 is not None:
@@ -84,19 +86,19 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     started = training_process(
         config.model,
         seed=config.train.seed,
-        fingerprint=fingerprint(config, os.environ),
+        fingerprint=compute_fingerprint(config, os.environ),
         timeout_minutes=config.train.distributed_timeout_minutes,
     )
-    with started as process, running(backend), ExitStack() as stack:
+    with started as process, use_backend(backend), ExitStack() as stack:
         saved = config.checkpoint.save
-        notes = [_locked(stack, "checkpoint.save", saved)]
+        notes = [_lock_folder(stack, "checkpoint.save", saved)]
         run = build_run(config, process, backend=backend)
-        notes.append(_locked(stack, "logging.run_dir", run_dir, locked=saved))
+        notes.append(_lock_folder(stack, "logging.run_dir", run_dir, locked=saved))
         run.notes += [*filter(None, notes), *applied]
         return _train_and_report(run, run_dir, began)
 
 
-def _locked(
+def _lock_folder(
     stack: ExitStack, key: str, folder: Path | str | None, *, locked: str | None = None
 ) -> str | None:
     """Lock a folder that the first rank writes into, until a stack is closed.
@@ -116,12 +118,12 @@ def _locked(
             return None
         if locked is not None and Path(folder).resolve() == Path(locked).resolve():
             return None
-        return stack.enter_context(folder_lock(Path(folder), key=key))
+        return stack.enter_context(lock_folder(Path(folder), key=key))
 
-    return from_first_rank(lock)
+    return compute_on_first_rank(lock)
 
 
-def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
+def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSummary:
     """Train with metrics and a display, and return the summary.
 
     The curves are drawn even if the run ends with an error.
@@ -131,11 +133,11 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
         metrics, screen, start = Metrics(), Display(), run.start.iteration
         if run.process.is_first:
             metrics = stack.enter_context(
-                metrics_log(run_dir, resumed_at=start, config=config.logging)
+                open_metrics(run_dir, resumed_at=start, config=config.logging)
             )
             if config.logging.plots:
-                stack.callback(_draw, run, metrics, run_dir)
-            shown = display(
+                stack.callback(_plot_curves, run, metrics, run_dir)
+            shown = open_display(
                 total=config.train.train_iters, start=start, progress=config.logging.progress
             )
             screen = stack.enter_context(shown)
@@ -146,13 +148,13 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
     summary = _summarise(run, run_dir, time.perf_counter() - began)
     if run.process.is_first:
         summary.write(run_dir / "summary.json")
-        show_summary(summary, quantisation=metrics.quantisation)
+        print_summary(summary, quantisation=metrics.quantisation)
     return summary
 
 
-def warn_of_untested(version: Version | None) -> None:
+def warn_about_untested_release(version: Version | None) -> None:
     """Log a warning for a megatron-core that is older or newer than the releases of the tests."""
-    first, *_, last = known_releases()
+    first, *_, last = list_known_releases()
     if version is not None and not first <= version <= last:
         log.warning(
             "megatron-core: the tested releases are %s to %s, got %s. Compare a short run.",
@@ -162,84 +164,86 @@ def warn_of_untested(version: Version | None) -> None:
         )
 
 
-def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
+def _plot_curves(run: TrainingRun, metrics: Metrics, run_dir: Path) -> None:
     """Draw the curves of the losses and, in FP8 and FP4, of the quantisation errors."""
     loss_scale: Points = ()
     if getattr(run.config.optimizer, "fp16", False):
-        loss_scale = points(metrics.train, "loss_scale")
+        loss_scale = collect_points(metrics.train, "loss_scale")
     plot_loss(
         run_dir / "loss.png",
-        title=precision_label(run.config),
-        train=points(metrics.train, "loss"),
-        validation=points(metrics.validation, "loss"),
+        title=get_precision_label(run.config),
+        train=collect_points(metrics.train, "loss"),
+        validation=collect_points(metrics.validation, "loss"),
         loss_scale=loss_scale,
         unigram_entropy=run.entropy,
     )
     if metrics.quantisation:
         plot_quantisation(
-            run_dir / "quantisation.png", metrics.quantisation, title=precision_label(run.config)
+            run_dir / "quantisation.png",
+            metrics.quantisation,
+            title=get_precision_label(run.config),
         )
 
 
-def _warn(
-    run: Run, audit: Audit, metrics: Metrics, screen: Display, shown: Collection[str]
+def _show_warnings(
+    run: TrainingRun, audit: Audit, metrics: Metrics, screen: Display, shown: Collection[str]
 ) -> Collection[str]:
     """Show the early warnings that are not shown yet, and return the names of all that hold now."""
     optimizer = run.config.optimizer
     smallest_scale = None
     if getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None:
         smallest_scale = getattr(optimizer, "min_loss_scale", None)
-    signs = Signs(
+    signs = WarningInputs(
         train=metrics.train,
         quantisation=metrics.quantisation,
         health=audit.record.health,
         smallest_scale=smallest_scale,
         silenced=run.config.silence,
     )
-    warnings = dict(early_warnings(signs))
+    warnings = dict(find_early_warnings(signs))
     for name, sentence in warnings.items():
         if name not in shown:
             screen.note(f"Early warning {name}: {sentence}")
     return warnings
 
 
-def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
+def _train(run: TrainingRun, audit: Audit, metrics: Metrics, screen: Display) -> None:
     """Take the remaining steps, with validations and checkpoints where they are due."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     warnings: Collection[str] = ()
     while not run.is_over:
-        result = _timed_step(run, audit, source)
+        result = _train_step(run, audit, source)
         is_measured = run.telemetry.step == run.iteration
         if is_measured:
-            metrics.add_quantisation(run.telemetry.of_all_stages(run.iteration))
-        screen.stepped(run.iteration)
+            metrics.add_quantisation(run.telemetry.gather_stages(run.iteration))
+        screen.advance_to(run.iteration)
         _require_sound(run, result, metrics)
         if result.stop and not run.is_done:
             run.stop_signal = result.stop
         ends = run.is_over or audit.failure is not None
         is_logged = ends or result.skipped or _is_due(run, run.config.logging.log_interval)
         if is_logged:
-            return_free_memory()
+            trim_heap()
             record = run.record(result)
             metrics.add(record)
-            screen.logged(record)
+            screen.show_record(record)
         if is_logged or is_measured:
-            warnings = _warn(run, audit, metrics, screen, warnings)
+            warnings = _show_warnings(run, audit, metrics, screen, warnings)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
         is_last = ends and (run.config.checkpoint.save_last or not run.is_done)
         if is_last or _is_due(run, run.config.checkpoint.save_interval):
-            _save(run, screen)
+            _save_checkpoint(run, screen)
             if not run.is_over:  # a signal in the save ends the run here, not after the next step
                 run.stop_signal = run.trainer.largest(run.process.stop()) or None
         if audit.failure is not None:
             raise audit.failure
-    _note_end(run, screen)
+    _show_end(run, screen)
 
 
-def _note_end(run: Run, screen: Display) -> None:
+def _show_end(run: TrainingRun, screen: Display) -> None:
     """Show why the run is no success, and that it was stopped."""
-    failure = _failure(run)
+    failure = _find_failure(run)
     if failure is not None:
         screen.note(failure)
     if run.stop_signal is None:
@@ -250,12 +254,14 @@ def _note_end(run: Run, screen: Display) -> None:
     screen.note(sentence)
 
 
-def _is_due(run: Run, interval: int | None) -> bool:
+def _is_due(run: TrainingRun, interval: int | None) -> bool:
     """Return whether this step ends an interval; None and 0 are no intervals."""
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
-def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]]) -> StepResult:
+def _train_step(
+    run: TrainingRun, audit: Audit, source: Iterator[dict[str, torch.Tensor]]
+) -> StepResult:
     """Train a step and count it.
 
     The first step records the dtypes of activations too, and some steps are audited or measured.
@@ -267,11 +273,11 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     coming = run.iteration + 1
     is_measured = interval and (coming % interval == 0 or coming == run.config.train.train_iters)
     with ExitStack() as stack:
-        stack.enter_context(audit.recording(phase))
+        stack.enter_context(audit.record_step(phase))
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
         elif phase is None and is_measured:
-            stack.enter_context(run.telemetry.measuring(coming))
+            stack.enter_context(run.telemetry.measure_step(coming))
         result = run.trainer.step(source, stop=run.process.stop)
     run.count(result, time.perf_counter() - began)
     if run.process.peers is not None:
@@ -279,13 +285,13 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     gemms = audit.record.gemms
     run.gemms = run.gemms or gemms
     if phase:
-        label = label_of(phase.precision)
+        label = format_label(phase.precision)
         record = PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms)
         run.phases.append(record)
     return result
 
 
-def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
+def _require_sound(run: TrainingRun, result: StepResult, metrics: Metrics) -> None:
     """End a run whose loss or weights are not finite, or whose weights no longer change."""
     is_finite = math.isfinite(result.loss)
     facts = f"loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
@@ -312,9 +318,9 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
     raise TrainingError(message)
 
 
-def _failure(run: Run) -> str | None:
+def _find_failure(run: TrainingRun) -> str | None:
     """Return why a run of which more than half the steps were skipped is no success, or None."""
-    skipped = run.skipped_steps - skipped_before(run.start)
+    skipped = run.skipped_steps - get_skipped_steps(run.start)
     if 2 * skipped <= run.steps:
         return None
     headline = "MOST STEPS WERE SKIPPED"
@@ -334,17 +340,17 @@ def _failure(run: Run) -> str | None:
     return f"{headline}: {fact}. {remedy}."
 
 
-def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
+def _validate(run: TrainingRun, metrics: Metrics, screen: Display) -> None:
     """Record the validation loss, which is measured on the same samples every time."""
     if run.splits.validation is not None:
         source = run.batches_of(run.splits.validation, start=0)
         loss = run.trainer.evaluate(source, run.config.train.eval_iters)
         run.validation = ValidationRecord(step=run.iteration, loss=loss)
         metrics.add(run.validation)
-        screen.logged(run.validation)
+        screen.show_record(run.validation)
 
 
-def _save(run: Run, screen: Display) -> None:
+def _save_checkpoint(run: TrainingRun, screen: Display) -> None:
     """Write a checkpoint, if the run has a folder for it."""
     folder = run.config.checkpoint.save
     if folder is not None:
@@ -352,11 +358,11 @@ def _save(run: Run, screen: Display) -> None:
         where = save_checkpoint(
             run.trainer, Path(folder), run.position, facts=run.facts, checksum=checksum
         )
-        proof = from_first_rank(lambda: digest(where))
+        proof = compute_on_first_rank(lambda: compute_manifest_digest(where))
         screen.note(f"Checkpoint: {where}, manifest sha256 {proof}")
 
 
-def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
+def _summarise(run: TrainingRun, run_dir: Path, seconds: float) -> RunSummary:
     """Return the summary of a run; its speed is that of all steps but the first."""
     timed = run.step_seconds[1:]
     tokens_per_second = None
@@ -370,11 +376,11 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         validation_loss, validation_step = run.validation.loss, run.validation.step
     return RunSummary(
         run_dir=run_dir,
-        precision=precision_label(run.config),
+        precision=get_precision_label(run.config),
         iteration=run.iteration,
         steps=run.steps,
         skipped_steps=run.skipped_steps,
-        failure=_failure(run),
+        failure=_find_failure(run),
         stop_signal=run.stop_signal,
         train_loss=train_loss,
         validation_loss=validation_loss,
@@ -382,7 +388,7 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         unigram_entropy=run.entropy,
         tokens_per_second=tokens_per_second,
         seconds=seconds,
-        peak_memory_bytes=peak_memory(),
+        peak_memory_bytes=read_peak_memory(),
         parameters=run.parameters,
         gemms=run.gemms,
         phases=tuple(run.phases),

@@ -13,13 +13,19 @@ from typing import IO, Any, ClassVar, NamedTuple
 import numpy as np
 
 from bridge.errors import RunConfigError
-from bridge.runtime.audit.quantisation import FILE, QuantisationRow, by_operand, finite, write_rows
-from bridge.runtime.audit.run_folder import METRICS, RunFolder
+from bridge.runtime.audit.quantisation import (
+    QUANTISATION_FILE,
+    QuantisationRow,
+    group_by_operand,
+    replace_non_finite,
+    write_rows,
+)
+from bridge.runtime.audit.run_folder import METRICS_FILE, RunFolder
 from bridge.training.config import LoggingConfig
 
 log = logging.getLogger("bridge.training")
 
-PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
+SINK_PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
 """Field of the logging section, and the module that it needs -> the package."""
 EXPERIMENT = "precision-bridge"
 """Name of the experiment in MLflow."""
@@ -47,8 +53,8 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
         RunConfigError: A sink cannot be opened.
     """
     if config.tensorboard:
-        yield _tensorboard(run_dir, resumed_at)
-    for name, opens in (("mlflow", _mlflow), ("wandb", _wandb)):
+        yield _open_tensorboard(run_dir, resumed_at)
+    for name, opens in (("mlflow", _open_mlflow), ("wandb", _open_wandb)):
         value = getattr(config, name)
         if value is None:
             continue
@@ -60,7 +66,7 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
             raise RunConfigError.of(f"logging.{name}", rule, value, remedy) from error
 
 
-def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
+def _open_tensorboard(run_dir: Path, resumed_at: int) -> Sink:
     """Return TensorBoard's events in the run folder, without those after a resumed checkpoint."""
     from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
 
@@ -78,7 +84,7 @@ def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
     return Sink("tensorboard", write, events.close)
 
 
-def _mlflow(store: str, run_dir: Path) -> Sink:
+def _open_mlflow(store: str, run_dir: Path) -> Sink:
     """Return a run of an experiment in a tracking store; MLflow has no histograms."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
@@ -98,7 +104,7 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
     return Sink("mlflow", write, lambda: client.set_terminated(run))
 
 
-def _wandb(project: str, run_dir: Path) -> Sink:
+def _open_wandb(project: str, run_dir: Path) -> Sink:
     """Return a run of a project; W&B's variables, such as WANDB_MODE=offline, decide how it is sent."""
     import wandb
 
@@ -168,7 +174,7 @@ class Metrics:
         """Write a record; numbers that are not finite become null in JSON."""
         if self._lines is None:
             return
-        values = {"kind": record.kind, **finite(asdict(record))}
+        values = {"kind": record.kind, **replace_non_finite(asdict(record))}
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         self.keep(values)
@@ -182,11 +188,11 @@ class Metrics:
         """Write the errors of the quantisers in a step."""
         if self._run_dir is None or not rows:
             return
-        write_rows(self._run_dir / FILE, rows, append=bool(self.quantisation))
+        write_rows(self._run_dir / QUANTISATION_FILE, rows, append=bool(self.quantisation))
         self.quantisation += rows
         scalars: dict[str, float] = {}
         distributions: dict[str, list[float]] = {}
-        for operand, of_operand in by_operand(rows).items():
+        for operand, of_operand in group_by_operand(rows).items():
             name = f"quantisation/{operand}"
             ratios = [row.sqnr_db for row in of_operand if math.isfinite(row.sqnr_db)]
             if ratios:
@@ -215,9 +221,9 @@ class Metrics:
 
 
 @contextmanager
-def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
+def open_metrics(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
     """Open the run's metrics; a resumed run keeps the earlier records up to where it begins."""
-    path = run_dir / METRICS
+    path = run_dir / METRICS_FILE
     run = RunFolder(run_dir)
     earlier: list[dict[str, Any]] = []
     rows: list[QuantisationRow] = []
@@ -229,7 +235,7 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was
     scratch.write_text("".join(f"{json.dumps(values)}\n" for values in earlier))
     scratch.replace(path)
-    (run_dir / FILE).unlink(missing_ok=True)
+    (run_dir / QUANTISATION_FILE).unlink(missing_ok=True)
     with ExitStack() as stack:
         lines = stack.enter_context(path.open("a"))
         sinks = []
@@ -240,6 +246,6 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
         for values in earlier:
             metrics.keep(values)
         if rows:
-            write_rows(run_dir / FILE, rows)
+            write_rows(run_dir / QUANTISATION_FILE, rows)
             metrics.quantisation += rows
         yield metrics

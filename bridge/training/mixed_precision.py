@@ -86,16 +86,16 @@ def update_config_with_precision_overrides(
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
     # An import of this module does without the sync.
-    from bridge.sync.owner import NO_CONFIGS, Owner, has_a_precision_field, role_of
-    from bridge.sync.synchroniser import write
+    from bridge.sync.owner import NON_CONFIG_TYPES, Owner, has_precision_field, get_owner_name
+    from bridge.sync.synchroniser import write_precision
 
     precision = get_mixed_precision_config(mixed_precision_config)
     precision.finalize()
-    role = role_of(config)
-    if not isinstance(config, NO_CONFIGS) and not has_a_precision_field(Owner(role, config)):
+    role = get_owner_name(config)
+    if not isinstance(config, NON_CONFIG_TYPES) and not has_precision_field(Owner(role, config)):
         log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
         return config
-    write(precision, {role: config}).log_all(log)
+    write_precision(precision, {role: config}).log_all(log)
     return config
 
 

@@ -10,35 +10,40 @@ from typing import Any
 import torch
 
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.precision.mode import label_of
-from bridge.precision.subjects import ASKED, IMPOSSIBLE
+from bridge.precision.mode import format_label
+from bridge.precision.subjects import NEEDS_PERMISSION, IMPOSSIBLE
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.runtime.audit.record import GemmRow
-from bridge.runtime.checkpoint.folder import folder_of
-from bridge.runtime.checkpoint.precision_change import Change, precision_changes
+from bridge.runtime.checkpoint.folder import get_step_folder
+from bridge.runtime.checkpoint.precision_change import PrecisionChange, find_precision_changes
 from bridge.runtime.megatron.backend import Backend
 from bridge.runtime.megatron.checkpoint.loading import (
-    facts_of,
+    read_manifest_facts,
     load_checkpoint,
-    newest_sound,
-    require_free,
+    find_newest_sound,
+    require_no_later_checkpoint,
 )
 from bridge.runtime.megatron.checkpoint.state import Position
-from bridge.runtime.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
+from bridge.runtime.megatron.data.batches import (
+    Splits,
+    iterate_batches,
+    build_splits,
+    compute_unigram_entropy,
+)
 from bridge.runtime.megatron.data.corpus import Corpus, open_corpus
-from bridge.runtime.megatron.emulation.model import switch_precision
-from bridge.runtime.megatron.gpt import build_gpt, parameter_count, run_config
+from bridge.runtime.megatron.emulation.emulated_model import switch_precision
+from bridge.runtime.megatron.gpt import build_gpt, count_parameters, adapt_config
 from bridge.runtime.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.runtime.megatron.process import Process
 from bridge.runtime.megatron.record.census import Activations
 from bridge.runtime.megatron.record.telemetry import Telemetry
-from bridge.runtime.megatron.step import StepResult, Trainer
+from bridge.runtime.megatron.trainer import StepResult, Trainer
 from bridge.training.config import ConfigContainer
-from bridge.training.fingerprint import fingerprint
-from bridge.training.honoured import require_honoured
+from bridge.training.fingerprint import compute_fingerprint
+from bridge.training.supported_fields import require_supported
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.values import batch_fault
+from bridge.training.value_checks import find_batch_fault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +60,7 @@ class PhaseRecord:
 
 
 @dataclass(kw_only=True)
-class Run:
+class TrainingRun:
     """A run that has been built, and how far it has come."""
 
     config: ConfigContainer
@@ -110,9 +115,9 @@ class Run:
     @property
     def position(self) -> Position:
         """How far the run has come, for a checkpoint."""
-        precision = precision_label(self.config)
+        precision = get_precision_label(self.config)
         if self.schedule is not None:
-            precision = label_of(self.schedule.phase_at(max(1, self.iteration)).precision)
+            precision = format_label(self.schedule.phase_at(max(1, self.iteration)).precision)
         extra = {"precision": precision, "skipped_steps": self.skipped_steps}
         return Position(
             iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra
@@ -125,7 +130,7 @@ class Run:
             "iteration": self.iteration,
             "consumed_samples": self.consumed_samples,
             "precision": self.position.extra["precision"],
-            "settings": fingerprint(self.config, os.environ, model=self.trainer.config),
+            "settings": compute_fingerprint(self.config, os.environ, model=self.trainer.config),
         }
 
     @property
@@ -150,14 +155,14 @@ class Run:
 
     def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield this rank's micro-batches of a split, after the first `start` samples."""
-        return batches(
+        return iterate_batches(
             dataset,
             micro_batch_size=self.config.train.micro_batch_size,
             data_parallel_rank=self.process.data_parallel_rank,
             data_parallel_size=self.process.data_parallel_size,
             context_parallel_rank=self.process.context_parallel_rank,
             context_parallel_size=self.process.context_parallel_size,
-            where=self.process.device,
+            device=self.process.device,
             num_workers=self.config.data.num_workers,
             start=start,
         )
@@ -192,20 +197,20 @@ class Run:
         )
 
 
-def skipped_before(start: Position) -> int:
+def get_skipped_steps(start: Position) -> int:
     """Return the number of skipped steps before the checkpoint that a run begins at."""
     return int(start.extra.get("skipped_steps", 0))
 
 
-def precision_label(config: ConfigContainer) -> str:
+def get_precision_label(config: ConfigContainer) -> str:
     """Return the recipe's name with the fields stated over it, or the dtypes of the configs."""
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
-        return "; then ".join(label_of(phase.precision) for phase in schedule.phases)
+        return "; then ".join(format_label(phase.precision) for phase in schedule.phases)
     if isinstance(precision, str):
         return precision
     if precision is not None:
-        return label_of(get_mixed_precision_config(precision))
+        return format_label(get_mixed_precision_config(precision))
     model: Any = config.model
     weights = "fp32"
     if model.bf16:
@@ -218,22 +223,22 @@ def precision_label(config: ConfigContainer) -> str:
     return weights
 
 
-def models_of(config: ConfigContainer) -> list[Any]:
+def list_phase_models(config: ConfigContainer) -> list[Any]:
     """Return the model config of each phase; a run without a schedule has a single phase."""
-    schedule = _schedule_of(config)
+    schedule = _get_schedule(config)
     if schedule is None:
         return [config.model]
     return schedule.models()
 
 
-def _schedule_of(config: ConfigContainer) -> PrecisionSchedule | None:
+def _get_schedule(config: ConfigContainer) -> PrecisionSchedule | None:
     """Return the precision schedule of a run, None for a run with a single precision."""
     if isinstance(config.precision_schedule, PrecisionSchedule):
         return config.precision_schedule
     return None
 
 
-def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
+def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> TrainingRun:
     """Build data, model, optimizer and schedule, and resume from `checkpoint.load` if it is set.
 
     The call is inside of a ``with bridge.runtime.megatron.backend.running(backend)``.
@@ -243,49 +248,49 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
         DataError: The data cannot be used.
         CheckpointError: There is nothing to resume from, or the folder has later checkpoints.
     """
-    fault = batch_fault(config.train, ranks=process.data_parallel_size)
+    fault = find_batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
         raise RunConfigError(str(fault))
-    schedule = _schedule_of(config)
-    phases = models_of(config)
-    require_honoured(config, phases, backend=backend.name)
+    schedule = _get_schedule(config)
+    phases = list_phase_models(config)
+    require_supported(config, phases, backend=backend.name)
     corpus = open_corpus(
         config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir
     )
-    splits = _splits(config, corpus)
-    adapted, notes = run_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)
+    splits = _build_splits(config, corpus)
+    adapted, notes = adapt_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)
     if schedule is not None:
         notes.append(f"Precision schedule: {schedule}.")
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)
-    start, resumed = _resume(config, trainer, schedule, backend)
+    start, resumed = _resume_from_checkpoint(config, trainer, schedule, backend)
     checkpoint = config.checkpoint
     if checkpoint.save is not None:
-        require_free(
+        require_no_later_checkpoint(
             Path(checkpoint.save), start, checksum=checkpoint.checksum, trust=checkpoint.trust
         )
     sentences = [*process.notes, *backend.notes, *notes, *resumed]
     sentences.append(f"Data: {corpus.name} ({corpus.prefix}).")
-    return Run(
+    return TrainingRun(
         config=config,
         process=process,
         trainer=trainer,
         splits=splits,
-        entropy=unigram_entropy(splits, corpus.vocab_size),
-        parameters=parameter_count(trainer.model),
+        entropy=compute_unigram_entropy(splits, corpus.vocab_size),
+        parameters=count_parameters(trainer.model),
         notes=sentences,
         start=start,
         backend=backend.name,
         schedule=schedule,
         telemetry=Telemetry(trainer.model),
         iteration=start.iteration,
-        skipped_steps=skipped_before(start),
+        skipped_steps=get_skipped_steps(start),
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
     )
 
 
-def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
+def _build_splits(config: ConfigContainer, corpus: Corpus) -> Splits:
     """Return the samples of all steps, and of a validation."""
     train = config.train
     model: Any = config.model
@@ -299,7 +304,7 @@ def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
     )
 
 
-def _resume(
+def _resume_from_checkpoint(
     config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
 ) -> tuple[Position, list[str]]:
     """Restore the run from the newest sound checkpoint of `checkpoint.load`, if that is set.
@@ -309,18 +314,18 @@ def _resume(
     """
     if config.checkpoint.load is None:
         return Position(), []
-    files, label = config.checkpoint, precision_label(config)
+    files, label = config.checkpoint, get_precision_label(config)
     folder = Path(str(files.load))
-    saved = newest_sound(folder, checksum=files.checksum, trust=files.trust)
+    saved = find_newest_sound(folder, checksum=files.checksum, trust=files.trust)
     # A checkpoint holds the delayed scales of the phase in which it was written.
     if schedule is not None:
         schedule.apply(max(1, saved))
-        label = label_of(schedule.phase_at(max(1, saved)).precision)
+        label = format_label(schedule.phase_at(max(1, saved)).precision)
         if backend.name == "emulated":
             switch_precision(trainer.model, trainer.config)
-    checkpoint = folder_of(folder, saved)
-    now = fingerprint(config, os.environ, model=trainer.config)
-    changes = precision_changes(facts_of(checkpoint).get("settings") or {}, now)
+    checkpoint = get_step_folder(folder, saved)
+    now = compute_fingerprint(config, os.environ, model=trainer.config)
+    changes = find_precision_changes(read_manifest_facts(checkpoint).get("settings") or {}, now)
     _require_allowed(changes, checkpoint, is_allowed=config.resume.allow_precision_change)
     start = load_checkpoint(trainer, folder, saved, rounds_masters=bool(changes))
     before = start.extra.get("precision", "an unknown precision")
@@ -337,7 +342,7 @@ def _resume(
     return start, notes
 
 
-def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: bool) -> None:
+def _require_allowed(changes: Sequence[PrecisionChange], source: Path, *, is_allowed: bool) -> None:
     """Refuse changes of precision that lose bits, unless `is_allowed`, and impossible changes.
 
     Raises:
@@ -345,7 +350,7 @@ def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: boo
     """
     refused_outcomes = [IMPOSSIBLE]
     if not is_allowed:
-        refused_outcomes.append(ASKED)
+        refused_outcomes.append(NEEDS_PERMISSION)
     refused = [change for change in changes if change.outcome in refused_outcomes]
     if not refused:
         return

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.preflight.file_reading import INSTALLED, reason_of_installed
-from bridge.target.versions import installed_text
+from bridge.preflight.file_reading import INSTALLED_HERE, get_installed_reason
+from bridge.target.versions import get_installed_text
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_the_default_run_is_checked_without_torch_and_megatron() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-3:] == [
         "nothing found",
-        f"  megatron-core {installed_text('mcore')} ({reason_of_installed(INSTALLED)}).",
+        f"  megatron-core {get_installed_text('mcore')} ({get_installed_reason(INSTALLED_HERE)}).",
         "[] 0",
     ]
 

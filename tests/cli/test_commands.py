@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.precision.config import GROUPS
+from bridge.precision.config import FIELDS_BY_SUBJECT
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
@@ -44,8 +44,10 @@ def test_show_prints_what_a_recipe_states_and_what_follows_and_all_of_it_by_subj
     rows = fields_of(whole)
     assert rows["fp8_recipe"] == ["tensorwise", "default"]
     assert rows["exp_avg_dtype"] == ["fp32", "owner's"]
-    assert list(rows) == [name for names in GROUPS.values() for name in names]
-    assert [line.strip() for line in whole.splitlines() if line[:3].strip() and line.startswith("  ")] == list(GROUPS)
+    assert list(rows) == [name for names in FIELDS_BY_SUBJECT.values() for name in names]
+    assert [line.strip() for line in whole.splitlines() if line[:3].strip() and line.startswith("  ")] == list(
+        FIELDS_BY_SUBJECT
+    )
     group = tmp_path / "mixed_precision"
     group.mkdir()
     (group / "sparse.yaml").write_text("bf16: true\nfp8: hybrid\nexp_avg_dtype: fp8\n")
@@ -125,7 +127,7 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
     assert "model.fp8_margin (TransformerConfig, megatron-core >= 0.16.1)" in text
     assert "No field of TransformerConfig" in run("explain", "fp32").stdout
     listed = [line.split()[0] for line in run("explain").stdout.splitlines() if line.startswith("  ")]
-    assert listed == [name for names in GROUPS.values() for name in names]
+    assert listed == [name for names in FIELDS_BY_SUBJECT.values() for name in names]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.preflight.file_reading import INSTALLED, reason_of_installed
-from bridge.target.versions import installed_text
+from bridge.preflight.file_reading import INSTALLED_HERE, get_installed_reason
+from bridge.target.versions import get_installed_text
 
 RECIPE = "bf16_with_fp8_current_scaling_mixed"
 ROWS = (
@@ -96,7 +96,7 @@ def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture
         "  decoder.layers.0.self_attention.linear_proj",
         "  decoder.layers.0.mlp.linear_fc1",
         "  decoder.layers.0.mlp.linear_fc2",
-        f"  megatron-core {installed_text('mcore')} ({reason_of_installed(INSTALLED)}).",
+        f"  megatron-core {get_installed_text('mcore')} ({get_installed_reason(INSTALLED_HERE)}).",
     ]
 
 

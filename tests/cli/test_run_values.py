@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.front.decode import container
+from bridge.front.decode import build_container
 from bridge.front.loader import load_run
-from bridge.front.train import record
-from bridge.precision.mode import label_of
+from bridge.front.train import write_run_files
+from bridge.precision.mode import format_label
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
@@ -24,8 +24,8 @@ def told(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("command", ["check", "plan", "memory"])
 def test_the_config_of_a_run_folder_can_be_read(command: str, tmp_path: Path) -> None:
-    config = container(load_run(["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "model=gpt_tiny"], CONF))
-    record(tmp_path, config, None)
+    config = build_container(load_run(["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "model=gpt_tiny"], CONF))
+    write_run_files(tmp_path, config, None)
     code, out, err = told(command, "--config", str(tmp_path / "config.yaml"))
     assert (code, err) == (0, "")
     assert "fp8" in out.lower() or "tensorwise" in out
@@ -168,8 +168,8 @@ def test_overrides_may_stand_behind_an_option() -> None:
 
 def test_a_choice_keeps_the_recipes_name_and_what_was_stated_beside_it() -> None:
     words = ["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "mixed_precision.fp8_param_gather=false"]
-    config = container(load_run([*words, "model=gpt_tiny"], CONF))
-    assert label_of(config.mixed_precision) == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
+    config = build_container(load_run([*words, "model=gpt_tiny"], CONF))
+    assert format_label(config.mixed_precision) == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
     assert config.precision_choice["request"] == "auto:fp8"
     assert config.precision_choice["recipe"] == "bf16_with_fp8_current_scaling_mixed"
 

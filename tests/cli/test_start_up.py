@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli.commands import COMMANDS, MOMENTS, RENAMED
+from bridge.cli.commands import COMMANDS, COMMAND_GROUPS, RENAMED_COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = "docs/showcase/llama3_70b.yaml"
@@ -59,14 +59,23 @@ def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: t
             ("check", "--config", SAVED),
             (*HYDRA, "rich", "bridge.front.compose", "bridge.runtime.megatron", "bridge.read.megatron_lm"),
         ),
-        (("check",), ("rich", "psutil", "bridge.plan.memory", "bridge.preflight.auto", "bridge.read.megatron_lm")),
+        (
+            ("check",),
+            (
+                "rich",
+                "psutil",
+                "bridge.plan.memory_report",
+                "bridge.preflight.recipe_choice",
+                "bridge.read.megatron_lm",
+            ),
+        ),
         (
             ("plan", "--config", SAVED),
-            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.read.megatron_lm"),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.recipe_choice", "bridge.read.megatron_lm"),
         ),
         (
             ("memory", "--config", SAVED),
-            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.read.megatron_lm"),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.recipe_choice", "bridge.read.megatron_lm"),
         ),
     ],
 )
@@ -83,22 +92,22 @@ def test_the_help_loads_no_command_and_lists_each_under_the_moment_of_its_use() 
     )
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert [name for name in listed if not name.startswith("-")] == list(COMMANDS)
-    assert [moment for moment in MOMENTS if f"\n{moment}:\n" in done.stdout] == list(MOMENTS)
+    assert [moment for moment in COMMAND_GROUPS if f"\n{moment}:\n" in done.stdout] == list(COMMAND_GROUPS)
     found = loaded("from bridge.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass")
     assert found & {f"bridge.cli.{command.module}" for command in COMMANDS.values()} == set()
 
 
-@pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.parametrize("name", RENAMED_COMMANDS)
 def test_a_name_from_before_is_answered_with_words_that_work(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bridge.cli.main", name, "--help"], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 2
     sentence, _, words = done.stderr.strip().partition(" Run: precision-bridge ")
-    assert sentence == f"`{name}` is `{RENAMED[name]}` since 0.2."
+    assert sentence == f"`{name}` is `{RENAMED_COMMANDS[name]}` since 0.2."
     again = [sys.executable, "-m", "bridge.cli.main", *words.split()]
     usage = subprocess.run(again, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    options = [word for word in RENAMED[name].split() if word.startswith("--")]
+    options = [word for word in RENAMED_COMMANDS[name].split() if word.startswith("--")]
     assert all(option in usage for option in options)
 
 

@@ -25,17 +25,17 @@ ROWS, CODE, ROW, LORA, SESSION = (text for _, text in BLOCKS)
 def litgpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     """The page's system, as if its three files were written."""
     (tmp_path / "litgpt.yaml").write_text(ROWS)
-    given, known = table.table("litgpt", tmp_path), table.table
-    monkeypatch.setattr(table, "table", lambda name: given if name == "litgpt" else known(name))
+    given, known = table.load_table("litgpt", tmp_path), table.load_table
+    monkeypatch.setattr(table, "load_table", lambda name: given if name == "litgpt" else known(name))
     module = ModuleType("bridge.convert.litgpt")
     exec(compile(CODE, "litgpt.py", "exec"), vars(module))  # noqa: S102  the page's own code
     monkeypatch.setitem(sys.modules, module.__name__, module)
     kinds, modules = (ast.literal_eval(f"{{{line}}}") for line in ROW.splitlines())
-    monkeypatch.setattr(system_signs, "KINDS", {**system_signs.KINDS, **kinds})
-    monkeypatch.setattr(system_signs, "table", table.table)
-    monkeypatch.setattr(conversion, "KINDS", system_signs.KINDS)
-    monkeypatch.setattr(systems, "MODULES", {**systems.MODULES, **modules})
-    return systems.system("litgpt")
+    monkeypatch.setattr(system_signs, "DOCUMENT_KINDS", {**system_signs.DOCUMENT_KINDS, **kinds})
+    monkeypatch.setattr(system_signs, "load_table", table.load_table)
+    monkeypatch.setattr(conversion, "DOCUMENT_KINDS", system_signs.DOCUMENT_KINDS)
+    monkeypatch.setattr(systems, "SYSTEM_MODULES", {**systems.SYSTEM_MODULES, **modules})
+    return systems.get_system("litgpt")
 
 
 def test_the_session_of_the_page_is_a_real_one(litgpt: System, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.convert import axolotl
 from bridge.errors import BridgeError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -42,12 +42,12 @@ def sample(name: str) -> Any:
     ],
 )
 def test_the_detection_is_replayed(payload: dict[str, Any], gpu: str, mode: str) -> None:
-    assert mode_of(axolotl.import_(payload, gpu=gpu).config) == mode
+    assert get_mode(axolotl.import_(payload, gpu=gpu).config) == mode
 
 
 def test_auto_without_a_gpu_is_a_reported_guess() -> None:
     imported = axolotl.import_({"bf16": "auto", "adapter": "lora"})
-    assert mode_of(imported.config) == "bf16"
+    assert get_mode(imported.config) == "bf16"
     assert reasons(imported, "bf16") == ["implied default"]
     assert "bf16" not in imported.mapped
 
@@ -94,7 +94,7 @@ def test_bfloat16_is_not_without_amp() -> None:
 def test_a_qlora_file_is_read_whole() -> None:
     imported = axolotl.import_(sample("qlora.yml"), gpu="a100")
     check_import(imported)
-    assert (mode_of(imported.config), imported.config.tf32, imported.semantics) == ("bf16", False, "amp_o1")
+    assert (get_mode(imported.config), imported.config.tf32, imported.semantics) == ("bf16", False, "amp_o1")
     assert reasons(imported, "load_in_4bit") == ["unsupported"]
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.convert.systems import MODULES
+from bridge.convert.systems import SYSTEM_MODULES
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parents[1] / "read" / "samples"
@@ -74,7 +74,7 @@ def test_the_report_begins_with_the_nearest_recipe_and_groups_what_is_lost(capsy
     assert lines[-1].startswith("defaults that decide, and settings without an effect (-v explains them): ")
 
 
-@pytest.mark.parametrize("to", [*MODULES, "recipe"])
+@pytest.mark.parametrize("to", [*SYSTEM_MODULES, "recipe"])
 def test_every_system_can_be_written_or_says_that_it_cannot(to: str, capsys) -> None:
     code, out, err = convert(capsys, SAMPLES / "model_config.yaml", "--to", to)
     assert code in (0, 2)
@@ -163,7 +163,7 @@ def test_convert_imports_no_framework() -> None:
 def test_every_sample_converts(sample: str, capsys) -> None:
     told = as_json(capsys, SAMPLES / sample, "--to", "recipe")
     assert told["config"]
-    assert Document.of_text(yaml.safe_dump(told["config"]), "r.yaml").content == told["config"]
+    assert Document.from_text(yaml.safe_dump(told["config"]), "r.yaml").content == told["config"]
 
 
 def test_the_session_in_the_documentation_is_a_real_one(capsys, tmp_path: Path, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.convert import huggingface
 from bridge.errors import BridgeError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_import, check_nothing_dropped, reasons
@@ -25,7 +25,7 @@ def test_bf16_is_autocast_over_fp32_weights_unless_they_were_loaded_otherwise() 
     assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
     assert reasons(imported, "weights_dtype") == ["implied default"]
     loaded = huggingface.import_({"bf16": True}, weights_dtype="bf16")
-    assert (loaded.semantics, mode_of(loaded.config)) == ("true", "bf16")
+    assert (loaded.semantics, get_mode(loaded.config)) == ("true", "bf16")
     assert reasons(loaded, "weights_dtype") == ["semantics"]
 
 
@@ -34,7 +34,7 @@ def test_deepspeed_decides_where_no_switch_is_on() -> None:
         imported = huggingface.import_({**arguments, "deepspeed": "zero2.json", "output_dir": "x"})
         assert (imported.decided_by, imported.semantics) == ("DeepSpeed's own configuration", "unstated")
     imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", "deepspeed": "zero2.json"})
-    assert (mode_of(imported.config), imported.semantics) == ("bf16", "megatron_o2")
+    assert (get_mode(imported.config), imported.semantics) == ("bf16", "megatron_o2")
 
 
 def test_fp16_has_torchs_scaler_and_not_megatrons() -> None:
@@ -125,7 +125,7 @@ def test_fp16_without_cuda_is_fp32_and_said_so() -> None:
 )
 def test_the_environment_decides_where_no_switch_does(environment: str, mode: str, autocast: bool) -> None:
     config = huggingface.import_({}, accelerate_mixed_precision=environment).config
-    assert (mode_of(config), config.autocast_enabled) == (mode, autocast)
+    assert (get_mode(config), config.autocast_enabled) == (mode, autocast)
 
 
 def test_a_switch_kills_the_environments_fp8() -> None:
@@ -142,7 +142,7 @@ def test_the_file_says_what_the_weights_are_loaded_in(name: str, value: str) -> 
     outer, _, inner = name.partition(".")
     payload = {"bf16": True, outer: {inner: value} if inner else value}
     imported = huggingface.import_(payload)
-    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
+    assert (imported.semantics, get_mode(imported.config)) == ("true", "bf16")
     assert reasons(imported, name) == ["semantics"]
     assert imported.mapped[name] == ("params_dtype",)
     assert reasons(imported, "weights_dtype") == []
@@ -207,7 +207,7 @@ def test_an_adapter_over_bf16_weights_is_trained_in_fp32(adapter: dict[str, Any]
 )
 def test_sharding_keeps_fp32_masters(sharding: dict[str, str], semantics: str) -> None:
     imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", **sharding})
-    assert (imported.semantics, mode_of(imported.config)) == (semantics, "bf16")
+    assert (imported.semantics, get_mode(imported.config)) == (semantics, "bf16")
 
 
 def test_the_settings_of_fsdp_need_fsdp() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.convert import axolotl
 from bridge.errors import BridgeError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.pytorch import float8_linear_config_for
@@ -121,7 +121,7 @@ class TestAxolotl:
             str(real.torch_dtype), "fp32"
         )
         assert replay.bf16 == bool(real.bf16 or real.bfloat16)
-        assert mode_of(imported.config) == replay.load_dtype
+        assert get_mode(imported.config) == replay.load_dtype
         assert made.tf32 in (imported.config.tf32, None)
 
     @MANY

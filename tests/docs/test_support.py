@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.rehearse.release import Release, releases_at_hand
-from bridge.target.versions import installed
+from bridge.rehearse.release import Release, list_local_releases
+from bridge.target.versions import get_installed_version
 from scripts import support
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,14 +45,14 @@ def test_the_readme_has_a_cell_for_each_kind_release_and_backend():
 
 def test_the_heads_are_the_releases_at_hand_with_each_backend():
     proof = support.proof_of(support.PROOF)
-    heads = support.heads(releases_at_hand(), proof)
-    assert len(heads) == 2 + len(support.BACKENDS) * len(releases_at_hand())
-    assert f"{installed('mcore')} te_cpu" in heads
+    heads = support.heads(list_local_releases(), proof)
+    assert len(heads) == 2 + len(support.BACKENDS) * len(list_local_releases())
+    assert f"{get_installed_version('mcore')} te_cpu" in heads
 
 
 @needs_te
 def test_a_cell_is_a_run_as_planned_and_a_failure_is_its_last_line(monkeypatch):
-    here = Release(version=installed("mcore"))
+    here = Release(version=get_installed_version("mcore"))
     assert support.failures_of(["sparse attention"], "te_cpu", "mxfp8", here) == {"sparse attention": None}
     failures = support.failures_of(["dense"], "emulated", "no_such_recipe", here)
     assert "no_such_recipe" in str(failures["dense"])

@@ -18,12 +18,12 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import bridge
-from bridge.front.decode import container
+from bridge.front.decode import build_container
 from bridge.front.train import main_train
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.statements import Statements
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.sync.plan import plan
+from bridge.sync.sync_plan import plan_sync
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = f"{Path(bridge.__file__).parent}{os.sep}"
@@ -32,8 +32,8 @@ COUNTED: dict[Any, str] = {
     for name, function in {
         "constructed": Statements.__init__,
         "finalized": MixedPrecisionConfig.finalize,
-        "contained": container,
-        "planned": plan,
+        "contained": build_container,
+        "planned": plan_sync,
     }.items()
     if isinstance(function, FunctionType)
 }

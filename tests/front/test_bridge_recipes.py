@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
 from bridge.read.text.document import Document
@@ -112,7 +112,7 @@ def of_function(recipe: Recipe, statements: str, parameters: str = "") -> Run:
 
 def test_a_recipe_is_planned_with_the_functions_that_it_calls(recipe: Recipe) -> None:
     run = load_run(config_file=recipe(TINY))
-    assert mode_of(run.precision) == "bf16"
+    assert get_mode(run.precision) == "bf16"
     assert run.model["num_layers"] == 4
     assert run.section("train")["micro_batch_size"] == 2
     assert run.plan
@@ -163,8 +163,8 @@ def test_the_default_of_a_parameter_answers_a_condition(recipe: Recipe) -> None:
 )
 def test_what_only_the_run_decides_is_open(recipe: Recipe, statements: str, path: str, decider: str) -> None:
     run = of_function(recipe, statements, parameters="wide")
-    assert run.weakness(path) == decider
-    assert mode_of(run.precision) == "bf16"
+    assert run.find_decider(path) == decider
+    assert get_mode(run.precision) == "bf16"
 
 
 def test_an_import_that_may_fail_decides_what_depends_on_it(recipe: Recipe) -> None:
@@ -172,7 +172,7 @@ def test_an_import_that_may_fail_decides_what_depends_on_it(recipe: Recipe) -> N
     lines = ["def mine() -> ConfigContainer:", "    cfg = _base()", "    if modules is None:"]
     lines += ["        cfg.train.micro_batch_size = 1", "    return cfg"]
     run = load_run(config_file=recipe(body + "\n".join(lines)), strict=False)
-    assert run.weakness("train.micro_batch_size") == "the value `modules is None`"
+    assert run.find_decider("train.micro_batch_size") == "the value `modules is None`"
 
 
 def test_a_constant_that_a_function_imports_has_its_value(recipe: Recipe) -> None:
@@ -206,8 +206,8 @@ def test_a_checkpoint_decides_the_model_that_is_made_of_it(recipe: Recipe) -> No
     )
     run = of_function(recipe, statements)
     assert run.model["tensor_model_parallel_size"] == 2
-    assert run.weakness("model.hidden_size") == "the checkpoint org/model-1b"
-    assert mode_of(run.precision) == "bf16"
+    assert run.find_decider("model.hidden_size") == "the checkpoint org/model-1b"
+    assert get_mode(run.precision) == "bf16"
 
 
 def test_without_a_precision_the_checkpoint_decides_the_mode(recipe: Recipe) -> None:
@@ -237,7 +237,7 @@ def test_without_the_source_the_function_that_makes_the_container_decides(tmp_pa
     )
     run = load_run(config_file=tmp_path / "mine.py", strict=False)
     decider = "`_base()` of megatron.bridge.recipes.common, whose source is not at hand,"
-    assert run.weakness("model.hidden_size") == decider
+    assert run.find_decider("model.hidden_size") == decider
     with pytest.raises(RunConfigError, match="the mode is not stated"):
         run.require_mode()
 
@@ -246,7 +246,7 @@ def test_each_recipe_of_a_file_is_a_run(recipe: Recipe) -> None:
     body = TINY + TINY.replace("tiny_pretrain", "low_pretrain").replace("_base()", "_base('fp16_mixed')")
     run = load_run(config_file=recipe(body), choice=RunChoice(number=2))
     assert run.reading.runs == ("line 8, tiny_pretrain_config", "line 13, low_pretrain_config")
-    assert mode_of(run.precision) == "fp16"
+    assert get_mode(run.precision) == "fp16"
 
 
 def test_the_container_that_a_program_starts_a_training_with_is_its_run(recipe: Recipe) -> None:
@@ -304,7 +304,7 @@ def test_the_program_takes_the_length_of_the_dataset_for_the_model(recipe: Recip
 @pytest.mark.parametrize("name", ["absent_config", "$RECIPE"])
 def test_a_recipe_that_is_not_at_hand_decides_and_is_no_fp32(recipe: Recipe, name: str) -> None:
     run = launched(recipe, "model.num_layers=2", name=name)
-    assert run.weakness("model.hidden_size") == f"the recipe {name}, which is not at hand,"
+    assert run.find_decider("model.hidden_size") == f"the recipe {name}, which is not at hand,"
     with pytest.raises(RunConfigError) as error:
         run.require_mode()
     assert f"the mode is not stated; the recipe {name}, which is not at hand, decides." in str(error.value)
@@ -397,9 +397,9 @@ def test_a_file_that_is_no_recipe_is_not_asked_for(tmp_path: Path) -> None:
 def test_convert_follows_the_functions_of_the_checkout(recipe: Recipe) -> None:
     body = "from megatron.bridge.training.mixed_precision import get_mixed_precision_config\ndef mine():\n"
     body += "    cfg = _base()\n    cfg.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)\n"
-    (run,) = runs_of(Document.load(recipe(f"{body}    cfg.mixed_precision.grad_reduce_in_fp32 = False\n")))
+    (run,) = import_runs(Document.load(recipe(f"{body}    cfg.mixed_precision.grad_reduce_in_fp32 = False\n")))
     assert (run.imported.label, run.imported.decided_by) == ("line 9, mine", None)
-    assert mode_of(run.imported.config) == "bf16"
+    assert get_mode(run.imported.config) == "bf16"
     assert run.imported.config.grad_reduce_in_fp32 is False
 
 
@@ -442,9 +442,9 @@ def test_the_sizes_of_a_stated_checkpoint_are_below_what_the_recipe_states(recip
     assert run.origin_of("model.num_layers") == "config.json of org/model-1b"
     assert run.model["hidden_size"] == 256
     assert run.model["num_query_groups"] == (4 if is_launched else 2)
-    assert run.weakness("model.num_layers") is None
+    assert run.find_decider("model.num_layers") is None
     assert run.model["bias_activation_fusion"] is True
-    assert run.weakness("model.moe_token_dispatcher_type") == "the checkpoint org/model-1b"
+    assert run.find_decider("model.moe_token_dispatcher_type") == "the checkpoint org/model-1b"
 
 
 def test_the_checkpoint_of_a_recipe_is_found_by_its_name(recipe: Recipe) -> None:
@@ -462,7 +462,7 @@ def test_the_vocabulary_of_the_tokenizer_is_padded_as_the_checkpoint_says(recipe
     path = recipe(imported + body)
     run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here", vocab_size=32064))
     assert run.plan.shape.padded_vocab_size() == 1088  # 1031, padded to 64
-    assert run.weakness("model.vocab_size") is None
+    assert run.find_decider("model.vocab_size") is None
     large = checkpoint_in(path.parent / "large", vocab_size=128256)
     assert load_run(config_file=path, choice=large).plan.shape.padded_vocab_size() == 1152
 
@@ -474,7 +474,7 @@ def test_the_vocabulary_of_a_tokenizer_that_is_not_known_is_open(recipe: Recipe)
     path = recipe(imported + body)
     run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here"), strict=False)
     assert run.model.get("vocab_size") is None
-    assert run.weakness("model.vocab_size") == "the tokenizer of the run"
+    assert run.find_decider("model.vocab_size") == "the tokenizer of the run"
 
 
 def test_a_checkpoint_whose_name_only_the_run_knows_is_read_where_it_is_stated(recipe: Recipe) -> None:

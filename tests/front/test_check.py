@@ -68,7 +68,7 @@ def test_a_plan_of_a_run_and_of_config_objects_is_the_same(file: Path) -> None:
     model = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8}
     plan = Plan.of("bf16_with_mxfp8_mixed", model=model)
     assert plan.diff(load_run(config_file=file).plan) == []
-    assert plan.format_of(3, "linear_qkv") == "e4m3"
+    assert plan.get_format(3, "linear_qkv") == "e4m3"
     assert isinstance(plan, Plan)
     with pytest.raises(UnknownRecipeError):
         Plan.of("bf61_mixed", model=model)

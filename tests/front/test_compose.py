@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
-from bridge.front.compose import register
-from bridge.front.decode import container
+from bridge.front.compose import register_with_hydra
+from bridge.front.decode import build_container
 from bridge.front.loader import load_run
 from bridge.front.search import Search
-from bridge.precision.mode import label_of
-from bridge.precision.statements import recipe_name, source_of
+from bridge.precision.mode import format_label
+from bridge.precision.statements import get_recipe_name, get_source
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY, Recipe
@@ -32,18 +32,18 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def precision(*overrides: str, config_dir: Path | None = None) -> MixedPrecisionConfig:
-    composed = container(load_run(["model=gpt_tiny", *overrides], CONF, config_dir=config_dir)).mixed_precision
+    composed = build_container(load_run(["model=gpt_tiny", *overrides], CONF, config_dir=config_dir)).mixed_precision
     assert isinstance(composed, MixedPrecisionConfig)
     return composed
 
 
 def test_statements_remember_who_made_them() -> None:
     config = precision("mixed_precision=bf16-mixed", "mixed_precision.fp8_margin=2", "mixed_precision.bf16=true")
-    assert recipe_name(config) == "bf16_mixed"
+    assert get_recipe_name(config) == "bf16_mixed"
     assert config.stated == {"bf16", "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", "fp8_margin"}
-    assert source_of(config, "params_dtype") == "recipe bf16_mixed"
-    assert source_of(config, "fp8_margin") == "command line"
-    assert source_of(config, "bf16") == "command line"
+    assert get_source(config, "params_dtype") == "recipe bf16_mixed"
+    assert get_source(config, "fp8_margin") == "command line"
+    assert get_source(config, "bf16") == "command line"
 
 
 def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_path: Path) -> None:
@@ -51,11 +51,11 @@ def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_pat
     text = "defaults: [bf16_with_fp8_current_scaling_mixed, _self_]\nfp8_param: false\n"
     (tmp_path / "mixed_precision" / "mine.yaml").write_text(text)
     config = precision("mixed_precision=mine", config_dir=tmp_path)
-    assert source_of(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
-    assert source_of(config, "fp8_param") == "mixed_precision/mine.yaml"
+    assert get_source(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert get_source(config, "fp8_param") == "mixed_precision/mine.yaml"
     assert (config.fp8_param, config.fp8_param_gather) == (False, False)
-    assert recipe_name(config) == "mine"
-    assert label_of(config) == "mine"
+    assert get_recipe_name(config) == "mine"
+    assert format_label(config) == "mine"
 
 
 def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
@@ -65,7 +65,7 @@ def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
 
 def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr(compose, "_launched", lambda pattern: f"{pattern}-{next(clock)}")
+    monkeypatch.setattr(compose, "_format_launch_time", lambda pattern: f"{pattern}-{next(clock)}")
     _, settings = compose.compose(Search(main=str(CONF)), ["mixed_precision=bf16_mixed,fp32"], may_sweep=True)
     assert settings.sweep.dir == "multirun/%Y-%m-%d-0/%H-%M-%S-1"
     assert settings.runtime.output_dir == str(Path(settings.sweep.dir).absolute())
@@ -74,7 +74,7 @@ def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: py
 def test_a_program_of_hydra_has_its_own_hydra_back_after_a_run_was_read() -> None:
     with hydra.initialize_config_dir(config_dir=str(CONF / "model"), version_base="1.3"):
         before = GlobalHydra.instance().config_loader()
-        assert recipe_name(load_run(["mixed_precision=fp32"], CONF).precision) == "fp32"
+        assert get_recipe_name(load_run(["mixed_precision=fp32"], CONF).precision) == "fp32"
         assert GlobalHydra.instance().config_loader() is before
         assert hydra.compose("gpt_tiny").hidden_size == 64
 
@@ -89,7 +89,7 @@ def test_a_file_of_the_search_path_is_the_origin_of_what_it_sets(tmp_path: Path)
 
 
 def test_null_means_no_precision() -> None:
-    assert container(load_run(["model=gpt_tiny", "mixed_precision=null"], CONF)).mixed_precision is None
+    assert build_container(load_run(["model=gpt_tiny", "mixed_precision=null"], CONF)).mixed_precision is None
 
 
 def test_a_precision_can_be_stated_without_an_option() -> None:
@@ -107,7 +107,7 @@ def test_errors_carry_the_nearest_names() -> None:
 
 
 def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
-    register()
+    register_with_hydra()
     with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         config = hydra.compose("config", overrides=["mixed_precision=fp16-mixed", "mixed_precision.fp8_margin=2"])
     assert config.mixed_precision.fp16 is True
@@ -115,7 +115,7 @@ def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
 
 
 def test_a_recipe_that_is_registered_again_is_composed_as_it_is_now() -> None:
-    register()
+    register_with_hydra()
     with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         for margin in (1, 2):
             REGISTRY.add(Recipe(name="again", function=lambda: MixedPrecisionConfig(bf16=True, fp8_margin=margin)))  # noqa: B023
@@ -127,7 +127,7 @@ def test_a_recipe_that_is_registered_again_is_composed_as_it_is_now() -> None:
 
 
 def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    register()
+    register_with_hydra()
     monkeypatch.setenv("RANK", "1")
     started = psutil.Process(os.getppid()).create_time()
     expected = datetime.fromtimestamp(started).astimezone().strftime("%H-%M-%S")

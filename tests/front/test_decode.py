@@ -11,13 +11,13 @@ import torch
 from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge.errors import RunConfigError, WrongValueError
-from bridge.front.decode import container, decode, decode_fields
-from bridge.front.loader import run_of
-from bridge.precision.statements import recipe_name
-from bridge.preflight.last_sync import last_sync
+from bridge.front.decode import build_container, decode_value, decode_fields
+from bridge.front.loader import make_run
+from bridge.precision.statements import get_recipe_name
+from bridge.preflight.last_sync import apply_last_sync
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
-from bridge.read.given_run import GivenRun
+from bridge.read.run_input import RunInput
 from bridge.registry.config import MixedPrecisionConfig
 
 
@@ -55,7 +55,7 @@ class Colour(enum.Enum):
     ],
 )
 def test_a_value_is_decoded_by_its_annotation(value: Any, annotation: Any, expected: Any) -> None:
-    decoded = decode(value, annotation)
+    decoded = decode_value(value, annotation)
     assert (decoded, type(decoded)) == (expected, type(expected))
 
 
@@ -80,7 +80,7 @@ def test_a_value_is_decoded_by_its_annotation(value: Any, annotation: Any, expec
 )
 def test_a_value_that_does_not_fit_is_refused(value: Any, annotation: Any, clause: str) -> None:
     with pytest.raises(WrongValueError) as caught:
-        decode(value, annotation)
+        decode_value(value, annotation)
     assert str(caught.value) == clause
 
 
@@ -95,7 +95,7 @@ def _megatron_classes() -> dict[str, Any]:
 
 @pytest.mark.parametrize("section", ["model", "optimizer", "ddp"])
 def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(section: str) -> None:
-    from bridge.front.plain_config import plain_value
+    from bridge.front.plain_config import value_to_plain
 
     owner = _megatron_classes()[section]
     defaults = {
@@ -104,7 +104,7 @@ def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(s
         if field.default is not dataclasses.MISSING and field.name[0] != "_" and not callable(field.default)
     }
     problems = Problems(Origins())
-    plain = {name: plain_value(value) for name, value in defaults.items()}
+    plain = {name: value_to_plain(value) for name, value in defaults.items()}
     decoded = decode_fields(plain, owner, section=section, problems=problems)
     problems.raise_any()
     assert decoded == defaults
@@ -145,30 +145,32 @@ def test_a_per_module_recipe_stands_in_a_run_as_the_content_of_its_file() -> Non
 
 def test_a_run_can_be_described_in_plain_python_data() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
-    run = container(
-        *run_of(GivenRun(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
+    run = build_container(
+        *make_run(RunInput(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
     )
     assert run.model is not None
     assert run.optimizer is not None
     assert (run.model.params_dtype, run.optimizer.lr) == (torch.float32, 1e-3)
     assert isinstance(run.mixed_precision, MixedPrecisionConfig)
-    assert recipe_name(run.mixed_precision) == "bf16_mixed"
+    assert get_recipe_name(run.mixed_precision) == "bf16_mixed"
     assert run.train.train_iters == 400
 
 
 def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "attention_backend": 5}
-    run = container(*run_of(GivenRun(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}})))
+    run = build_container(
+        *make_run(RunInput(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}}))
+    )
     assert run.model is not None
     assert (run.model.activation_func, run.model.attention_backend.name) == (torch.nn.functional.silu, "auto")
 
 
 def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
-    run = container(*run_of(GivenRun(sections={"model": model, "mixed_precision": {"bf16": True}})))
+    run = build_container(*make_run(RunInput(sections={"model": model, "mixed_precision": {"bf16": True}})))
     assert run.model is not None
     assert run.model.pipeline_dtype is None
-    report = last_sync(run, run.mixed_precision)
+    report = apply_last_sync(run, run.mixed_precision)
     assert report is not None
     assert run.model.pipeline_dtype is torch.bfloat16
     assert (report.row("model.pipeline_dtype").old, report.row("model.pipeline_dtype").verdict) == (None, "derive")
@@ -180,15 +182,15 @@ def test_gradient_buffers_are_reused_for_weights_that_the_precision_stores() -> 
     reused = {"reuse_grad_buf_for_mxfp8_param_ag": True, "use_distributed_optimizer": True}
     sections = {"model": model, "ddp": reused, "optimizer": reused, "mixed_precision": {**precision, **reused}}
     del sections["mixed_precision"]["use_distributed_optimizer"]
-    run = container(*run_of(GivenRun(sections=sections)))
+    run = build_container(*make_run(RunInput(sections=sections)))
     assert run.ddp is not None
     assert run.ddp.fp8_param_gather is False, "the sync writes it"
-    last_sync(run, run.mixed_precision)
+    apply_last_sync(run, run.mixed_precision)
     assert run.ddp.fp8_param_gather is True
 
 
 def test_a_recipe_of_modules_is_read_as_megatron_bridge_saves_its_object() -> None:
     saved = {"config_dict": {"kept": {"training_recipe": {}}}, "matchers": [{"config_key": "kept", "pattern": "*.fc1"}]}
-    read = decode(saved, RecipeConfig)
+    read = decode_value(saved, RecipeConfig)
     assert [(one.pattern, one.config_key) for one in read.matchers] == [("*.fc1", "kept")]
     assert read.configs == saved["config_dict"]

@@ -10,7 +10,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
 from bridge.front.loader import load_run
-from bridge.preflight.check import report_of
+from bridge.preflight.check import get_report
 from bridge.preflight.run import Run
 from bridge.read.megatron_lm.importer import import_all
 from bridge.read.text.document import Document
@@ -56,8 +56,8 @@ class TestPerModuleFile:
         place_as_written = name.replace("{}", str(tmp_path))
         script = f"{FP8} {OPTION} {place_as_written}"
         run = read(tmp_path, script)
-        assert run.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
-        assert run.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.plan.get_format(1, "linear_qkv", "fprop") == "bf16"
+        assert run.plan.get_format(1, "linear_fc1", "fprop") == "e4m3"
         assert run.reading.unplanned is None
         (sentence,) = run.reading.read_too
         assert sentence.startswith(OPTION)
@@ -383,8 +383,8 @@ class TestEngineOfDeepSpeed:
         started = RUN.replace("torchrun --nproc-per-node 8", "deepspeed").replace("--bf16", mode)
         script = f"{self.WRITTEN}{started} --loss-scale 12 --deepspeed --deepspeed_config ds.json\n"
         run = read(tmp_path, script)
-        assert [one.id for one in report_of(run).findings if one.id == "PB123"] == []
-        assert report_of(run).precision == "fp16_mixed, but initial_loss_scale=65536"
+        assert [one.id for one in get_report(run).findings if one.id == "PB123"] == []
+        assert get_report(run).precision == "fp16_mixed, but initial_loss_scale=65536"
         assert (
             "--loss-scale: without effect under --deepspeed, whose engine scales the loss and reduces gradients by its "
             "JSON." in run.reading.unknown
@@ -414,7 +414,7 @@ def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_
 def test_experts_that_a_pattern_does_not_have_are_not_counted(tmp_path, pattern, has_effect):
     script = f"{RUN} --is-hybrid-model --hybrid-override-pattern {pattern} --num-experts 6 --moe-ffn-hidden-size 64\n"
     run = read(tmp_path, script, "target=h100x3")
-    setup = report_of(run).context
+    setup = get_report(run).context
     said = [one for one in run.reading.unknown if one.startswith("--num-experts 6: has no effect")]
     assert (said == []) is has_effect
     assert setup.shape.is_moe is has_effect

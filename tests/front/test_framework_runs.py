@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.preflight.check import check
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
@@ -109,7 +109,7 @@ def test_slime_trains_in_bf16_with_the_distributed_optimizer(tmp_path: Path) -> 
     sources = {one.path: one.source for one in run.reading.derived}
     assert "slime/backends/megatron_utils/arguments.py" in sources["model.bf16"]
     assert "624b824a" in sources["model.bf16"]
-    assert not run.has_weaknesses
+    assert not run.has_unsettled_values
 
 
 def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_int4_weights_of_slime_are_not_planned(tmp_path: Path) -> None:
 
 def test_convert_knows_the_mode_of_slime_too(tmp_path: Path) -> None:
     slime(tmp_path)
-    (run,) = runs_of(Document.load(tmp_path / "run.sh"))
-    assert mode_of(run.imported.config) == "bf16"
+    (run,) = import_runs(Document.load(tmp_path / "run.sh"))
+    assert get_mode(run.imported.config) == "bf16"
     assert run.imported.decided_by is None
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import bridge
 from bridge.errors import RunConfigError
-from bridge.front.references import MOST_CHARACTERS, refuse_multiplied
+from bridge.front.references import MAX_CHARACTERS, refuse_expanding_references
 from bridge.preflight.origins import Origins
 
 PACKAGE = Path(bridge.__file__).parent
@@ -102,11 +102,11 @@ def test_a_replaced_method_would_be_seen() -> None:
 @pytest.mark.parametrize(
     ("lines", "path"),
     [
-        ({"a": "${b}${b}", "b": "${c}${c}", "c": "x" * (MOST_CHARACTERS // 3)}, "a"),
-        ({"top": {"a": "${.b}${..c}", "b": "x" * MOST_CHARACTERS}, "c": "x"}, "top.a"),
-        ({"a": ["${b[0]}", "${b.1}"], "b": ["x", "${c}"], "c": {"d": "x" * 2 * MOST_CHARACTERS}}, "a.1"),
-        ({"a": "${oc.select:b,1}", "b": "x" * 2 * MOST_CHARACTERS}, "a"),
-        ({"a": "${hydra:job.name}", "hydra": {"job": {"name": "x" * 2 * MOST_CHARACTERS}}}, "a"),
+        ({"a": "${b}${b}", "b": "${c}${c}", "c": "x" * (MAX_CHARACTERS // 3)}, "a"),
+        ({"top": {"a": "${.b}${..c}", "b": "x" * MAX_CHARACTERS}, "c": "x"}, "top.a"),
+        ({"a": ["${b[0]}", "${b.1}"], "b": ["x", "${c}"], "c": {"d": "x" * 2 * MAX_CHARACTERS}}, "a.1"),
+        ({"a": "${oc.select:b,1}", "b": "x" * 2 * MAX_CHARACTERS}, "a"),
+        ({"a": "${hydra:job.name}", "hydra": {"job": {"name": "x" * 2 * MAX_CHARACTERS}}}, "a"),
         ({"a": "${b}", "b": "${a}"}, "a"),
         ({f"a{n}": f"${{a{n + 1}}}" for n in range(200)} | {"a200": 1}, "a0"),
     ],
@@ -115,9 +115,9 @@ def test_a_value_that_its_references_make_too_large_is_refused_with_its_key(
     lines: dict[str, object], path: str
 ) -> None:
     with pytest.raises(RunConfigError, match=rf"^{path}: cannot be resolved: references that multiply are refused"):
-        refuse_multiplied(lines, Origins())
+        refuse_expanding_references(lines, Origins())
 
 
 def test_references_of_an_ordinary_size_are_taken() -> None:
     config = {"seed": 1, "data": {"seed": "${seed}", "twice": "${.seed}${.seed}", "env": "${oc.env:data,x}"}, "c": None}
-    refuse_multiplied(config, Origins())
+    refuse_expanding_references(config, Origins())

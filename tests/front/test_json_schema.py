@@ -12,7 +12,7 @@ import yaml
 
 from bridge.cli.main import main
 from bridge.errors import BridgeError
-from bridge.front.json_schema import recipe_schema, run_schema
+from bridge.front.json_schema import build_recipe_schema, build_run_schema
 from bridge.front.loader import load_run
 from bridge.precision.yaml_text import to_yaml
 from bridge.registry.config import MixedPrecisionConfig
@@ -60,27 +60,27 @@ def faults(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", REGISTRY.names())
 def test_every_built_in_recipe_is_valid(name: str) -> None:
     recipe = yaml.safe_load(to_yaml(REGISTRY.get(name)))
-    assert faults(recipe, recipe_schema()) == []
-    assert faults({"mixed_precision": recipe}, run_schema()) == []
+    assert faults(recipe, build_recipe_schema()) == []
+    assert faults({"mixed_precision": recipe}, build_run_schema()) == []
 
 
 def test_every_field_has_a_schema_that_takes_its_default() -> None:
     config = MixedPrecisionConfig(bf16=True).to_dict(full=True)
-    assert set(recipe_schema()["properties"]) == {*config, "defaults"}
-    assert faults(config, recipe_schema()) == []
+    assert set(build_recipe_schema()["properties"]) == {*config, "defaults"}
+    assert faults(config, build_recipe_schema()) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "showcase").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_run_of_the_showcase_is_valid(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     if "_target_" not in content:  # Megatron Bridge's own form
-        assert faults(content, run_schema()) == []
+        assert faults(content, build_run_schema()) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_every_group_of_the_config_tree_is_a_valid_section(path: Path) -> None:
     section = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "defaults"}
-    assert faults({path.parent.name: section}, run_schema()) == []
+    assert faults({path.parent.name: section}, build_run_schema()) == []
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_the_schema_takes_what_the_reader_takes(field: str, value: object, tmp_p
         is_read = True
     except BridgeError:
         is_read = False
-    is_valid = not faults({field: value}, recipe_schema())
+    is_valid = not faults({field: value}, build_recipe_schema())
     assert is_valid or not is_read, "a value that is read is refused by the schema"
     if field not in ("fp8_margin", "bf16") or value is not None:
         assert is_valid is is_read
 
 
 def test_a_schema_is_printed_for_recipes_and_for_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, made in ((["--schema"], recipe_schema()), (["--schema", "run"], run_schema())):
+    for words, made in ((["--schema"], build_recipe_schema()), (["--schema", "run"], build_run_schema())):
         assert main(["recipes", *words]) == 0
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(made))
     assert main(["recipes", "bf16_mixed", "--schema"]) == 2

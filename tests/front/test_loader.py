@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.front.decode import container
+from bridge.front.decode import build_container
 from bridge.front.loader import load_run
-from bridge.precision.mode import label_of, scheme_of
-from bridge.precision.statements import recipe_name, source_of
+from bridge.precision.mode import format_label, get_scheme
+from bridge.precision.statements import get_recipe_name, get_source
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY
 
@@ -51,9 +51,9 @@ def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
     assert values.model["hidden_size"] == 64
     assert values.section("ddp")["use_distributed_optimizer"] is True  # a reference, resolved
     assert values.precision is not None
-    assert recipe_name(values.precision) == "fp16_mixed"
-    assert source_of(values.precision, "loss_scale") == "command line"
-    assert source_of(values.precision, "fp16") == "recipe fp16_mixed"
+    assert get_recipe_name(values.precision) == "fp16_mixed"
+    assert get_source(values.precision, "loss_scale") == "command line"
+    assert get_source(values.precision, "fp16") == "recipe fp16_mixed"
     assert values.origin_of("model.hidden_size") == "model/gpt_tiny.yaml"
 
 
@@ -62,7 +62,7 @@ def test_a_file_takes_the_same_overrides(file):
     values = load_run(words, config_file=file)
     assert values.model == {"num_layers": 8, "hidden_size": 64}
     assert values.precision is not None
-    assert (values.precision.fp8, recipe_name(values.precision)) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
+    assert (values.precision.fp8, get_recipe_name(values.precision)) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
     assert values.sections["target"] == "b200x64"
     assert [values.origin_of(key) for key in ("model.num_layers", "model.hidden_size", "mixed_precision.fp8")] == [
         "command line",
@@ -82,8 +82,8 @@ def test_a_precision_without_a_recipe_is_a_mapping(tmp_path):
     path = written(tmp_path, "mixed_precision: {bf16: true, fp8: hybrid}\nmodel: {num_layers: 2}\n")
     precision = load_run(config_file=path).precision
     assert precision is not None
-    assert (recipe_name(precision), scheme_of(precision)) == (None, "tensorwise")
-    assert source_of(precision, "fp8") == "run.yaml"
+    assert (get_recipe_name(precision), get_scheme(precision)) == (None, "tensorwise")
+    assert get_source(precision, "fp8") == "run.yaml"
 
 
 def test_a_saved_run_is_called_by_its_recipe(tmp_path):
@@ -91,10 +91,10 @@ def test_a_saved_run_is_called_by_its_recipe(tmp_path):
     path = written(tmp_path, text % ("bf16_mixed", "hybrid"))
     precision = load_run(["mixed_precision.hysteresis=4"], config_file=path).precision
     assert precision is not None
-    assert label_of(precision) == "bf16_mixed, fp8=hybrid, hysteresis=4"
+    assert format_label(precision) == "bf16_mixed, fp8=hybrid, hysteresis=4"
     unknown = load_run(config_file=written(tmp_path, text % ("a_recipe_of_another_project", "null"))).precision
     assert unknown is not None
-    assert label_of(unknown) == "a_recipe_of_another_project"
+    assert format_label(unknown) == "a_recipe_of_another_project"
 
 
 def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
@@ -106,10 +106,10 @@ def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
         load_run(["mixed_precision=auto", "target=v100x8", *large], CONF),
     ):
         assert values.precision is not None
-        assert recipe_name(values.precision) == "fp16_mixed"
+        assert get_recipe_name(values.precision) == "fp16_mixed"
     stated = load_run(["target=v100x8", "mixed_precision.loss_scale=64"], config_file=path).precision
     assert stated is not None
-    assert (recipe_name(stated), stated.loss_scale) == ("fp16_mixed", 64)
+    assert (get_recipe_name(stated), stated.loss_scale) == ("fp16_mixed", 64)
     with pytest.raises(
         BridgeError,
         match="no GPU is visible here, got 'auto'. Resolve it on the worker, or declare the target: target=h100x8",
@@ -247,7 +247,7 @@ def test_sizes_that_no_model_has_are_one_sentence_each(word, sentence):
             load_run([f"model.{word}"], CONF, strict=strict)
         assert str(raised.value) == sentence
     with pytest.raises(RunConfigError) as raised:  # the run itself, before Megatron Core's classes
-        container(load_run([f"model.{word}"], CONF))
+        build_container(load_run([f"model.{word}"], CONF))
     assert str(raised.value) == sentence
 
 
@@ -261,5 +261,5 @@ def test_the_registry_makes_a_recipe_once_for_a_run(monkeypatch):
     made = []
     original = REGISTRY.get
     monkeypatch.setattr(REGISTRY, "get", lambda name: made.append(name) or original(name))
-    container(load_run(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], CONF))
+    build_container(load_run(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], CONF))
     assert made == ["bf16_with_fp8_current_scaling_mixed"]

@@ -13,15 +13,15 @@ from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.statements import is_stated
-from bridge.preflight.check import report_of
-from bridge.preflight.file_reading import INSTALLED_FOR_FILE, MEGATRON_BRIDGE, reason_of_installed
+from bridge.preflight.check import get_report
+from bridge.preflight.file_reading import INSTALLED_FOR_OPEN_FILE, MEGATRON_BRIDGE, get_installed_reason
 from bridge.preflight.run import Run
-from bridge.read.foreign.effective_fields import effective_fields
+from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
-from bridge.read.megatron_bridge import start as megatron_bridge_start
+from bridge.read.megatron_bridge import start_rows as megatron_bridge_start
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.target.fields import FIELDS, known_releases
-from bridge.target.versions import Version, installed
+from bridge.target.fields import OWNER_FIELDS, list_known_releases
+from bridge.target.versions import Version, get_installed_version
 
 MXFP8 = get_mixed_precision_config("bf16_with_mxfp8_mixed")
 BF16 = {"_target_": "torch.bfloat16", "_call_": False}
@@ -55,7 +55,7 @@ def container(model: dict[str, Any] | None = None, **sections: Any) -> dict[str,
 
 def saved_model(release: Version) -> dict[str, Any]:
     """Return every field of a release's model with its default, and the sizes."""
-    rows = FIELDS["model"].values()
+    rows = OWNER_FIELDS["model"].values()
     return {row.name: row.default for row in rows if row.has is None or row.has.holds(release)} | SIZES
 
 
@@ -205,7 +205,7 @@ def test_an_override_is_misspelt_where_it_resembles_a_field_of_its_section(tmp_p
 
 
 def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -> None:
-    newest = known_releases()[-1]
+    newest = list_known_releases()[-1]
     saved = saved_model(newest)
     run = read(tmp_path, container(saved | {"p_lora_rank": 4}))
     assert run.reading.unknown == (
@@ -222,13 +222,13 @@ def test_a_precision_by_itself_is_checked_as_convert_reads_it(tmp_path: Path) ->
     assert run.reading.framework == MEGATRON_BRIDGE
     imported = megatron_bridge.import_({"mixed_precision": PRECISION})
     assert run.precision is not None
-    assert effective_fields(run.precision) == effective_fields(imported.config)
+    assert compute_effective_fields(run.precision) == compute_effective_fields(imported.config)
     with pytest.raises(RunConfigError, match=r"mixed_precision\._target_: configurations are data"):
         read(tmp_path, {"mixed_precision": {"_target_": "os.system", "bf16": True}})
 
 
 def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tmp_path: Path) -> None:
-    *_, before, newest = known_releases()
+    *_, before, newest = list_known_releases()
     saved = container(saved_model(newest))
     run = read(tmp_path, saved)
     assert run.reading.release == newest
@@ -239,11 +239,11 @@ def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tm
     )
     run = read(tmp_path, saved, "target='b200x8,mcore0.18'")
     assert run.reading.lines[0] == "megatron-core 0.18 (stated by the target)."
-    oldest = known_releases()[0]
+    oldest = list_known_releases()[0]
     assert read(tmp_path, container(saved_model(oldest))).reading.release == oldest
     written = read(tmp_path, container())
-    assert written.reading.release == installed("mcore")
-    assert written.reading.release_reason == reason_of_installed(INSTALLED_FOR_FILE)
+    assert written.reading.release == get_installed_version("mcore")
+    assert written.reading.release_reason == get_installed_reason(INSTALLED_FOR_OPEN_FILE)
     assert written.reading.is_release_installed
 
 
@@ -294,9 +294,9 @@ def test_memory_says_that_activations_are_not_counted_without_a_length(
 
 
 def test_every_row_of_the_start_names_a_field_and_its_source() -> None:
-    for row in megatron_bridge_start.ROWS:
+    for row in megatron_bridge_start.START_ROWS:
         role, _, name = row.path.partition(".")
-        assert role == "mixed_precision" or name in FIELDS[role], row.path
+        assert role == "mixed_precision" or name in OWNER_FIELDS[role], row.path
         assert row.source.partition(": ")[2], row.path
 
 
@@ -314,7 +314,7 @@ def test_the_precision_writes_the_optimizers_recipe_in_every_mode(
     assert run.prediction.values["optimizer"]["fp8_recipe"] == "tensorwise"
     settings = run.plan.settings
     assert (settings.owns_masters, settings.master, settings.remainders) == (False, "fp32", False)
-    assert {one.id: one.severity for one in report_of(run).findings if one.id in ("PB347", "PB356")} == (
+    assert {one.id: one.severity for one in get_report(run).findings if one.id in ("PB347", "PB356")} == (
         {} if precision is FP4 else {"PB347": "info"}
     )
 
@@ -324,18 +324,18 @@ def test_fp4_weights_of_a_file_that_leaves_their_masters_to_the_fused_adam_are_a
     recipe: str | None, tmp_path: Path
 ) -> None:
     content = container(optimizer=AWARE, mixed_precision={**FP4, "fp8_recipe": recipe})
-    (finding,) = (one for one in report_of(read(tmp_path, content, B200)).findings if one.id == "PB356")
+    (finding,) = (one for one in get_report(read(tmp_path, content, B200)).findings if one.id == "PB356")
     assert (finding.severity, finding.value) == ("error", recipe)
     assert finding.remedies[0] == "set mixed_precision.fp8_recipe=tensorwise"
     repaired = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=tensorwise")
-    assert "PB356" not in {one.id for one in report_of(repaired).findings}
+    assert "PB356" not in {one.id for one in get_report(repaired).findings}
 
 
 @pytest.mark.parametrize(("stored", "rule"), [(False, "PB341"), (True, "PB342")])
 def test_a_check_of_megatron_lms_parser_alone_is_a_warning(tmp_path: Path, stored: bool, rule: str) -> None:
     content = container(mixed_precision={**PRECISION, "fp8_param": stored, "fp8_param_gather": stored})
     content["optimizer"] |= {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": stored}
-    findings = report_of(read(tmp_path, content)).findings
+    findings = get_report(read(tmp_path, content)).findings
     assert [one.severity for one in findings if one.id == rule] == ["warning"]
 
 
@@ -343,7 +343,7 @@ def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> 
     content = container(optimizer=AWARE, mixed_precision={**PRECISION, "fp8": None})
     run = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=null")
     assert run.plan.settings.remainders
-    assert "PB347" not in {one.id for one in report_of(run).findings}
+    assert "PB347" not in {one.id for one in get_report(run).findings}
 
 
 INSPECTED = "megatron.bridge.training.config.TensorInspectConfig"

@@ -11,8 +11,8 @@ import torch
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.precision.mode import mode_of
-from bridge.preflight.check import report_of
+from bridge.precision.mode import get_mode
+from bridge.preflight.check import get_report
 from bridge.preflight.run import Run
 
 SCRIPT = """
@@ -40,7 +40,7 @@ def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tupl
 def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> Run:
     """Return the run of an argument file with further arguments."""
     given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
-    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", overrides=words)
 
 
 def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
@@ -174,7 +174,7 @@ deepspeed pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 4 
 
 
 def test_under_deepspeed_its_engine_decides_about_the_precision(tmp_path):
-    assert mode_of(read(tmp_path, DEEPSPEED, "train.sh").precision) == "bf16"
+    assert get_mode(read(tmp_path, DEEPSPEED, "train.sh").precision) == "bf16"
 
 
 def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
@@ -341,8 +341,8 @@ SIZED = f"{FOUND} --seq-length 64 --micro-batch-size 1 --vocab-size 96 --hidden-
 @pytest.mark.parametrize(("scale", "found"), [("0", []), ("0.0", []), ("-1", ["PB141"]), ("4096", [])])
 def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found) -> None:
     run = read(tmp_path, f"{SIZED} --fp16 --loss-scale {scale}\n", "train.sh")
-    assert [one.id for one in report_of(run).of("error")] == found
-    assert report_of(run).context.has_dynamic_scale is (float(scale) == 0)
+    assert [one.id for one in get_report(run).of("error")] == found
+    assert get_report(run).context.has_dynamic_loss_scale is (float(scale) == 0)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found)
 def test_the_variables_of_attention_are_judged_by_a_stated_release_alone(tmp_path, target, severity) -> None:
     (tmp_path / "train.sh").write_text(f"export NVTE_FUSED_ATTN=0\n{SIZED} --bf16\n")
     words = [f"target='{target}'"] if target is not None else []
-    report = report_of(load_run(words, config_file=tmp_path / "train.sh"))
+    report = get_report(load_run(words, config_file=tmp_path / "train.sh"))
     assert [one.severity for one in report.findings if one.id == "PB528"] == ([severity] if severity else [])
 
 
@@ -372,17 +372,17 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --n
 def test_megatron_lm_sets_the_variables_of_a_deterministic_run_from_0_19_on(tmp_path, release, variable, found):
     text = f"export {variable}\n{SHORT.strip()} --deterministic-mode\n"
     run = read(tmp_path, text, "run.sh", (f"target='h100x8,te2.14,cuda12.9,mcore{release}'",))
-    assert ("PB523" in {one.id for one in report_of(run).findings}) is found
+    assert ("PB523" in {one.id for one in get_report(run).findings}) is found
 
 
 def test_a_script_with_both_modes_sets_both_fields(tmp_path):
     text = f"{SHORT.strip()} --deterministic-mode --batch-invariant-mode --attention-backend flash\n"
     run = read(tmp_path, text, "run.sh")
     assert (run.model["deterministic_mode"], run.model["batch_invariant_mode"]) == (True, True)
-    assert "PB531" not in {one.id for one in report_of(run).findings}
+    assert "PB531" not in {one.id for one in get_report(run).findings}
 
 
 def test_the_plan_follows_the_variables_of_a_script(tmp_path):
     text = f"export NVTE_BACKWARD_OVERRIDE=dequantized\n{SHORT.strip()} --fp8-format e4m3 --fp8-recipe mxfp8\n"
     plan = read(tmp_path, text, "run.sh").plan
-    assert [plan.format_of(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]
+    assert [plan.get_format(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.front.command_line import SWITCHES, VALUES
+from bridge.front.command_line import HYDRA_SWITCHES, HYDRA_OPTIONS
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.precision.statements import field_value
+from bridge.precision.statements import get_field_value
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.sync.test_routes import STATED
@@ -67,7 +67,7 @@ def test_every_field_of_megatrons_own_can_be_overridden(shown) -> None:
     words = [f"mixed_precision.{name}={'null' if value is None else value}" for name, value in spelt.items()]
     held = shown("mixed_precision=bf16_mixed", *words)
     read = MixedPrecisionConfig.from_dict(held["mixed_precision"])
-    assert {name: field_value(read, name) for name in MEGATRON_FIELDS} == config
+    assert {name: get_field_value(read, name) for name in MEGATRON_FIELDS} == config
     assert read.bf16
 
 
@@ -179,7 +179,7 @@ def test_the_config_is_found_from_any_folder_and_without_torch_or_megatron(tmp_p
 def test_every_flag_of_hydra_is_taken(train) -> None:
     done = train("--hydra-help")
     listed = re.findall(r"^(--\S+) : ", done.stdout, re.MULTILINE)
-    ours = [",".join(spellings) for spellings in (*SWITCHES, *VALUES, ("--cfg", "-c"), ("--info", "-i"))]
+    ours = [",".join(spellings) for spellings in (*HYDRA_SWITCHES, *HYDRA_OPTIONS, ("--cfg", "-c"), ("--info", "-i"))]
     assert sorted(",".join(flag.split(",")) for flag in listed) == sorted(ours)
 
 

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 import bridge.front.main as front_main
 from bridge.errors import RunConfigError
-from bridge.front.errors import in_our_words
-from bridge.front.folders import shipped_folder
+from bridge.front.errors import translate_errors
+from bridge.front.folders import find_shipped_folder
 from bridge.front.job import make_run_dir
 
 CFG = ("--cfg", "job")
@@ -159,12 +159,12 @@ def test_a_value_error_of_our_own_code_is_a_crash(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(front_main, "compose", broken)
     with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'three'") as caught:
-        front_main.main(prepare, config_path=shipped_folder(), words=["mixed_precision=bf16_mixed"])
+        front_main.main(prepare, config_path=find_shipped_folder(), words=["mixed_precision=bf16_mixed"])
     assert type(caught.value) is ValueError
 
 
 def test_a_value_error_of_omegaconf_is_a_mistake_in_the_config() -> None:
-    with pytest.raises(RunConfigError) as caught, in_our_words(()):
+    with pytest.raises(RunConfigError) as caught, translate_errors(()):
         OmegaConf.create({"a": 1}).merge_with(object())
     assert str(caught.value).startswith("The configuration cannot be composed. ")
 

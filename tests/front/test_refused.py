@@ -10,10 +10,10 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.front.loader import load_run
-from bridge.read.launch.word import Word
-from bridge.read.megatron_lm.arguments import runs_of
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.megatron_lm.written_arguments import parse_runs
 from bridge.read.megatron_lm.importer import import_
-from bridge.read.megatron_lm.refused import refused_words
+from bridge.read.megatron_lm.parser_refusals import find_refusals
 
 SIZES = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
@@ -93,10 +93,10 @@ def test_words_that_the_parser_takes_or_that_are_a_forks_own_are_not_refused(ask
 
 
 def test_keys_of_an_argument_file_have_values_and_are_not_refused() -> None:
-    (run,) = runs_of({"MODEL_ARGS": {"--bf16": True, "--swiglu": True, "--no-bf16": False}})
-    assert refused_words(run) == []
-    (run,) = runs_of([Word("--bf16"), Word("false")])
-    assert [one.setting for one in refused_words(run)] == ["--bf16"]
+    (run,) = parse_runs({"MODEL_ARGS": {"--bf16": True, "--swiglu": True, "--no-bf16": False}})
+    assert find_refusals(run) == []
+    (run,) = parse_runs([ShellWord("--bf16"), ShellWord("false")])
+    assert [one.setting for one in find_refusals(run)] == ["--bf16"]
 
 
 KEPT = "--grad-reduce-in-bf16"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.cli.explain import in_run
+from bridge.cli.explain import explain_in_run
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.report.table import plain_text
-from bridge.report.watch import watch_view
-from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.report.table import render_plain_text
+from bridge.report.watch import make_watch_view
+from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
 from tests import warm
 
@@ -74,16 +74,16 @@ def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
 
 
 def test_explain_says_who_set_a_field_in_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = in_run("grad_reduce_in_fp32", run_dir)["in_run"]
+    found = explain_in_run("grad_reduce_in_fp32", run_dir)["in_run"]
     assert [(row["new"], row["by"]) for row in found["rows"]] == [(False, "mixed_precision/mine.yaml")]
     assert found["ran"].endswith("gradient reduction bfloat16")
-    assert in_run("fp8", run_dir)["in_run"]["ran"] == "GEMMs of step 2: layers 1-3, output: bf16"
+    assert explain_in_run("fp8", run_dir)["in_run"]["ran"] == "GEMMs of step 2: layers 1-3, output: bf16"
     scale = "Loss scale: 1 in the first record and 1 in the last, 0 steps skipped"
-    assert in_run("hysteresis", run_dir)["in_run"]["ran"] == scale
+    assert explain_in_run("hysteresis", run_dir)["in_run"]["ran"] == scale
     with pytest.raises(RunConfigError, match="must be the folder of a run"):
-        in_run("bf16", run_dir.parent)
+        explain_in_run("bf16", run_dir.parent)
     for word in ("optimizer.lr", "lr"):
-        setting = in_run(word, run_dir)["setting"]
+        setting = explain_in_run(word, run_dir)["setting"]
         assert (setting["key"], setting["value"], setting["default"], setting["by"]) == (
             *("optimizer.lr", 0.001, None),
             "command line",
@@ -91,37 +91,37 @@ def test_explain_says_who_set_a_field_in_a_run(run_dir: Path, capsys: pytest.Cap
         assert list(setting["set_by"]) == ["optimizer/adam.yaml", "command line"]
         assert setting["ran"].startswith("Learning rate: ")
     by = {
-        key: in_run(key, run_dir)["setting"]["by"]
+        key: explain_in_run(key, run_dir)["setting"]["by"]
         for key in ("model.num_layers", "model.layernorm_zero_centered_gamma")
     }
     assert by == {"model.num_layers": "model/gpt_tiny.yaml", "model.layernorm_zero_centered_gamma": "default"}
-    derived = in_run("model.kv_channels", run_dir)["setting"]
+    derived = explain_in_run("model.kv_channels", run_dir)["setting"]
     assert (derived["default"], derived["by"][:7]) == (None, "derived"), derived
-    mirrored = in_run("model.bf16", run_dir)
+    mirrored = explain_in_run("model.bf16", run_dir)
     assert (mirrored["setting"]["default"], mirrored["setting"]["by"]) == (False, "the sync")
     assert (mirrored["in_run"]["rows"][0]["new"], mirrored["in_run"]["rows"][0]["by"]) == (True, "recipe bf16_mixed")
     assert main(["explain", "data.seed", "--run", str(run_dir)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("    Set by command line: '${train.seed}'; the ")
     for word, said in (("optimizer.lrr", "Did you mean 'optimizer.lr'"), ("seed", "must name one section")):
         with pytest.raises(RunConfigError, match=said):
-            in_run(word, run_dir)
+            explain_in_run(word, run_dir)
 
 
 def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, tmp_path: Path) -> None:
-    run = RunFolder.of(run_dir)
-    shown = plain_text(watch_view(run))
+    run = RunFolder.from_path(run_dir)
+    shown = render_plain_text(make_watch_view(run))
     assert shown.startswith("mine, params_dtype=bf16: ")
     assert "2 of 2" in shown
-    assert early_warnings(Signs.of(run)) == []
+    assert find_early_warnings(WarningInputs.from_run_folder(run)) == []
     last = run.metrics("train")[-1]
     (tmp_path / "config.yaml").write_text("train: {train_iters: 40}\noptimizer: {fp16: true, min_loss_scale: 1.0}\n")
     records = [{**last, "step": step, "loss": 2.0} for step in range(1, 20)]
     records.append({**last, "step": 20, "loss": 2.5, "grad_norm": 1e4, "skipped_steps": 3, "loss_scale": 1.0})
     lines = [json.dumps(record) for record in records]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "tra')  # the last one is being written
-    names = [name for name, _ in early_warnings(Signs.of(RunFolder.of(tmp_path)))]
+    names = [name for name, _ in find_early_warnings(WarningInputs.from_run_folder(RunFolder.from_path(tmp_path)))]
     assert names == ["loss-spike", "gradient-spike", "skipped-steps", "loss-scale-floor"]
-    silenced = early_warnings(Signs.of(RunFolder.of(tmp_path), silenced=names[1:]))
+    silenced = find_early_warnings(WarningInputs.from_run_folder(RunFolder.from_path(tmp_path), silenced=names[1:]))
     assert silenced == [
         ("loss-spike", "the loss is 2.5000, more than 1.2 times the median of the records before, 2.0000.")
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.preflight.check import report_of
+from bridge.preflight.check import get_report
 
 SCRIPT = """export NVTE_FUSED_ATTN=0
 torchrun pretrain_gpt.py --bf16 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 \\
@@ -35,7 +35,7 @@ def test_an_override_states_a_variable_of_the_run(
 ) -> None:
     run = load_run(override, config_file=script)
     assert run.reading.environment == variables
-    assert [one.path for one in report_of(run).findings if "NVTE_FUSED" in one.path] == rules
+    assert [one.path for one in get_report(run).findings if "NVTE_FUSED" in one.path] == rules
 
 
 @pytest.mark.parametrize(

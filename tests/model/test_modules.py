@@ -20,14 +20,14 @@ from megatron.core.transformer import TransformerConfig
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.model.modules import ModulePaths
-from bridge.plan.alignment import align_report
-from bridge.plan.memory import memory_report
+from bridge.plan.alignment import build_alignment_report
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.linear_names import LINEAR_NAMES
-from bridge.precision.mode import low_format_of, scheme_of
-from bridge.precision.module_row import module_rows
-from bridge.precision.module_schemes import chunk_recipes
-from bridge.precision.statements import field_value
+from bridge.precision.mode import get_low_precision_format, get_scheme
+from bridge.precision.module_row import parse_module_rows
+from bridge.precision.module_schemes import make_chunk_recipes
+from bridge.precision.statements import get_field_value
 from tests import warm
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
 from tests.precision.module_lists import module_lists
@@ -71,7 +71,7 @@ def scheme_of_megatron(recipe: RecipeConfig, name: str, run: str | None, *, low:
 
 def planned_schemes(plan: PrecisionPlan, model: dict[str, Any]) -> dict[tuple[int, int, str], str | None]:
     """Return (stage, chunk, name within the chunk) -> scheme of every linear layer of the plan."""
-    paths = ModulePaths.of(model)
+    paths = ModulePaths.from_model(model)
     first: dict[tuple[int, int], int] = {}
     found = {}
     for layer in plan.layers:
@@ -103,8 +103,8 @@ def test_the_plan_has_the_modules_that_megatrons_own_matcher_selects(
     plan = precision_plan(config, fields)
     chunks = built[f"{model} {layout[0]} {layout[1] or 1}"]
     in_order = sorted(chunks, key=lambda one: (one["chunk"], one["stage"]))
-    parsed = module_rows(field_value(config, "modules"))
-    files = chunk_recipes(parsed, [one["layers"] for one in in_order], run=low_format_of(config))
+    parsed = parse_module_rows(get_field_value(config, "modules"))
+    files = make_chunk_recipes(parsed, [one["layers"] for one in in_order], run=get_low_precision_format(config))
     written = TransformerConfig(**{**SHAPE, **run})
     expected = {}
     for chunk, file in zip(in_order, files, strict=True):
@@ -114,8 +114,8 @@ def test_the_plan_has_the_modules_that_megatrons_own_matcher_selects(
                 low = config.fp8 is not None
             else:
                 number = chunk["layers"][int(name.split(".")[2])]
-                low = scheme_of(config) is not None and not is_first_last_bf16_layer(written, number)
-            scheme = scheme_of_megatron(recipe, name, scheme_of(config), low=low)
+                low = get_scheme(config) is not None and not is_first_last_bf16_layer(written, number)
+            scheme = scheme_of_megatron(recipe, name, get_scheme(config), low=low)
             expected[chunk["stage"], chunk["chunk"], name] = scheme
     assert planned_schemes(plan, fields) == expected
 
@@ -131,7 +131,7 @@ def test_a_row_means_the_same_layers_under_every_layout(
     selection = precision_plan(config, fields).selection
     single = fields_of("dense", 1, None)
     names = [one.path for row in selection.rows for one in row.taken] + [one.path for one in selection.unselected]
-    parsed = module_rows(field_value(config, "modules"))
+    parsed = parse_module_rows(get_field_value(config, "modules"))
     expected: dict[str, int | None] = {}
     for name in names:
         hits = [at for at, row in enumerate(parsed) if any(fnmatchcase(name, one) for one in row.patterns(NUM_LAYERS))]
@@ -185,7 +185,7 @@ def test_the_plan_counts_the_linears_of_each_scheme() -> None:
     ]
     plan = precision_plan(precision, {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4})
     assert plan.schemes() == {"tensorwise": 11, "mxfp8": 1}
-    assert plan.format_of(1, "linear_qkv") == "bf16"
+    assert plan.get_format(1, "linear_qkv") == "bf16"
     assert plan.row(4, "linear_fc2").scale == "1x32 / 32x1"
 
 
@@ -201,12 +201,14 @@ def test_memory_and_alignment_follow_each_module() -> None:
     }.items():
         precision.modules = rows
         plans[name] = precision_plan(precision, model)
-    copies = {name: memory_report(plan).largest.bytes_of["low-precision copies"] for name, plan in plans.items()}
+    copies = {name: build_memory_report(plan).largest.bytes_of["low-precision copies"] for name, plan in plans.items()}
     assert copies["high"] == 0 < copies["run"] < copies["mixed"]
-    assert align_report(plans["run"]).misfits == ()
-    (misfit,) = align_report(plans["mixed"]).misfits  # 144 is a multiple of 16, which current scaling takes, not of 32
+    assert build_alignment_report(plans["run"]).misfits == ()
+    (misfit,) = build_alignment_report(
+        plans["mixed"]
+    ).misfits  # 144 is a multiple of 16, which current scaling takes, not of 32
     assert (misfit.module, misfit.dimension, misfit.multiple) == ("linear_fc2", "K", 32)
-    assert align_report(plans["mixed"]).scheme == "mxfp8"
+    assert build_alignment_report(plans["mixed"]).scheme == "mxfp8"
 
 
 def test_every_linear_layer_of_a_real_model_has_a_name_that_a_sync_knows(built: Any) -> None:

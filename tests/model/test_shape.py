@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.model.list_expression import list_of
-from bridge.model.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.model.list_expression import parse_list_expression
+from bridge.model.modules import list_embedding_modules, list_layer_modules, list_mtp_modules, list_output_modules
 from bridge.model.shape import ModelShape
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
@@ -43,45 +43,45 @@ DEEPSEEK_V3 = {
 
 
 def parameters(shape: ModelShape) -> int:
-    modules = [*embedding_modules(shape), *output_modules(shape)]
+    modules = [*list_embedding_modules(shape), *list_output_modules(shape)]
     for kind in shape.kinds:
-        modules += layer_modules(shape, kind)
+        modules += list_layer_modules(shape, kind)
     return sum(module.parameters for module in modules)
 
 
 def test_what_megatron_derives_is_derived_here(megatron_owners):
     for given in (DENSE, {**DENSE, "num_query_groups": 2}, {**DENSE, "kv_channels": 32, "ffn_hidden_size": 96}):
         config = megatron_owners(**given)["model"]
-        shape = ModelShape.of(given)
+        shape = ModelShape.from_model(given)
         for name in ("ffn_hidden_size", "kv_channels", "num_query_groups", "gated_linear_unit", "add_bias_linear"):
             assert getattr(shape, name) == getattr(config, name), name
         assert shape.layer_norm_bias == (config.normalization == "LayerNorm")
-        assert ModelShape.of(config) == shape
+        assert ModelShape.from_model(config) == shape
 
 
 def test_published_models_have_their_published_sizes():
-    assert parameters(ModelShape.of(LLAMA_3_70B)) == 70_553_706_496
-    assert round(parameters(ModelShape.of(DEEPSEEK_V3)) / 1e9, 1) == 671.0
+    assert parameters(ModelShape.from_model(LLAMA_3_70B)) == 70_553_706_496
+    assert round(parameters(ModelShape.from_model(DEEPSEEK_V3)) / 1e9, 1) == 671.0
 
 
 def test_a_frequency_of_expert_layers_is_a_number_a_list_or_its_expression():
     experts = {**DENSE, "num_moe_experts": 8}
     wanted = ("transformer", "transformer_moe", "transformer", "transformer_moe")
     for frequency in ([0, 1, 0, 1], "[0,1]*2", "([0]+[1])*2"):
-        assert ModelShape.of({**experts, "moe_layer_freq": frequency}).kinds == wanted
+        assert ModelShape.from_model({**experts, "moe_layer_freq": frequency}).kinds == wanted
     for every_second in (2, "2"):
-        assert ModelShape.of({**experts, "moe_layer_freq": every_second}).kinds == wanted[::-1]
-    assert list_of("([0]*2+[1])") == [0, 0, 1]
-    assert list_of("2") is None
-    assert set(ModelShape.of(experts).kinds) == {"transformer_moe"}
+        assert ModelShape.from_model({**experts, "moe_layer_freq": every_second}).kinds == wanted[::-1]
+    assert parse_list_expression("([0]*2+[1])") == [0, 0, 1]
+    assert parse_list_expression("2") is None
+    assert set(ModelShape.from_model(experts).kinds) == {"transformer_moe"}
 
 
 def test_each_letter_of_a_hybrid_pattern_is_a_layer():
-    shape = ModelShape.of(HYBRID)
+    shape = ModelShape.from_model(HYBRID)
     assert shape.kinds == ("mamba", "mlp", "mamba", "attention", "mlp")
     assert shape.state_space is not None
     assert shape.state_space.inner == 8 * 64
-    names = [[module.name for module in layer_modules(shape, kind)] for kind in ("mamba", "attention", "mlp")]
+    names = [[module.name for module in list_layer_modules(shape, kind)] for kind in ("mamba", "attention", "mlp")]
     assert names == [
         ["norm", "in_proj", "conv1d", "ssm", "gated_norm", "out_proj"],
         ["input_layernorm", "linear_qkv", "core_attention", "linear_proj"],
@@ -90,10 +90,10 @@ def test_each_letter_of_a_hybrid_pattern_is_a_layer():
 
 
 def test_a_prediction_layer_is_a_projection_and_a_layer_of_the_model():
-    shape = ModelShape.of({**DENSE, "mtp_num_layers": 1})
-    names = [module.name for module in mtp_modules(shape)]
+    shape = ModelShape.from_model({**DENSE, "mtp_num_layers": 1})
+    names = [module.name for module in list_mtp_modules(shape)]
     assert names[:3] == ["enorm", "hnorm", "eh_proj"]
-    assert names[3:-1] == [module.name for module in layer_modules(shape, "transformer")]
+    assert names[3:-1] == [module.name for module in list_layer_modules(shape, "transformer")]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_prediction_layer_is_a_projection_and_a_layer_of_the_model():
 )
 def test_an_impossible_shape_is_one_sentence_per_fault(given, message):
     with pytest.raises(RunConfigError) as raised:
-        ModelShape.of(given)
+        ModelShape.from_model(given)
     assert str(raised.value).splitlines()[0] == message
 
 

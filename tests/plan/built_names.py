@@ -18,8 +18,8 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bridge.runtime.megatron.device import cpu_as_cuda
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.patching import keep_compatible, apply_patches
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 LAYOUTS = [(1, None), (2, None), (2, 2), (4, None), (4, 2)]
@@ -89,5 +89,5 @@ def _chunk(config: TransformerConfig, stage: int, vp_stage: int | None) -> dict:
 
 
 if __name__ == "__main__":
-    with cpu_as_cuda(), replaced(fitting(CHANGES_FOR_LAYERS)):
+    with cpu_as_cuda(), apply_patches(keep_compatible(CHANGES_FOR_LAYERS)):
         main()

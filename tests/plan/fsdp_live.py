@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import torch
 
-from bridge.front.decode import container
-from bridge.front.loader import run_of
-from bridge.read.given_run import GivenRun
+from bridge.front.decode import build_container
+from bridge.front.loader import make_run
+from bridge.read.run_input import RunInput
 from bridge.runtime.megatron import gpt
-from bridge.runtime.megatron.backend import choose_backend, running
+from bridge.runtime.megatron.backend import choose_backend, use_backend
 from bridge.runtime.megatron.process import training_process
 from bridge.training.config import runtime_config_update
 from tests.plan.memory_live import VOCABULARY
@@ -39,14 +39,14 @@ def live(case: dict) -> dict[str, int]:
     if not isinstance(getattr(adapter, "TELinear", object), type):  # without Transformer Engine there is no such layer
         adapter.TELinear = ()
     ddp = case.pop("ddp")
-    config = container(*run_of(GivenRun(sections=case)))
+    config = build_container(*make_run(RunInput(sections=case)))
     runtime_config_update(config)
     for name, value in ddp.items():
         setattr(config.ddp, name, value)
     with training_process(config.model, seed=1) as process:
         backend = choose_backend("auto", config.model)
-        with running(backend):
-            settled, _ = gpt.run_config(config.model, vocab_size=VOCABULARY)
+        with use_backend(backend):
+            settled, _ = gpt.adapt_config(config.model, vocab_size=VOCABULARY)
             given = {"seed": 1, "backend": backend.name, "vp_stage": None, "phases": ()}
             module = gpt._build_chunk(settled, config.ddp, process.device, **given)
             torch.cuda.current_device = lambda: 0

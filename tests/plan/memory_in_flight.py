@@ -86,7 +86,7 @@ def run_schedule(case: dict) -> dict[str, Any]:
     with built(case) as (settled, chunks):
         kept = InFlight(chunks)
         ranks = torch.distributed.get_world_size() // settled.pipeline_model_parallel_size
-        with kept.watching():
+        with kept.record_gemms():
             get_forward_backward_func()(
                 forward_step_func=forward,
                 data_iterator=[None] * len(chunks),

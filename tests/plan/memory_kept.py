@@ -108,7 +108,7 @@ class Kept:
         self.nodes += [weakref.ref(node) for node in _nodes(output.grad_fn) if hasattr(node, "__dict__")]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def record_gemms(self) -> Iterator[None]:
         """Note what operators save."""
         import torch
 
@@ -121,7 +121,7 @@ class Kept:
 
         tokens = torch.randint(0, 256, (micro_batch_size, seq_length))
         positions = torch.arange(seq_length).expand(micro_batch_size, -1)
-        with self.watching():
+        with self.record_gemms():
             self.loss = self.chunks[0](tokens, positions, None, labels=tokens)
         self.note_graph(self.loss)
 
@@ -156,11 +156,11 @@ def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
-    from bridge.front.decode import container
-    from bridge.front.loader import run_of
-    from bridge.read.given_run import GivenRun
+    from bridge.front.decode import build_container
+    from bridge.front.loader import make_run
+    from bridge.read.run_input import RunInput
     from bridge.runtime.megatron import gpt
-    from bridge.runtime.megatron.backend import choose_backend, running
+    from bridge.runtime.megatron.backend import choose_backend, use_backend
     from bridge.runtime.megatron.process import training_process
     from bridge.training.config import runtime_config_update
 
@@ -168,11 +168,11 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     backend, stated = "te_cpu", "te_cpu"
     if is_local:
         backend, stated = "local", "emulated"
-    config = container(*run_of(GivenRun(sections={**case, "precision_backend": stated})))
+    config = build_container(*make_run(RunInput(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
-    gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
-    with training_process(config.model, seed=1) as process, running(choose_backend(stated, config.model)):
-        settled, _ = gpt.run_config(config.model, vocab_size=256, backend=backend)
+    gpt._CUDA_ONLY_SWITCHES = {name: why for name, why in gpt._CUDA_ONLY_SWITCHES.items() if name not in FUSED}
+    with training_process(config.model, seed=1) as process, use_backend(choose_backend(stated, config.model)):
+        settled, _ = gpt.adapt_config(config.model, vocab_size=256, backend=backend)
         yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend=backend)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from bridge.front.decode import container
-from bridge.front.loader import run_of
-from bridge.read.given_run import GivenRun
-from bridge.runtime.megatron.backend import choose_backend, running
-from bridge.runtime.megatron.gpt import build_gpt, run_config
-from bridge.runtime.megatron.optimizer import build_optimizer, inner_optimizers
+from bridge.front.decode import build_container
+from bridge.front.loader import make_run
+from bridge.read.run_input import RunInput
+from bridge.runtime.megatron.backend import choose_backend, use_backend
+from bridge.runtime.megatron.gpt import build_gpt, adapt_config
+from bridge.runtime.megatron.optimizer import build_optimizer, list_torch_optimizers
 from bridge.runtime.megatron.process import training_process
 from bridge.training.config import runtime_config_update
 
@@ -23,14 +23,16 @@ VOCABULARY = 256
 @contextmanager
 def built(case: dict):
     """Build a case as a training run does; yields (settled config, model chunks, optimizer)."""
-    config = container(
-        *run_of(GivenRun(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")}))
+    config = build_container(
+        *make_run(
+            RunInput(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")})
+        )
     )
     runtime_config_update(config)
     with training_process(config.model, seed=1) as process:
         backend = choose_backend("auto", config.model)
-        with running(backend):
-            settled, _ = run_config(config.model, vocab_size=VOCABULARY)
+        with use_backend(backend):
+            settled, _ = adapt_config(config.model, vocab_size=VOCABULARY)
             chunks = build_gpt(settled, config.ddp, process.device, seed=1, backend=backend.name)
             yield settled, chunks, build_optimizer(config.optimizer, chunks)
 
@@ -43,7 +45,7 @@ def bytes_of(chunks: list, optimizer) -> dict[str, int]:
         parameter.untyped_storage().data_ptr() for parameter in parameters if type(parameter) is torch.nn.Parameter
     }
     masters = states = 0
-    for inner in inner_optimizers(optimizer):
+    for inner in list_torch_optimizers(optimizer):
         for group in inner.param_groups:
             for stepped in group["params"]:
                 shared = stepped.untyped_storage().data_ptr() in owned

@@ -37,7 +37,7 @@ def trained(place: Path, scheme: str) -> dict[str, Any]:
     """Train two steps; return where the second differs from the plan, and the telemetry without the debugger."""
     import nvdlfw_inspect.api as debug_api
 
-    from bridge.plan.precision_plan import plan_of
+    from bridge.plan.precision_plan import make_plan
     from bridge.precision.debug_features import DebugFeatures
     from bridge.runtime.megatron.record.step_recording import StepRecording
     from bridge.sync.prediction import predict
@@ -47,20 +47,20 @@ def trained(place: Path, scheme: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {"low": scheme, "model": MODEL, "train": BATCH, "backend": "te_cpu"}
     with live(**arguments) as run:
         run.step()
-        with run.run.telemetry.measuring(1):
+        with run.run.telemetry.measure_step(1):
             run.step()
         rows = [dataclasses.asdict(row) for row in run.run.telemetry.rows]
     with live(**arguments, debugger=(file, place)) as run:
         run.step()
         debug_api.step()
         recording = StepRecording(run.model, run.optimizer)
-        with recording.watching():
+        with recording.record_gemms():
             run.step()
         debug_api.step()
         record = recording.gathered(())
         owners = {"model": run.model[0].config, "optimizer": run.optimizer.config, "ddp": run.model[0].ddp_config}
-        features = DebugFeatures.of(yaml.safe_load(file.read_text()))
-        plan = plan_of(dataclasses.replace(predict(None, owners), features=features))
+        features = DebugFeatures.from_content(yaml.safe_load(file.read_text()))
+        plan = make_plan(dataclasses.replace(predict(None, owners), features=features))
         mismatches = recording.mismatches(plan, record)
     debug_api.end_debug()
     formats = {" ".join((row.layer, row.module, row.gemm)): row.formats for row in record.gemms}

@@ -10,7 +10,7 @@ import yaml
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.plan.run import PlannedRun
+from bridge.plan.planned_run import PlannedRun
 
 HIDDEN, FFN, LAYERS, QKV = 64, 128, 2, 64 + 2 * 32
 """Of the model: four heads of 16, two of them of keys and values."""

@@ -6,14 +6,14 @@ import math
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.model.layout import Parallel
-from bridge.plan.alignment import align_report, pad_multiple
+from bridge.model.layout import ParallelLayout
+from bridge.plan.alignment import build_alignment_report, pad_multiple
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
-from bridge.report.align_table import align_table
-from bridge.report.table import plain_text
+from bridge.report.alignment_table import make_alignment_table
+from bridge.report.table import render_plain_text
 from tests.model.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 
 FITTING = {
@@ -27,8 +27,8 @@ FITTING = {
 
 
 def report(recipe, model, *, world_size=None, **workload):
-    plan = precision_plan(REGISTRY.get(recipe), model, Parallel.of(model).on_enough(world_size))
-    return align_report(plan, Workload.of(model, workload) if workload else None)
+    plan = precision_plan(REGISTRY.get(recipe), model, ParallelLayout.from_model(model).fit_to_world_size(world_size))
+    return build_alignment_report(plan, Workload.from_sections(model, workload) if workload else None)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_each_module_is_held_against_its_own_scheme():
     config = REGISTRY.get("bf16_with_mxfp8_mixed")
     config.override(modules=[{"select": "*.linear_fc1", "precision": "tensorwise"}])
     plan = precision_plan(config, {**FITTING, "ffn_hidden_size": 1008})
-    found = align_report(plan)
+    found = build_alignment_report(plan)
     schemes = {gemm.module: gemm.scheme for gemm in found.gemms}
     assert schemes == {
         "linear_qkv": "mxfp8",
@@ -174,7 +174,7 @@ def test_each_module_is_held_against_its_own_scheme():
     }
     assert {misfit.module for misfit in found.misfits} == {"linear_fc2"}
     assert len(found.small_rules) == 2
-    lines = plain_text(align_table(found)).splitlines()
+    lines = render_plain_text(make_alignment_table(found)).splitlines()
     printed = {line.split()[1]: line.split()[-3:] for line in lines if line.startswith("  1-2 ")}
     assert [name for name, cells in printed.items() if "tensorwise" in cells] == ["linear_fc1"]
     assert [name for name, cells in printed.items() if "no" in cells] == ["linear_fc2"]

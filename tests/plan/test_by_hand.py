@@ -6,8 +6,8 @@ thousand. Nothing here asks the plan for a size.
 
 import pytest
 
-from bridge.model.layout import Parallel
-from bridge.plan.memory import memory_report
+from bridge.model.layout import ParallelLayout
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
 from tests.model.test_shape import LLAMA_3_70B
@@ -72,9 +72,9 @@ NEMOTRON_3_SUPER = {
 def rank(recipe, model, *, world_size, stage=0, **optimizer):
     """Return the parameters of the model, and a rank of a stage, as the plan counts them."""
     precision = REGISTRY.get(recipe).override(grad_reduce_in_fp32=False)
-    parallel = Parallel.of(model).on_enough(world_size)
+    parallel = ParallelLayout.from_model(model).fit_to_world_size(world_size)
     plan = precision_plan(precision, model, parallel, optimizer={**SHARDED, **optimizer}, ddp=SHARDED)
-    report = memory_report(plan, ddp=SHARDED, capability=(10, 0))
+    report = build_memory_report(plan, ddp=SHARDED, capability=(10, 0))
     return report.parameters, report.ranks[stage]
 
 

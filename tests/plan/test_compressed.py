@@ -6,7 +6,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.model.shape import ModelShape
-from bridge.plan.memory_activations import uncounted_kernels
+from bridge.plan.memory_activations import list_uncounted_kernels
 from bridge.plan.precision_plan import precision_plan
 
 MODEL: dict[str, Any] = {
@@ -38,10 +38,10 @@ MODEL: dict[str, Any] = {
 
 
 def test_each_layer_has_the_attention_of_its_ratio():
-    shape = ModelShape.of(MODEL)
+    shape = ModelShape.from_model(MODEL)
     assert shape.kinds == ("window", "compressed", "heavily_compressed")
     assert shape.mtp_kind == "window"
-    dense = ModelShape.of({**MODEL, "csa_dense_mode": True})
+    dense = ModelShape.from_model({**MODEL, "csa_dense_mode": True})
     assert dense.kinds == ("window", "compressed_dense", "heavily_compressed")
 
 
@@ -49,11 +49,11 @@ def test_compressors_and_grouped_outputs_stay_out_of_fp8():
     plan = precision_plan(None, MODEL)
     quantised = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_proj", "indexer.linear_wq_b", "linear_proj")
     for module in quantised:
-        assert plan.format_of(2, module) == "e4m3"
+        assert plan.get_format(2, module) == "e4m3"
     kept = ("compressor.linear_wkv", "indexer.compressor.linear_wgate", "indexer.linear_weights_proj")
     for module in (*kept, "linear_o_group_proj"):
         row = plan.row(2, module)
-        assert (plan.format_of(2, module), row.storage, row.master) == ("bf16", "bf16", "fp32")
+        assert (plan.get_format(2, module), row.storage, row.master) == ("bf16", "bf16", "fp32")
     modules = [module.name for module in plan.by_label["3"].modules]
     assert "compressor.linear_wkv" in modules
     assert not any(name.startswith("indexer") for name in modules)
@@ -67,7 +67,7 @@ def test_what_megatron_keeps_in_fp32_has_no_master():
     for module, item in places:
         row = plan.row(2, module, item)
         assert (row.storage, row.master, row.gradient) == ("fp32", "itself", "fp32")
-    assert plan.format_of("output", "hc_head") == "fp32"
+    assert plan.get_format("output", "hc_head") == "fp32"
 
 
 def test_a_plan_says_which_branch_of_megatron_builds_the_model():
@@ -79,9 +79,9 @@ def test_a_plan_says_which_branch_of_megatron_builds_the_model():
 
 
 def test_what_is_not_counted_of_activations_is_named():
-    assert len(uncounted_kernels(precision_plan(None, MODEL))) == 2
+    assert len(list_uncounted_kernels(precision_plan(None, MODEL))) == 2
     plain = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-    assert uncounted_kernels(precision_plan(None, plain)) == ()
+    assert list_uncounted_kernels(precision_plan(None, plain)) == ()
 
 
 @pytest.mark.parametrize(

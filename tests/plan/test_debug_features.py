@@ -11,7 +11,7 @@ import pytest
 
 from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
-from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.plan.precision_plan import PrecisionPlan, make_plan
 from bridge.precision.debug_features import DebugFeatures
 from bridge.sync.prediction import predict
 
@@ -38,7 +38,7 @@ def entry(layers: dict[str, Any], **features: Any) -> dict[str, Any]:
 
 def planned(content: Any, recipe: str = "fp8_delayed", **model: Any) -> PrecisionPlan:
     run = predict(get_mixed_precision_config(recipe), {"model": {**SHAPE, **model}})
-    return plan_of(replace(run, features=DebugFeatures.of(content)))
+    return make_plan(replace(run, features=DebugFeatures.from_content(content)))
 
 
 def formats(plan: PrecisionPlan, layer: str, module: str) -> dict[str, tuple[str, str]]:
@@ -62,9 +62,9 @@ def inspect() -> Iterator[Any]:
 def test_layers_are_chosen_as_the_debugger_chooses_them(inspect: Any, layers: dict[str, Any]) -> None:
     spec = inspect.ConfigSpec()
     spec.initialize({"enabled": True, "layers": layers})
-    features = DebugFeatures.of(entry(layers, DisableFP8Layer={"enabled": True}))
+    features = DebugFeatures.from_content(entry(layers, DisableFP8Layer={"enabled": True}))
     theirs = [name for name in NAMES if inspect.is_layer_in_cfg(name, spec)]
-    assert [name for name in NAMES if features.changes_of(name)] == theirs
+    assert [name for name in NAMES if features.find_changes(name)] == theirs
     assert theirs
 
 
@@ -80,7 +80,7 @@ def test_names_of_layers_are_those_that_the_debugger_gives_a_live_model() -> Non
         theirs = {getattr(module, "name", "") for chunk in run.model for module in chunk.modules()}
         plan = planned({}, num_layers=3)
     names = {
-        plan.paths.debug_name(layer.label, module.name)
+        plan.paths.get_debug_name(layer.label, module.name)
         for layer in plan.layers
         for module in layer.modules
         if module.kind == "linear"
@@ -138,7 +138,7 @@ def test_a_scale_of_the_tensor_needs_delayed_scaling() -> None:
 )
 def test_a_file_that_the_debugger_refuses_is_named(content: Any, rule: str) -> None:
     with pytest.raises(RunConfigError, match=rule):
-        DebugFeatures.of(content)
+        DebugFeatures.from_content(content)
 
 
 REFUSED = (
@@ -162,7 +162,7 @@ def test_what_the_debugger_refuses_when_it_reads_a_file_is_refused(inspect: Any,
     from types import SimpleNamespace
 
     with pytest.raises(RunConfigError, match=rule) as refused:
-        DebugFeatures.of(content)
+        DebugFeatures.from_content(content)
     assert "nvdlfw-inspect 0.2.2 raises an error. " in str(refused.value)
     registry = {name: SimpleNamespace(features={}) for name in ("base", "transformer_engine")}
     with pytest.MonkeyPatch.context() as patch:
@@ -183,7 +183,7 @@ def test_what_the_debugger_refuses_when_it_reads_a_file_is_refused(inspect: Any,
 def test_a_gemm_that_there_is_not_is_refused(settings: dict[str, Any], rule: str) -> None:
     content = entry({"layer_types": ["fc1"]}, DisableFP8GEMM={"enabled": True, **settings})
     with pytest.raises(RunConfigError, match=f"debug features, one.DisableFP8GEMM: {rule}"):
-        DebugFeatures.of(content)
+        DebugFeatures.from_content(content)
 
 
 def test_a_part_of_a_name_that_no_layer_has_is_named() -> None:
@@ -199,7 +199,7 @@ def test_two_entries_for_a_layer_are_refused_as_by_the_debugger(inspect: Any) ->
         for name, part in (("a", "fc1"), ("b", "linear_fc"))
     }
     with pytest.raises(RunConfigError, match=r"a and b: both take the layer .*linear_fc1"):
-        DebugFeatures.of(content).changes_of(NAMES[1])
+        DebugFeatures.from_content(content).find_changes(NAMES[1])
     for one in content.values():
         spec = inspect.ConfigSpec()
         spec.initialize(one)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bridge.plan.memory import memory_report
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.precision.factories import FACTORIES
+from bridge.precision.quantizer_factories import SHIPPED_FACTORIES
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.runtime.audit.compare import compare
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import GemmRow, Record
 from tests.model.test_shape import DENSE
 
@@ -37,12 +37,12 @@ def custom(factory, **fields):
 
 
 def formats_of(plan, module="linear_fc1"):
-    return tuple(plan.format_of(1, module, gemm) for gemm in GEMMS)
+    return tuple(plan.get_format(1, module, gemm) for gemm in GEMMS)
 
 
 def test_each_gemm_of_a_factory_that_transformer_engine_ships_has_its_own_formats():
     assert {path: formats_of(precision_plan(custom(path), DENSE)) for path in FORMATS} == FORMATS
-    assert [path for path in FACTORIES if path not in FORMATS and ".reference_" not in path] == []
+    assert [path for path in SHIPPED_FACTORIES if path not in FORMATS and ".reference_" not in path] == []
 
 
 def test_a_module_of_a_per_module_file_has_the_formats_of_its_factory():
@@ -94,7 +94,7 @@ def test_the_factory_of_a_team_stays_custom_with_the_reason():
 
 def test_attention_of_a_factory_stays_in_high_precision_under_megatron():
     plan = precision_plan(custom(f"{ZOO}.nvfp4_linear_fp8_dpa_factory", fp8_dot_product_attention=True), DENSE)
-    assert plan.format_of(1, "core_attention", "qk") == "bf16"
+    assert plan.get_format(1, "core_attention", "qk") == "bf16"
     assert plan.settings.notes == (
         "nvfp4_linear_fp8_dpa_factory quantises no attention: Megatron makes its CustomRecipe without fp8_dpa, so "
         "attention stays in bf16.",
@@ -128,7 +128,7 @@ def memory_of(override):
     precision = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8")
     environment = {"NVTE_BACKWARD_OVERRIDE": override} if override else {}
     plan = precision_plan(precision, DENSE, environment=environment)
-    bytes_of = memory_report(plan, workload=Workload(seq_length=512)).ranks[0].bytes_of
+    bytes_of = build_memory_report(plan, workload=Workload(seq_length=512)).ranks[0].bytes_of
     return bytes_of["activations"], bytes_of["low-precision copies"]
 
 
@@ -165,7 +165,7 @@ def test_the_audit_compares_the_formats_of_a_factory_that_is_known():
         rows.append(GemmRow(layer="1", module=module, gemm="fprop", left="e4m3", right="e4m3", scheme="mxfp8"))
         rows += [GemmRow(layer="1", module=module, gemm=gemm, left="bf16", right="bf16") for gemm in GEMMS[1:]]
     rows += [GemmRow(layer="output", module="output_layer", gemm=gemm, left="bf16", right="bf16") for gemm in GEMMS]
-    assert compare(plan, Record(gemms=tuple(rows))) == ()
+    assert compare_with_plan(plan, Record(gemms=tuple(rows))) == ()
     rows[1] = GemmRow(layer="1", module="linear_qkv", gemm="dgrad", left="e4m3", right="e4m3", scheme="mxfp8")
-    found = compare(plan, Record(gemms=tuple(rows)))
+    found = compare_with_plan(plan, Record(gemms=tuple(rows)))
     assert [str(one) for one in found] == ["planned bf16, ran e4m3 x e4m3 (mxfp8): layer 1, linear_qkv, dgrad."]

@@ -11,18 +11,18 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from bridge.errors import RunConfigError
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.model.section import Section, read_section
 from bridge.model.shape import ModelShape
-from bridge.model.variants import REMEDY, UNPLANNED
+from bridge.model.attention_variants import UNPLANNED_REMEDY, UNPLANNED_FIELDS
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.settings import Settings
+from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process import training_process
 from bridge.sync.prediction import predict
-from bridge.target.fields import FIELDS
+from bridge.target.fields import OWNER_FIELDS
 from bridge.target.versions import Version
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
 
@@ -113,44 +113,46 @@ def without_modules() -> list[str]:
 
 
 def test_each_field_of_each_known_release_is_in_one_place():
-    placed = [*READ.split(), *UNPLANNED, *without_modules()]
+    placed = [*READ.split(), *UNPLANNED_FIELDS, *without_modules()]
     assert len(placed) == len(set(placed))
-    assert set(placed) == set(FIELDS["model"])
+    assert set(placed) == set(OWNER_FIELDS["model"])
 
 
 def test_each_field_of_the_installed_classes_is_known():
     installed = {field.name for cls in (TransformerConfig, MLATransformerConfig) for field in dataclasses.fields(cls)}
-    assert {name for name in installed if not name.startswith("_")} <= set(FIELDS["model"])
+    assert {name for name in installed if not name.startswith("_")} <= set(OWNER_FIELDS["model"])
 
 
 def test_the_fields_that_are_read_are_those_that_the_plan_asks_for():
     Asked.names.clear()
     for model in MODELS:
         section = asked_section(model)
-        ModelShape.of(section)
-        Parallel.of(section)
-        Workload.of(section)
+        ModelShape.from_model(section)
+        ParallelLayout.from_model(section)
+        Workload.from_sections(section)
     read = set(READ.split())
-    assert Asked.names - set(UNPLANNED) == read - set(SETTINGS)
+    assert Asked.names - set(UNPLANNED_FIELDS) == read - set(SETTINGS)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
     model, value = SETTINGS[name]
     changed = {**model, name: value}
-    assert Settings.of(predict(None, {"model": model})) != Settings.of(predict(None, {"model": changed}))
+    assert PlanSettings.from_prediction(predict(None, {"model": model})) != PlanSettings.from_prediction(
+        predict(None, {"model": changed})
+    )
 
 
-@pytest.mark.parametrize("name", UNPLANNED)
+@pytest.mark.parametrize("name", UNPLANNED_FIELDS)
 def test_a_field_that_the_plan_does_not_know_is_refused(name):
     value = {"experimental_attention_variant": "gdn2"}.get(name)
-    kind = FIELDS["model"][name].kind
+    kind = OWNER_FIELDS["model"][name].kind
     value = value or (True if kind == "bool" else 2)
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**DENSE, name: value})
-    why = UNPLANNED[name].format(kind="the second gated delta net")
-    assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. {REMEDY}"
-    for default in (FIELDS["model"][name].default, None):
+    why = UNPLANNED_FIELDS[name].format(kind="the second gated delta net")
+    assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. {UNPLANNED_REMEDY}"
+    for default in (OWNER_FIELDS["model"][name].default, None):
         assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17
 
 
@@ -164,7 +166,7 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, changed)
     assert str(raised.value) == (
-        f"model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. {REMEDY}"
+        f"model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. {UNPLANNED_REMEDY}"
     )
 
 
@@ -186,7 +188,7 @@ def test_a_switch_without_influence_leaves_the_parameters_of_a_real_model_as_the
     with training_process(TransformerConfig(**base), seed=1):
         plain = parameters_of(base)
         for name in without_modules():
-            row = FIELDS["model"][name]
+            row = OWNER_FIELDS["model"][name]
             if row.kind != "bool" or name not in TransformerConfig.__dataclass_fields__:
                 continue
             found = parameters_of({**base, name: not row.default})
@@ -202,8 +204,8 @@ def test_a_switch_without_influence_leaves_the_parameters_of_a_real_model_as_the
 def test_a_field_that_the_target_does_not_have_counts_as_not_set():
     mxfp8 = {**DENSE, **LOW, "fp8_output_proj": True, "fp8_dot_product_attention": True}
     old, new = (precision_plan(None, mxfp8, mcore=Version(version)) for version in ("0.16.1", "0.18.2"))
-    assert (old.format_of("output", "output_layer"), new.format_of("output", "output_layer")) == ("bf16", "e4m3")
-    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
+    assert (old.get_format("output", "output_layer"), new.get_format("output", "output_layer")) == ("bf16", "e4m3")
+    assert (old.get_format(1, "core_attention", "qk"), new.get_format(1, "core_attention", "qk")) == ("bf16", "e4m3")
     note = (
         "model.fp8_output_proj has no effect in megatron-core 0.16.1, which has no such field "
         "(megatron-core from 0.18.2)."
@@ -215,14 +217,14 @@ def test_a_stated_field_that_the_target_does_not_have_is_written_nowhere():
     nvfp4 = REGISTRY.get("bf16_with_nvfp4_mixed")
     with_attention = MixedPrecisionConfig(**{**nvfp4.to_dict(), "fp8_dot_product_attention": True})
     old, new = (precision_plan(with_attention, DENSE, mcore=Version(version)) for version in ("0.16.1", "0.17.1"))
-    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
+    assert (old.get_format(1, "core_attention", "qk"), new.get_format(1, "core_attention", "qk")) == ("bf16", "e4m3")
 
 
 def test_a_version_that_does_not_repeat_prediction_layers_builds_each():
     model = {**DENSE, "mtp_num_layers": 2, "mtp_use_repeated_layer": True}
     labels = [layer.label for layer in precision_plan(None, model, mcore=Version("0.16.1")).layers if layer.is_mtp]
     assert labels == ["mtp 1", "mtp 2"]
-    assert read_section("model", model).absent_from("model", Version("0.17.1")) == {}
+    assert read_section("model", model).find_absent_fields("model", Version("0.17.1")) == {}
 
 
 def test_attention_under_mxfp8_is_scaled_by_blocks_and_under_current_scaling_by_tensor():

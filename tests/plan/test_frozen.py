@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.plan.memory import memory_report
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.read.tokenizers import vocab_size_of
+from bridge.read.tokenizers import find_vocab_size
 from bridge.registry.config import MixedPrecisionConfig
 
 QWEN = "megatron.bridge.models.qwen_vl.qwen3_vl_provider"
@@ -58,7 +58,7 @@ def test_frozen_weights_have_no_gradient_master_and_state_and_run_no_weight_grad
     trained, frozen = (precision_plan(precision, {**SIZES, "freeze_language_model": value}) for value in (False, True))
     assert {row["item"] for row in trained.rows()} - {row["item"] for row in frozen.rows()} == {"wgrad"}
     assert frozen.row(1, "linear_qkv", "weight").master == ""
-    counted, uncounted = (memory_report(plan, workload=LOAD).ranks[0].bytes_of for plan in (trained, frozen))
+    counted, uncounted = (build_memory_report(plan, workload=LOAD).ranks[0].bytes_of for plan in (trained, frozen))
     assert uncounted["weights"] == counted["weights"]
     assert [uncounted[kind] for kind in ("gradients", "master weights", "optimizer state")] == [0, 0, 0]
     assert 0 < uncounted["activations"] < counted["activations"]
@@ -165,4 +165,4 @@ def test_the_vocabulary_of_a_known_checkpoint_is_that_of_its_name(
     ],
 )
 def test_a_name_stands_for_a_vocabulary_by_its_longest_beginning(name: object, size: int | None) -> None:
-    assert vocab_size_of(name) == size
+    assert find_vocab_size(name) == size

@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 
-from bridge.model.layout import Parallel
-from bridge.plan.memory import memory_report
-from bridge.plan.memory_buffers import fsdp_groups, gathered
-from bridge.plan.memory_parameters import chunk_parameters
+from bridge.model.layout import ParallelLayout
+from bridge.plan.memory_report import build_memory_report
+from bridge.plan.memory_buffers import build_fsdp_groups, count_gathered_bytes
+from bridge.plan.memory_parameters import list_chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
-from bridge.target.versions import installed, parse_version
+from bridge.target.versions import get_installed_version, parse_version
 from tests import warm
 from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
 
@@ -57,10 +57,10 @@ def case(strategy: str, recipe: str, model: dict, ddp: dict) -> dict:
 
 def planned(given: dict):
     model = {**given["model"], "vocab_size": 256}
-    parallel = Parallel.of(model).on_enough(RANKS)
+    parallel = ParallelLayout.from_model(model).fit_to_world_size(RANKS)
     config = REGISTRY.get(given["mixed_precision"])
     owners = {"optimizer": given["optimizer"], "ddp": given["ddp"]}
-    return precision_plan(config, model, parallel, **owners, mcore=installed("mcore"))
+    return precision_plan(config, model, parallel, **owners, mcore=get_installed_version("mcore"))
 
 
 def counted(given: dict, rank: int) -> tuple[dict[str, int], float, float]:
@@ -69,12 +69,14 @@ def counted(given: dict, rank: int) -> tuple[dict[str, int], float, float]:
     (place,) = plan.parallel.places(plan.shape.num_layers)
     data_rank = rank // plan.parallel.tensor
     ddp = {"bucket_size": None, "num_distributed_optimizer_instances": 1, "outer_dp_sharding_strategy": "no_shard"}
-    parameters, options = chunk_parameters(plan, place), {**ddp, **given["ddp"]}
-    groups = fsdp_groups(parameters, plan.parallel, options, data_rank, has_units=plan.settings.has_units)
+    parameters, options = list_chunk_parameters(plan, place), {**ddp, **given["ddp"]}
+    groups = build_fsdp_groups(parameters, plan.parallel, options, data_rank, has_units=plan.settings.has_units)
     element, gradient = (4 if plan.settings.mode == "fp32" else 2), (2 if plan.settings.grad_reduce == "bf16" else 4)
-    used = gathered(groups, [group.whole * element * group.is_gathered for group in groups])
-    reduced = gathered(groups, [group.whole * gradient * (group.gradients < group.whole) for group in groups])
-    return memory_report(plan, ddp=given["ddp"], data_rank=data_rank).ranks[0].bytes_of, used, reduced
+    used = count_gathered_bytes(groups, [group.whole * element * group.is_gathered for group in groups])
+    reduced = count_gathered_bytes(
+        groups, [group.whole * gradient * (group.gradients < group.whole) for group in groups]
+    )
+    return build_memory_report(plan, ddp=given["ddp"], data_rank=data_rank).ranks[0].bytes_of, used, reduced
 
 
 def test_what_a_rank_keeps_is_what_the_live_buffers_hold(tmp_path):
@@ -95,13 +97,13 @@ def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
     plan = planned(case(*CASES["all"]))
     (place,) = plan.parallel.places(NUM_LAYERS)
     given = {"bucket_size": None, "num_distributed_optimizer_instances": 1, **case(*CASES["all"])["ddp"]}
-    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, given, 0, has_units=False)
+    groups = build_fsdp_groups(list_chunk_parameters(plan, place), plan.parallel, given, 0, has_units=False)
     sizes = [float(group.whole) for group in groups]
     layers = [size for group, size in zip(groups, sizes, strict=True) if group.unit is not None]
     outside = [size for group, size in zip(groups, sizes, strict=True) if group.unit is None]
     assert (len(layers), len(outside)) == (NUM_LAYERS, 1)
-    assert gathered(groups, sizes) == layers[0] + max(layers[0], outside[0])
-    assert gathered([replace(group, unit=None) for group in groups], sizes) == max(sizes)
+    assert count_gathered_bytes(groups, sizes) == layers[0] + max(layers[0], outside[0])
+    assert count_gathered_bytes([replace(group, unit=None) for group in groups], sizes) == max(sizes)
 
 
 def test_decoupled_gradients_are_not_cast_in_the_step() -> None:
@@ -112,8 +114,8 @@ def test_decoupled_gradients_are_not_cast_in_the_step() -> None:
         for is_aware in (False, True):
             optimizer = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": is_aware}
             precision = REGISTRY.get("bf16_mixed").override(grad_reduce_in_fp32=False)
-            parallel = Parallel.of(model).on_enough(RANKS)
+            parallel = ParallelLayout.from_model(model).fit_to_world_size(RANKS)
             owners = {"optimizer": {**optimizer, "fp8_recipe": "tensorwise"}, "ddp": ddp}
             plan = precision_plan(precision, model, parallel, **owners, mcore=parse_version(version))
-            cast[version, is_aware] = memory_report(plan, ddp=ddp).ranks[0].step_bytes > 0
+            cast[version, is_aware] = build_memory_report(plan, ddp=ddp).ranks[0].step_bytes > 0
     assert cast == {("0.17.1", False): True, ("0.17.1", True): True, ("0.19.2", False): True, ("0.19.2", True): False}

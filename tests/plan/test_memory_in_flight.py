@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
 
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.plan import memory_activations
 from bridge.plan.memory_activations import Segment
-from bridge.plan.memory_schedule import activation_bytes, moments
+from bridge.plan.memory_schedule import count_activation_bytes, list_moments
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.versions import installed
+from bridge.target.versions import get_installed_version
 from tests.plan.test_memory_kept import BATCH, PAGE, WITHIN, case, recomputing
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 
@@ -78,19 +78,19 @@ def test_the_first_backward_pass_finds_what_megatron_runs_before_it(stages, chun
             overlap_moe_expert_parallel_comm=is_combined and chunks > 1,
             p2p_communicator=communicator,
         )
-        first, *_ = moments(stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1)
+        first, *_ = list_moments(stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1)
         run = order[: warm_up + 1]
         assert first.alive == tuple(run.count(chunk) for chunk in range(chunks))
         assert first.backward == chunks - 1
 
 
 def test_a_long_step_has_the_moments_of_a_shorter_one_that_ends_alike():
-    assert moments(1, 4, 3, 6, 9000, is_combined=False) == moments(1, 4, 3, 6, 90, is_combined=False)
-    assert len(moments(0, 16, 8, 16, None, is_combined=False)) < 1000
+    assert list_moments(1, 4, 3, 6, 9000, is_combined=False) == list_moments(1, 4, 3, 6, 90, is_combined=False)
+    assert len(list_moments(0, 16, 8, 16, None, is_combined=False)) < 1000
 
 
 def test_passes_that_run_at_once_keep_a_single_micro_batch_whole():
-    (only,) = moments(0, 1, 1, None, 1, is_combined=True)
+    (only,) = list_moments(0, 1, 1, None, 1, is_combined=True)
     assert (only.alive, only.forward, only.backward) == ((1,), None, 0)
 
 
@@ -98,8 +98,8 @@ def test_passes_that_run_at_once_keep_a_single_micro_batch_whole():
 @pytest.mark.slow
 def test_the_table_of_the_page_is_what_real_pipelines_keep(tmp_path: Path, monkeypatch) -> None:
     # What autograd keeps is compared; the gradient of the logits is only there in the backward pass.
-    head = memory_activations._Counting.head
-    monkeypatch.setattr(memory_activations._Counting, "head", lambda self: Segment(head(self).kept))
+    head = memory_activations._ActivationCounter.head
+    monkeypatch.setattr(memory_activations._ActivationCounter, "head", lambda self: Segment(head(self).kept))
     cases = {}
     for name, (micro_batches, model) in ROWS.items():
         cases[name] = case(model, "bf16")
@@ -127,15 +127,15 @@ def test_the_table_of_the_page_is_what_real_pipelines_keep(tmp_path: Path, monke
 def counted(given: dict) -> list[tuple[int, set[tuple[int, ...]]]]:
     """Return of each stage the plan's bytes, and what it may keep at a time of its chunks."""
     model = given["model"]
-    parallel = Parallel.of(model).on_enough(RANKS)
+    parallel = ParallelLayout.from_model(model).fit_to_world_size(RANKS)
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
-    plan = precision_plan(precision, model, parallel, mcore=installed("mcore"))
-    load = Workload.of(model, given["train"], data_parallel=parallel.data)
+    plan = precision_plan(precision, model, parallel, mcore=get_installed_version("mcore"))
+    load = Workload.from_sections(model, given["train"], data_parallel=parallel.data)
     places = parallel.places(LAYERS)
     found = []
     for stage in range(parallel.pipeline):
         own = [place for place in places if place.stage == stage]
         group = load.group_size
-        listed = moments(stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False)
-        found.append((activation_bytes(plan, own, load), {moment.alive for moment in listed}))
+        listed = list_moments(stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False)
+        found.append((count_activation_bytes(plan, own, load), {moment.alive for moment in listed}))
     return found

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.model.shape import ModelShape
-from bridge.plan.memory_activations import DELTA_CHUNK, segments
+from bridge.plan.memory_activations import DELTA_CHUNK, build_segments
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.versions import installed
+from bridge.target.versions import get_installed_version
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/plan-and-memory.md"
@@ -158,11 +158,11 @@ def case(changes: dict, scheme: str) -> dict:
 def counted(given: dict, ranks: int) -> float:
     """Return the bytes of the plan, without those of kernels that do not run on a CPU."""
     model = given["model"]
-    parallel = Parallel.of(model).on_enough(ranks)
+    parallel = ParallelLayout.from_model(model).fit_to_world_size(ranks)
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
-    plan = precision_plan(precision, model, parallel, mcore=installed("mcore"))
+    plan = precision_plan(precision, model, parallel, mcore=get_installed_version("mcore"))
     (place,) = plan.parallel.places(plan.shape.num_layers)
-    kept = sum(part.kept for part in segments(plan, place, Workload.of(model, given["train"])))
+    kept = sum(part.kept for part in build_segments(plan, place, Workload.from_sections(model, given["train"])))
     return kept - SEQUENCE * BATCH * read_in_sources(plan.shape, model) / parallel.tensor
 
 
@@ -171,7 +171,12 @@ def read_in_sources(shape: ModelShape, model: dict) -> float:
     delta, space, indexer, latent = shape.delta_net, shape.state_space, shape.indexer, shape.latent
     if delta is not None:  # each layer of the row
         heads = delta.num_value_heads
-        inside = delta.projected + delta.convolved + heads * (2 * delta.key_head_dim + DELTA_CHUNK) + 2 * delta.value
+        inside = (
+            delta.projected_width
+            + delta.conv_channels
+            + heads * (2 * delta.key_head_dim + DELTA_CHUNK)
+            + 2 * delta.value
+        )
         return inside * 2 + heads * (4 + 4)
     if model.get("recompute_granularity") and model.get("recompute_modules") in (None, ["core_attn"]):
         return 0.0
@@ -187,7 +192,7 @@ def read_in_sources(shape: ModelShape, model: dict) -> float:
         return sums + (core + chosen_by) * 2 + indexer.topk * 4
     if space is None or not shape.is_hybrid:
         return sums
-    return sums + (space.projected + 2 * space.inner) * 2 + 4 * space.num_groups
+    return sums + (space.projected_width + 2 * space.inner) * 2 + 4 * space.num_groups
 
 
 def measured(folder: Path, cases: dict[str, dict], *, processes: int = 1) -> dict[str, int]:
@@ -270,9 +275,11 @@ def test_local_attention_keeps_its_scores_as_a_run_on_a_cpu_does(tmp_path):
     others = {}
     for name, given in cases.items():
         model = given["model"]
-        plan = precision_plan(MixedPrecisionConfig.from_dict(given["mixed_precision"]), model, Parallel.of(model))
+        plan = precision_plan(
+            MixedPrecisionConfig.from_dict(given["mixed_precision"]), model, ParallelLayout.from_model(model)
+        )
         (place,) = plan.parallel.places(plan.shape.num_layers)
-        count = sum(part.kept for part in segments(plan, place, Workload.of(model, given["train"])))
+        count = sum(part.kept for part in build_segments(plan, place, Workload.from_sections(model, given["train"])))
         tokens = model["seq_length"] * BATCH
         scores = model["num_layers"] * tokens * model["num_attention_heads"] * model["seq_length"]
         if model["attention_dropout"]:
@@ -303,9 +310,12 @@ def test_each_score_of_attention_without_a_kernel_takes_the_bytes_that_its_sourc
     def kept(seq_length: int) -> float:
         model = {**MODEL, **LOCAL, "masked_softmax_fusion": True, **changes, "seq_length": seq_length}
         precision = MixedPrecisionConfig.from_dict({"bf16": model.pop("bf16", True)})
-        plan = precision_plan(precision, model, Parallel.of(model))
+        plan = precision_plan(precision, model, ParallelLayout.from_model(model))
         (place,) = plan.parallel.places(plan.shape.num_layers)
-        return sum(part.kept for part in segments(plan, place, Workload.of(model, {"micro_batch_size": BATCH})))
+        return sum(
+            part.kept
+            for part in build_segments(plan, place, Workload.from_sections(model, {"micro_batch_size": BATCH}))
+        )
 
     tokens = length * BATCH
     scores = 2 * tokens * 8 * length

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bridge.cli.main import main
-from bridge.model.layout import Parallel
-from bridge.plan.memory import RankMemory, memory_report
+from bridge.model.layout import ParallelLayout
+from bridge.plan.memory_report import RankMemory, build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -28,9 +28,9 @@ OFFLOADED = {**SHARDED, "use_precision_aware_optimizer": True, "optimizer_cpu_of
 
 def rank(*, reduces_in_fp32: bool = True, ranks: int = 2, **optimizer: Any) -> RankMemory:
     precision = MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=reduces_in_fp32)
-    parallel = Parallel.of(MODEL).on_enough(ranks)
+    parallel = ParallelLayout.from_model(MODEL).fit_to_world_size(ranks)
     plan = precision_plan(precision, MODEL, parallel, optimizer={**OFFLOADED, **optimizer}, ddp=SHARDED)
-    return memory_report(plan, ddp=SHARDED).ranks[0]
+    return build_memory_report(plan, ddp=SHARDED).ranks[0]
 
 
 def shares(found: RankMemory, ranks: int = 2) -> dict[str, float]:

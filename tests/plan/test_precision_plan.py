@@ -15,11 +15,11 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
-from bridge.model.layout import Parallel
-from bridge.plan.alignment import align_report
-from bridge.plan.memory import memory_report
-from bridge.plan.precision_plan import compact, precision_plan
-from bridge.plan.settings import Settings
+from bridge.model.layout import ParallelLayout
+from bridge.plan.alignment import build_alignment_report
+from bridge.plan.memory_report import build_memory_report
+from bridge.plan.precision_plan import format_ranges, precision_plan
+from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
@@ -49,9 +49,9 @@ def test_current_scaling_keeps_the_first_and_the_last_of_six_layers():
     found = plan(CURRENT)
     assert found.low_precision_layers() == (2, 3, 4, 5)
     assert found.linears() == (16, 25)
-    assert [found.format_of(2, "linear_qkv", gemm) for gemm in GEMMS] == ["e4m3", "e5m2 x e4m3", "e5m2 x e4m3"]
-    assert [found.format_of(1, "linear_qkv", gemm) for gemm in GEMMS] == ["bf16"] * 3
-    assert found.format_of(2, "self_attention.linear_qkv") == found.format_of("2", "linear_qkv")
+    assert [found.get_format(2, "linear_qkv", gemm) for gemm in GEMMS] == ["e4m3", "e5m2 x e4m3", "e5m2 x e4m3"]
+    assert [found.get_format(1, "linear_qkv", gemm) for gemm in GEMMS] == ["bf16"] * 3
+    assert found.get_format(2, "self_attention.linear_qkv") == found.get_format("2", "linear_qkv")
 
 
 @pytest.mark.parametrize("recipe", [CURRENT, "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed"])
@@ -82,8 +82,8 @@ def test_prediction_layers_are_always_fp8_and_never_fp4():
     everything = REGISTRY.get(CURRENT).override(num_layers_at_start_in_bf16=3, num_layers_at_end_in_bf16=3)
     found = plan(everything, model)
     assert found.low_precision_layers() == ()
-    assert found.format_of("mtp 1", "eh_proj") == "e4m3"
-    assert plan("bf16_with_nvfp4_mixed", model).format_of("mtp 1", "linear_fc1") == "bf16"
+    assert found.get_format("mtp 1", "eh_proj") == "e4m3"
+    assert plan("bf16_with_nvfp4_mixed", model).get_format("mtp 1", "linear_fc1") == "bf16"
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_layers_are_on_the_stages_that_megatron_puts_them_on(layout, megatron_ow
 def test_a_custom_layout_is_read_as_megatron_reads_it(text):
     given = PipelineParallelLayerLayout(text, pipeline_model_parallel_size=2)
     layers = given.flatten_layout.count(LayerType.decoder)
-    parallel = Parallel.of({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": text})
+    parallel = ParallelLayout.from_model({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": text})
     found = {(place.stage, place.chunk): place for place in parallel.places(layers)}
     for stage, chunks in enumerate(given.layout):
         for chunk, parts in enumerate(chunks):
@@ -144,14 +144,14 @@ def test_a_custom_layout_is_read_as_megatron_reads_it(text):
 @pytest.mark.parametrize("text", ["t*99999999999999999999", "E(t|)*99999999L", "((t*1000)*1000)*1000"])
 def test_a_layout_of_too_many_parts_is_refused_before_it_is_written_out(text):
     with pytest.raises(RunConfigError, match="pipeline_model_parallel_layout: must name at most 100000 parts"):
-        Parallel.of({"pipeline_model_parallel_layout": text})
+        ParallelLayout.from_model({"pipeline_model_parallel_layout": text})
 
 
 def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_can_be():
     uneven = plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
     assert [layer.stage for layer in uneven.layers if layer.number is not None] == [0, 0, 1, 1, 2, 3]
     with pytest.raises(RunConfigError) as raised:
-        Parallel.of({"pipeline_model_parallel_size": 4}).places(6)
+        ParallelLayout.from_model({"pipeline_model_parallel_size": 4}).places(6)
     assert str(raised.value) == (
         "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
         "stages, or say how many the first and the last stage have."
@@ -169,7 +169,7 @@ def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_c
         ),
     ):
         with pytest.raises(RunConfigError, match=re.escape(f"model.num_layers: {rule}, got 6. Change the number")):
-            Parallel.of({**stages, **fields}).places(6)
+            ParallelLayout.from_model({**stages, **fields}).places(6)
 
 
 # -- what -------------------------------------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def test_only_linears_are_low_whatever_the_scheme(scheme):
         module.kind for layer in found.layers for module in layer.modules for row in module.rows if "e4m3" in row.format
     }
     assert kinds == {"linear"}
-    assert found.format_of(4, "mlp.experts.local_experts.3.linear_fc1") == found.format_of(4, "experts.linear_fc1")
-    assert found.format_of(4, "router") == "fp32"
-    assert found.format_of("output", "output_layer") == "bf16"
+    assert found.get_format(4, "mlp.experts.local_experts.3.linear_fc1") == found.get_format(4, "experts.linear_fc1")
+    assert found.get_format(4, "router") == "fp32"
+    assert found.get_format("output", "output_layer") == "bf16"
     assert (
         found.row(4, "experts.linear_fc1", "input").scale
         == {"tensorwise": "tensor", "delayed": "tensor", "blockwise": "1x128 / 128x1", "mxfp8": "1x32 / 32x1"}[scheme]
@@ -199,22 +199,22 @@ def test_attention_runs_in_fp8_where_the_scheme_knows_it():
 
     both = {"fp8_dot_product_attention": True, "fp8_multi_head_attention": True}
     delayed = core("delayed", **both)
-    assert [delayed.format_of(1, "core_attention", item) for item in ("qk", "softmax", "pv", "output")] == [
+    assert [delayed.get_format(1, "core_attention", item) for item in ("qk", "softmax", "pv", "output")] == [
         "e4m3",
         "fp32",
         "e4m3",
         "e4m3",
     ]
     current = core("tensorwise", **both)
-    assert current.format_of(1, "core_attention", "output") == "bf16"
-    assert core("blockwise", **both).format_of(1, "core_attention", "qk") == "bf16"
+    assert current.get_format(1, "core_attention", "output") == "bf16"
+    assert core("blockwise", **both).get_format(1, "core_attention", "qk") == "bf16"
 
 
 def test_hybrid_layers_count_one_by_one():
     found = plan("nemotron_h_bf16_with_fp8_current_scaling_mixed", HYBRID)
     assert found.low_precision_layers() == (3,)
-    assert found.format_of(3, "in_proj", "dgrad") == "e5m2 x e4m3"
-    assert found.format_of(3, "conv1d", "forward") == "bf16"
+    assert found.get_format(3, "in_proj", "dgrad") == "e5m2 x e4m3"
+    assert found.get_format(3, "conv1d", "forward") == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_the_optimizers_states_follow_the_recipe():
     sharded = {"optimizer": {"use_distributed_optimizer": True}}
     settings = plan(recipe, **sharded).settings
     assert (settings.exp_avg, settings.exp_avg_sq, settings.master) == ("fp8", "bf16", "fp16")
-    before, after = (memory_report(plan(one, **sharded)).ranks[0].bytes_of for one in ("bf16_mixed", recipe))
+    before, after = (build_memory_report(plan(one, **sharded)).ranks[0].bytes_of for one in ("bf16_mixed", recipe))
     weights = before["weights"] / 2
     assert (before["master weights"], before["optimizer state"]) == (4 * weights, 8 * weights)
     assert (after["master weights"], after["optimizer state"]) == (2 * weights, 3 * weights)
@@ -291,7 +291,7 @@ OPEN = MixedPrecisionConfig(bf16=True, fp8="e4m3")
 def test_what_one_owner_has_of_its_own_is_planned_as_it_is_synchronised(precision, model, optimizer, ddp, wanted):
     config = REGISTRY.get(precision) if isinstance(precision, str) else precision
     given = {"model": {**SIX, **model}, "optimizer": optimizer, "ddp": ddp}
-    settings = Settings.of(predict(config, given, target=Target(mcore=Version("0.16.1"))))
+    settings = PlanSettings.from_prediction(predict(config, given, target=Target(mcore=Version("0.16.1"))))
     assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
@@ -300,7 +300,7 @@ def test_what_one_owner_has_of_its_own_is_planned_as_it_is_synchronised(precisio
 
 def test_equal_layers_are_folded_and_rows_are_not():
     found = plan(CURRENT)
-    assert [compact([layer.label for layer in layers]) for layers, _ in found.folded()] == [
+    assert [format_ranges([layer.label for layer in layers]) for layers, _ in found.folded()] == [
         "embedding",
         "1, 6",
         "2-5",
@@ -332,7 +332,7 @@ def test_plans_are_compared_cell_by_cell():
 )
 def test_an_unknown_row_is_answered_with_what_there_is(arguments, message):
     with pytest.raises(UnknownFieldError) as raised:
-        plan(CURRENT).format_of(*arguments)
+        plan(CURRENT).get_format(*arguments)
     assert str(raised.value).startswith(message)
 
 
@@ -344,8 +344,8 @@ def test_the_plan_of_a_large_model_is_little_work():
 
 def answered(model):
     found = plan(CURRENT, model)
-    memory_report(found, workload=Workload(seq_length=64))
-    align_report(found, Workload(seq_length=64))
+    build_memory_report(found, workload=Workload(seq_length=64))
+    build_alignment_report(found, Workload(seq_length=64))
 
 
 def test_whatever_a_config_holds_the_answer_is_a_plan_or_one_clear_error():
@@ -362,8 +362,8 @@ def test_whatever_a_config_holds_the_answer_is_a_plan_or_one_clear_error():
 
 
 def test_labels_are_written_as_ranges():
-    assert compact(["1", "2", "3", "5", "output"]) == "1-3, 5, output"
-    assert compact([str(number) for number in range(1, 20, 2)]) == "1, 3, 5, 7, 9, ... 19 (10 layers)"
+    assert format_ranges(["1", "2", "3", "5", "output"]) == "1-3, 5, output"
+    assert format_ranges([str(number) for number in range(1, 20, 2)]) == "1, 3, 5, 7, 9, ... 19 (10 layers)"
 
 
 # -- the settings and the sync ----------------------------------------------------------------------------------------
@@ -393,8 +393,10 @@ def test_settings_are_what_the_sync_writes_into_megatrons_configs(case):
         "ddp": DistributedDataParallelConfig(**ddp),
     }
     synchronize(precision, **owners)
-    planned = Settings.of(predict(precision, {"model": {**shape, **model}, "optimizer": optimizer, "ddp": ddp}))
-    written = Settings.of(predict(None, owners))
+    planned = PlanSettings.from_prediction(
+        predict(precision, {"model": {**shape, **model}, "optimizer": optimizer, "ddp": ddp})
+    )
+    written = PlanSettings.from_prediction(predict(None, owners))
     assert dataclasses.replace(planned, notes=()) == dataclasses.replace(written, notes=())
 
 

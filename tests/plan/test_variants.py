@@ -9,11 +9,11 @@ from torch import nn
 
 from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
-from bridge.model.modules import layer_modules, mtp_modules
+from bridge.model.modules import list_layer_modules, list_mtp_modules
 from bridge.model.shape import ModelShape
-from bridge.model.variants import REMEDY
-from bridge.plan.alignment import align_report
-from bridge.plan.memory import memory_report
+from bridge.model.attention_variants import UNPLANNED_REMEDY
+from bridge.plan.alignment import build_alignment_report
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.runtime.megatron.process import training_process
 
@@ -73,7 +73,7 @@ def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer():
     theirs = {name.partition(".")[0]: 0 for name, _ in layer.named_parameters()}
     for name, parameter in layer.named_parameters():
         theirs[name.partition(".")[0]] += parameter.numel()
-    planned = {module.name: module for module in layer_modules(ModelShape.of(DELTA), "delta_net")}
+    planned = {module.name: module for module in list_layer_modules(ModelShape.from_model(DELTA), "delta_net")}
     ours = dict(planned["delta_rule"].vectors)
     ours |= {name: planned[name].parameters for name in ("in_proj", "conv1d", "out_norm", "out_proj")}
     assert ours == theirs
@@ -85,21 +85,21 @@ def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer():
     [(4, "1110"), (2, "1010"), (1, "0000"), ([0, 1, 1, 0], "0110"), ("([1]*3+[0]*1)", "1110")],
 )
 def test_the_frequency_says_which_layers_are_linear_attention(frequency, linear):
-    shape = ModelShape.of({**DELTA, "linear_attention_freq": frequency})
+    shape = ModelShape.from_model({**DELTA, "linear_attention_freq": frequency})
     assert "".join(str(int(kind == "delta_net")) for kind in shape.kinds) == linear
 
 
 def test_attention_and_experts_of_a_layer_are_chosen_apart():
-    shape = ModelShape.of({**DELTA, "num_moe_experts": 4, "moe_layer_freq": [0, 1, 1, 1], "mtp_num_layers": 1})
+    shape = ModelShape.from_model({**DELTA, "num_moe_experts": 4, "moe_layer_freq": [0, 1, 1, 1], "mtp_num_layers": 1})
     assert shape.kinds == ("delta_net", "delta_net_moe", "delta_net_moe", "transformer_moe")
-    assert [module.name for module in mtp_modules(shape)][3:5] == ["input_layernorm", "linear_qkv"]
+    assert [module.name for module in list_mtp_modules(shape)][3:5] == ["input_layernorm", "linear_qkv"]
 
 
 def test_the_total_of_a_model_of_gated_delta_net_is_the_sum_by_hand():
     mlp = 2 * 64 * 256 + 64
     delta = 64 + 64 * (2 * 32 + 2 * 128 + 2 * 4) + 4 * (2 * 32 + 128) + 2 * 4 + 32 + 128 * 64
     softmax = 64 + 64 * 3 * 64 + 64 * 64
-    memory = memory_report(precision_plan(None, DELTA))
+    memory = build_memory_report(precision_plan(None, DELTA))
     assert memory.parameters == ENDS + 4 * mlp + 3 * delta + softmax
 
 
@@ -107,10 +107,10 @@ def test_the_total_of_a_model_of_sparse_attention_is_the_sum_by_hand():
     mlp = 2 * 64 * 256 + 64
     latent = 64 + 64 * 48 + 48 * 4 * 24 + 64 * (32 + 8) + 32 * 4 * (16 + 16) + 4 * 16 * 64
     indexer = 48 * 8 * 16 + 64 * 16 + 2 * 16 + 64 * 8
-    assert memory_report(precision_plan(None, SPARSE)).parameters == ENDS + 4 * (mlp + latent + indexer)
+    assert build_memory_report(precision_plan(None, SPARSE)).parameters == ENDS + 4 * (mlp + latent + indexer)
     shared = {**SPARSE, "dsa_indexer_topk_freq": 2, "dsa_indexer_skip_topk_offset": 2}
-    assert ModelShape.of(shared).kinds == ("sparse", "sparse", "sparse_shared", "sparse")
-    assert memory_report(precision_plan(None, shared)).parameters == ENDS + 4 * (mlp + latent) + 3 * indexer
+    assert ModelShape.from_model(shared).kinds == ("sparse", "sparse", "sparse_shared", "sparse")
+    assert build_memory_report(precision_plan(None, shared)).parameters == ENDS + 4 * (mlp + latent) + 3 * indexer
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def test_the_total_of_a_model_of_sparse_attention_is_the_sum_by_hand():
 def test_only_the_linear_layers_of_a_variant_compute_in_the_scheme(recipe, low):
     delta, sparse = (precision_plan(get_mixed_precision_config(recipe), model) for model in (DELTA, SPARSE))
     for module in ("in_proj", "out_proj"):
-        assert delta.format_of(2, module) == low
+        assert delta.get_format(2, module) == low
     for module in ("conv1d", "delta_rule", "out_norm"):
-        assert delta.format_of(2, module, "forward") == "bf16"
+        assert delta.get_format(2, module, "forward") == "bf16"
     for module in ("linear_wq_b", "linear_wk", "linear_weights_proj"):
-        assert sparse.format_of(2, f"indexer.{module}") == low
-    assert sparse.format_of(2, "indexer.k_norm", "forward") == "bf16"
-    assert sparse.format_of(2, "linear_q_up_proj") == low
-    assert sparse.format_of(2, "linear_kv_up_proj") == "bf16"
-    assert sparse.format_of(2, "core_attention", "qk") == "bf16"
+        assert sparse.get_format(2, f"indexer.{module}") == low
+    assert sparse.get_format(2, "indexer.k_norm", "forward") == "bf16"
+    assert sparse.get_format(2, "linear_q_up_proj") == low
+    assert sparse.get_format(2, "linear_kv_up_proj") == "bf16"
+    assert sparse.get_format(2, "core_attention", "qk") == "bf16"
 
 
 def test_modules_of_the_variants_have_megatrons_names():
@@ -147,11 +147,11 @@ def test_modules_of_the_variants_have_megatrons_names():
 
 def test_gemms_that_do_not_fit_the_scheme_name_the_fields_of_the_variant():
     plan = precision_plan(get_mixed_precision_config("bf16_with_mxfp8_mixed"), DELTA)
-    found = {(misfit.module, misfit.dimension): misfit for misfit in align_report(plan).misfits}
+    found = {(misfit.module, misfit.dimension): misfit for misfit in build_alignment_report(plan).misfits}
     assert found["in_proj", "N"].field == "model.linear_num_value_heads"
     assert found["in_proj", "N"].size == 328
     plan = precision_plan(get_mixed_precision_config("bf16_with_mxfp8_mixed"), SPARSE)
-    fields = {misfit.module: misfit.field for misfit in align_report(plan).misfits if misfit.dimension == "N"}
+    fields = {misfit.module: misfit.field for misfit in build_alignment_report(plan).misfits if misfit.dimension == "N"}
     assert fields["indexer.linear_wk"] == "model.dsa_indexer_head_dim"
     assert fields["indexer.linear_weights_proj"] == "model.dsa_indexer_n_heads"
 
@@ -186,11 +186,11 @@ def test_gemms_that_do_not_fit_the_scheme_name_the_fields_of_the_variant():
             DELTA,
             {"experimental_attention_variant": "gdn2"},
             "model.experimental_attention_variant: cannot plan: layers of the second gated delta net, got 'gdn2'. "
-            + REMEDY,
+            + UNPLANNED_REMEDY,
         ),
     ],
 )
 def test_a_variant_that_cannot_be_built_is_refused_with_its_field(model, changed, message):
     with pytest.raises(RunConfigError) as raised:
-        ModelShape.of({**model, **changed})
+        ModelShape.from_model({**model, **changed})
     assert str(raised.value) == message

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import BridgeWarning, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
-from bridge.precision.mode import label_of
+from bridge.precision.mode import format_label
 from bridge.precision.statements import (
-    field_names,
-    is_left_open,
-    recipe_name,
-    source_of,
-    stated_over_recipe,
-    switches_put_aside,
+    list_field_names,
+    is_reset_to_none,
+    get_recipe_name,
+    get_source,
+    list_fields_over_recipe,
+    get_switches_put_aside,
 )
-from bridge.precision.values import SPELLINGS, dtype_token, torch_dtype
+from bridge.precision.coercion import DTYPE_SPELLINGS, parse_dtype, get_torch_dtype
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.registry.config import faults_of
+from bridge.registry.config import find_config_faults
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 
@@ -51,7 +51,9 @@ def kind(name: str) -> str:
 
 
 def any_fields() -> st.SearchStrategy[dict[str, object]]:
-    return st.fixed_dictionaries({}, optional={name: VALUES[kind(name)] for name in field_names(MixedPrecisionConfig)})
+    return st.fixed_dictionaries(
+        {}, optional={name: VALUES[kind(name)] for name in list_field_names(MixedPrecisionConfig)}
+    )
 
 
 def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
@@ -63,7 +65,7 @@ def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False typing.Union[torch.dtype, str, NoneType] <class 'bool'> True\n"
     assert set(typing.get_type_hints(MixedPrecisionConfig)) == {
-        *field_names(MixedPrecisionConfig),
+        *list_field_names(MixedPrecisionConfig),
         "_origin",
     }
 
@@ -71,7 +73,7 @@ def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
 def test_the_signature_names_every_field_with_its_default() -> None:
     parameters = inspect.signature(MixedPrecisionConfig).parameters
     assert {name: one.default for name, one in parameters.items()} == {
-        name: getattr(MixedPrecisionConfig, name) for name in field_names(MixedPrecisionConfig)
+        name: getattr(MixedPrecisionConfig, name) for name in list_field_names(MixedPrecisionConfig)
     }
 
     @dataclasses.dataclass(kw_only=True)
@@ -87,10 +89,10 @@ def test_the_signature_names_every_field_with_its_default() -> None:
 
 
 def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
-    names = field_names(MixedPrecisionConfig)
+    names = list_field_names(MixedPrecisionConfig)
     assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS, "modules")
     assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 64)
-    assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(field_names(MixedPrecisionConfig))
+    assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(list_field_names(MixedPrecisionConfig))
 
 
 @pytest.mark.parametrize("name", PEER["defaults"])
@@ -133,7 +135,7 @@ def test_a_later_assignment_to_one_name_of_a_setting_changes_both() -> None:
     config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_param_gather=True)
     config.fp8_param = False
     assert config.fp8_param_gather is False
-    assert faults_of(config) == []
+    assert find_config_faults(config) == []
     assert dataclasses.replace(MixedPrecisionConfig(fp8_param_gather=True), fp8_param=False).fp8_param_gather is False
 
 
@@ -181,7 +183,7 @@ def test_a_subclass_may_give_a_field_another_default() -> None:
     team = Team(bf16=True)
     assert (team.fp8_margin, team.grad_reduce_in_fp32, team.stated) == (9, False, {"bf16"})
     assert Team(fp8_margin=3).to_dict() == {"fp8_margin": 3}
-    assert field_names(Team) == field_names(MixedPrecisionConfig)
+    assert list_field_names(Team) == list_field_names(MixedPrecisionConfig)
 
 
 @given(any_fields())
@@ -189,7 +191,7 @@ def test_construction_never_refuses_a_value_of_the_right_type(fields: dict[str, 
     config = MixedPrecisionConfig(**fields)
     for name, value in fields.items():
         setattr(config, name, value)
-    faults_of(config)
+    find_config_faults(config)
 
 
 @given(any_fields())
@@ -203,7 +205,7 @@ def test_round_trips_through_dict_yaml_json_and_repr_are_exact(fields: dict[str,
         assert back.to_dict() == config.to_dict()
         assert back == config
         assert back.stated == config.stated
-        assert all(is_left_open(back, name) == is_left_open(config, name) for name in field_names(config))
+        assert all(is_reset_to_none(back, name) == is_reset_to_none(config, name) for name in list_field_names(config))
 
 
 def test_every_spelling_of_a_dtype_is_taken_and_reads_as_the_torch_dtype() -> None:
@@ -211,8 +213,8 @@ def test_every_spelling_of_a_dtype_is_taken_and_reads_as_the_torch_dtype() -> No
         assert MixedPrecisionConfig(params_dtype=spelling).params_dtype is torch.bfloat16
     for spelling in ("half", "fp16", "float16", "torch.half", torch.half):
         assert MixedPrecisionConfig(autocast_dtype=spelling).autocast_dtype is torch.float16
-    for spelling, token in SPELLINGS.items():
-        assert dtype_token(torch_dtype(dtype_token(spelling))) == token
+    for spelling, token in DTYPE_SPELLINGS.items():
+        assert parse_dtype(get_torch_dtype(parse_dtype(spelling))) == token
 
 
 def test_a_dtype_that_is_none_of_torchs_is_named_with_the_nearest() -> None:
@@ -310,23 +312,24 @@ def test_yaml_never_runs_code() -> None:
 def test_the_source_of_a_statement_is_remembered_until_somebody_else_states_it() -> None:
     config = MixedPrecisionConfig.from_dict({"bf16": True, "fp8": "e4m3"}, source="team.yaml")
     config.override("command line", fp8="hybrid")
-    assert source_of(config, "bf16") == "team.yaml"
-    assert source_of(config, "fp8") == "command line"
-    assert source_of(config, "fp8_margin") == "default"
+    assert get_source(config, "bf16") == "team.yaml"
+    assert get_source(config, "fp8") == "command line"
+    assert get_source(config, "fp8_margin") == "default"
     config.fp8 = "e4m3"
-    assert source_of(config, "fp8") == "stated"
+    assert get_source(config, "fp8") == "stated"
 
 
 def test_the_label_names_the_recipe_and_what_was_stated_beside_it() -> None:
     config = get_mixed_precision_config("bf16_mixed")
-    assert label_of(config) == "bf16_mixed"
+    assert format_label(config) == "bf16_mixed"
     assert (
-        label_of(config.override("command line", grad_reduce_in_fp32=False)) == "bf16_mixed, grad_reduce_in_fp32=False"
+        format_label(config.override("command line", grad_reduce_in_fp32=False))
+        == "bf16_mixed, grad_reduce_in_fp32=False"
     )
-    assert label_of(MixedPrecisionConfig(bf16=True, fp8="e4m3")) == "bf16=True, fp8=e4m3"
-    assert label_of(MixedPrecisionConfig(fp16=False, bf16=True, fp8=None)) == "bf16=True"
-    assert label_of(config.override(fp8=None)) == "bf16_mixed, grad_reduce_in_fp32=False, fp8=None"
-    assert label_of(MixedPrecisionConfig()) == "fp32"
+    assert format_label(MixedPrecisionConfig(bf16=True, fp8="e4m3")) == "bf16=True, fp8=e4m3"
+    assert format_label(MixedPrecisionConfig(fp16=False, bf16=True, fp8=None)) == "bf16=True"
+    assert format_label(config.override(fp8=None)) == "bf16_mixed, grad_reduce_in_fp32=False, fp8=None"
+    assert format_label(MixedPrecisionConfig()) == "fp32"
 
 
 def test_megatrons_recipe_enums_are_plain_names_here() -> None:
@@ -352,13 +355,13 @@ def test_the_reused_buffer_of_a_recipe_goes_off_and_on_with_the_gather_that_some
     setattr(config, name, False)
     config.finalize()
     assert getattr(config, REUSE) is False
-    assert source_of(config, REUSE) == "follows fp8_param_gather"
-    assert switches_put_aside(config) == {REUSE: "recipe bf16_with_mxfp8_mixed"}
+    assert get_source(config, REUSE) == "follows fp8_param_gather"
+    assert get_switches_put_aside(config) == {REUSE: "recipe bf16_with_mxfp8_mixed"}
     again = pickle.loads(pickle.dumps(copy.deepcopy(dataclasses.replace(config))))  # noqa: S301
     for one in (config, again):
         setattr(one, name, True)
-        assert (getattr(one, REUSE), source_of(one, REUSE)) == (True, "recipe bf16_with_mxfp8_mixed")
-        assert switches_put_aside(one) == {}
+        assert (getattr(one, REUSE), get_source(one, REUSE)) == (True, "recipe bf16_with_mxfp8_mixed")
+        assert get_switches_put_aside(one) == {}
 
 
 def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
@@ -368,9 +371,9 @@ def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
         get_mixed_precision_config("bf16_with_mxfp8_mixed").override("command line", fp8_param=False),
         MixedPrecisionConfig.from_dict(recipe.to_dict(), source="team.yaml").override("command line", fp8_param=False),
     ):
-        assert faults_of(config) == []
+        assert find_config_faults(config) == []
         assert config.to_dict()[REUSE] is False
-        assert faults_of(MixedPrecisionConfig.from_dict(config.to_dict())) == []
+        assert find_config_faults(MixedPrecisionConfig.from_dict(config.to_dict())) == []
 
 
 def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() -> None:
@@ -378,15 +381,15 @@ def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() 
 
     config = bf16_with_mxfp8_mixed()
     named = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    assert (recipe_name(config), label_of(config), config.sources) == (
-        recipe_name(named),
-        label_of(named),
+    assert (get_recipe_name(config), format_label(config), config.sources) == (
+        get_recipe_name(named),
+        format_label(named),
         named.sources,
     )
     assert set(config.sources.values()) == {"recipe bf16_with_mxfp8_mixed"}
     config.fp8_param_gather = False
     config.finalize()
-    assert (config.reuse_grad_buf_for_mxfp8_param_ag, switches_put_aside(config)) == (
+    assert (config.reuse_grad_buf_for_mxfp8_param_ag, get_switches_put_aside(config)) == (
         False,
         {REUSE: "recipe bf16_with_mxfp8_mixed"},
     )
@@ -408,7 +411,7 @@ def test_a_recipe_that_is_built_on_another_by_a_call_or_by_name_owns_every_state
     for name, config in (("by_call", by_call()), ("by_name", by_name()), ("by_name", REGISTRY.get("by_name"))):
         config.finalize()
         assert set(config.sources.values()) <= {f"recipe {name}", "follows fp8_param_gather"}
-        assert stated_over_recipe(config) == ()
+        assert list_fields_over_recipe(config) == ()
 
 
 def test_the_short_names_of_the_peers_performance_scripts_are_the_recipes_they_mean() -> None:
@@ -418,7 +421,7 @@ def test_the_short_names_of_the_peers_performance_scripts_are_the_recipes_they_m
         ("fp8_sc", "bf16_with_fp8_subchannel_scaling_mixed"),
         ("nvfp4", "bf16_with_nvfp4_mixed"),
     ):
-        assert recipe_name(get_mixed_precision_config(short)) == name
+        assert get_recipe_name(get_mixed_precision_config(short)) == name
     with pytest.raises(UnknownRecipeError) as caught:
         get_mixed_precision_config("fp8-cs")
     assert str(caught.value) == (
@@ -435,11 +438,11 @@ def test_who_states_both_contradicts_himself() -> None:
         get_mixed_precision_config("bf16_with_mxfp8_mixed").override("command line", **both),
         get_mixed_precision_config("bf16_with_mxfp8_mixed").override(fp8_param_gather=False).override(**{REUSE: True}),
     ):
-        assert [fault.path for fault in faults_of(config)] == [f"mixed_precision.{REUSE}"]
-        assert switches_put_aside(config) == {}
+        assert [fault.path for fault in find_config_faults(config)] == [f"mixed_precision.{REUSE}"]
+        assert get_switches_put_aside(config) == {}
     later = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", fp8_param_gather=True, **{REUSE: True})
     later.fp8_param_gather = False
-    assert faults_of(later), "said by nobody in particular, as the other"
+    assert find_config_faults(later), "said by nobody in particular, as the other"
 
 
 def test_the_older_name_of_override_works_and_warns_once() -> None:

@@ -9,7 +9,7 @@ from bridge.precision.schemes import (
     GEMMS,
     OPERAND_FORMATS,
     SCHEMES,
-    WHOLE,
+    WHOLE_TENSOR,
     Scheme,
 )
 
@@ -50,7 +50,7 @@ def test_each_copy_is_scaled_along_the_dimension_its_gemm_sums_over(scheme: Sche
             operand = scheme.operand(name)
             rows, columns = operand.column if columnwise else operand.row
             assert axes[name][0 if columnwise else 1] == contracts[gemm.name]
-            assert (rows, columns) == WHOLE or (rows if columnwise else columns) > 1
+            assert (rows, columns) == WHOLE_TENSOR or (rows if columnwise else columns) > 1
 
 
 @pytest.mark.parametrize("scheme", ROWS, ids=ids)

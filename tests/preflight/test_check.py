@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import RunConfigError
-from bridge.model.section import ROLES
-from bridge.precision.statements import field_names
+from bridge.model.section import SECTION_NAMES
+from bridge.precision.statements import list_field_names
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig, faults_of
+from bridge.registry.config import MixedPrecisionConfig, find_config_faults
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rulebook import RULES
 from bridge.target.declaration import parse_target
-from bridge.target.fields import FIELDS
+from bridge.target.fields import OWNER_FIELDS
 from bridge.target.gpus import GPUS
 from bridge.target.target import Target
 from tests.rules.cases import CASES
@@ -26,20 +26,20 @@ from tests.rules.situations import run_of, setup_of
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))
 def test_no_built_in_recipe_has_an_error_or_warning_of_its_own(name: str) -> None:
-    report = check(Run.of(name))
+    report = check(Run.from_configs(name))
     assert [str(one) for one in report.findings if one.severity != "info"] == []
 
 
 def test_a_report_is_sorted_and_counts_into_an_exit_code() -> None:
     said = dict(CURRENT, fp8_margin=2, fp8_recipe="tensorwize")
-    report = check(Run.of(said, model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)))
+    report = check(Run.from_configs(said, model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)))
     assert [one.severity for one in report.findings] == sorted(
         (one.severity for one in report.findings), key=["error", "warning", "info"].index
     )
     assert (report.verdict, report.exit_code(), report.exit_code(strict=True)) == ("error", 2, 2)
-    warned = check(Run.of(dict(CURRENT, fp8_margin=2), target=parse_target(H100)))
+    warned = check(Run.from_configs(dict(CURRENT, fp8_margin=2), target=parse_target(H100)))
     assert (warned.verdict, warned.exit_code(), warned.exit_code(strict=True)) == ("warning", 0, 1)
-    clean = check(Run.of("bf16_mixed"))
+    clean = check(Run.from_configs("bf16_mixed"))
     assert (clean.verdict, clean.exit_code(), clean.exit_code(strict=True)) == ("ok", 0, 0)
 
 
@@ -64,7 +64,7 @@ def test_a_silenced_rule_is_kept_apart_with_its_reason() -> None:
 )
 def test_a_rule_is_silenced_by_its_id_with_a_reason(silenced: dict[str, str], message: str) -> None:
     with pytest.raises(RunConfigError) as error:
-        check(Run.of("bf16_mixed"), silenced=silenced)
+        check(Run.from_configs("bf16_mixed"), silenced=silenced)
     assert str(error.value) == message
 
 
@@ -74,8 +74,8 @@ def test_owners_may_be_mappings_objects_or_absent() -> None:
     for name, value in model.items():
         setattr(slotted, name, value)
     for owner in (model, SimpleNamespace(**model), slotted):
-        assert "PB263" in {one.id for one in check(Run.of(model=owner)).findings}
-    assert check(Run.of()).verdict == "ok"
+        assert "PB263" in {one.id for one in check(Run.from_configs(model=owner)).findings}
+    assert check(Run.from_configs()).verdict == "ok"
 
 
 def test_every_fault_of_a_config_alone_is_an_error_of_the_check() -> None:
@@ -116,11 +116,11 @@ def test_every_fault_of_a_config_alone_is_an_error_of_the_check() -> None:
     ]
     for values in faulty:
         config = MixedPrecisionConfig.from_dict(values)
-        assert faults_of(config), values
-        assert check(Run.of(config)).verdict == "error", values
+        assert find_config_faults(config), values
+        assert check(Run.from_configs(config)).verdict == "error", values
 
 
-NAMES = sorted({name for role in ("model", "optimizer", "ddp") for name in FIELDS[role]})
+NAMES = sorted({name for role in ("model", "optimizer", "ddp") for name in OWNER_FIELDS[role]})
 VALUES = st.one_of(
     st.none(),
     st.booleans(),
@@ -138,8 +138,10 @@ VALUES = st.one_of(
     name=st.sampled_from([None, "bf16_mixed", "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed", "fp16_mixed"]),
     sections=st.fixed_dictionaries(
         {
-            role: st.one_of(st.none(), st.dictionaries(st.sampled_from(sorted(FIELDS[role])), VALUES, max_size=12))
-            for role in ROLES
+            role: st.one_of(
+                st.none(), st.dictionaries(st.sampled_from(sorted(OWNER_FIELDS[role])), VALUES, max_size=12)
+            )
+            for role in SECTION_NAMES
         }
     ),
     gpu=st.sampled_from([None, *GPUS]),
@@ -150,15 +152,15 @@ def test_no_values_make_the_check_raise_or_a_rule_stumble(
     name: str | None, sections: Any, gpu: str | None, environment: Any, backend: str | None
 ) -> None:
     target = Target(gpu=GPUS[gpu] if gpu else None, count=8)
-    report = check(Run.of(name, **sections, target=target, environment=environment, backend=backend))
+    report = check(Run.from_configs(name, **sections, target=target, environment=environment, backend=backend))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []
-    assert report.context.flow
+    assert report.context.gradient_flow
     assert report.precision
 
 
-@given(stated=st.dictionaries(st.sampled_from(field_names(MixedPrecisionConfig)), VALUES, max_size=8))
+@given(stated=st.dictionaries(st.sampled_from(list_field_names(MixedPrecisionConfig)), VALUES, max_size=8))
 def test_no_statements_make_the_check_raise(stated: dict[str, Any]) -> None:
-    report = check(Run.of({name: value for name, value in stated.items() if value is not None}, model=DENSE))
+    report = check(Run.from_configs({name: value for name, value in stated.items() if value is not None}, model=DENSE))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []
 
 

@@ -40,26 +40,29 @@ def line_of(reading: FileReading) -> str:
     ],
 )
 def test_without_a_target_the_release_that_is_assumed_is_one_line(own, newer, sentence, monkeypatch):
-    monkeypatch.setattr(file_reading, "newer_megatron", lambda: newer)
-    assert line_of(FileReading().released(Target(mcore=own), is_stated=False)) == sentence
+    monkeypatch.setattr(file_reading, "find_newer_megatron", lambda: newer)
+    assert line_of(FileReading().with_target_release(Target(mcore=own), is_stated=False)) == sentence
 
 
 def test_a_release_that_the_target_states_or_is_is_no_assumption(monkeypatch):
-    monkeypatch.setattr(file_reading, "newer_megatron", lambda: NEWER)
-    stated = FileReading().released(HERE, is_stated=True)
+    monkeypatch.setattr(file_reading, "find_newer_megatron", lambda: NEWER)
+    stated = FileReading().with_target_release(HERE, is_stated=True)
     assert line_of(stated) == "megatron-core 0.16.1 (stated by the target)."
-    detected = FileReading().released(Target(mcore=OWN, is_detected=True), is_stated=True)
+    detected = FileReading().with_target_release(Target(mcore=OWN, is_detected=True), is_stated=True)
     assert line_of(detected) == "megatron-core 0.16.1 (of this machine, which is the target)."
-    open_ = FileReading().released(Target(), is_stated=True)
+    open_ = FileReading().with_target_release(Target(), is_stated=True)
     assert line_of(open_) == "No release of megatron-core is known: the target states none."
     for reading in (stated, detected, open_):
         assert not reading.is_release_installed
-        assert reading.rehearsed("0.19.2") == reading
+        assert reading.with_rehearsed_release("0.19.2") == reading
 
 
 @pytest.mark.parametrize("newer", [None, NEWER])
 def test_a_rehearsal_names_the_release_that_it_imported_where_nothing_states_one(newer, monkeypatch):
-    monkeypatch.setattr(file_reading, "newer_megatron", lambda: newer)
-    reading = FileReading().released(HERE, is_stated=False)
+    monkeypatch.setattr(file_reading, "find_newer_megatron", lambda: newer)
+    reading = FileReading().with_target_release(HERE, is_stated=False)
     assert reading.is_release_installed
-    assert line_of(reading.rehearsed("0.19.2")) == "megatron-core 0.19.2 (the newest at hand, as no target states one)."
+    assert (
+        line_of(reading.with_rehearsed_release("0.19.2"))
+        == "megatron-core 0.19.2 (the newest at hand, as no target states one)."
+    )

@@ -10,7 +10,7 @@ import yaml
 from bridge.errors import RunConfigError
 from bridge.front.check import check as check_run
 from bridge.front.loader import load_run
-from bridge.preflight.check import check, report_of
+from bridge.preflight.check import check, get_report
 from bridge.preflight.run import Run
 from bridge.training.config import ConfigContainer
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, OVERLAP
@@ -75,7 +75,7 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
     def checked() -> Any:
         path = tmp_path / "run_config.yaml"
         path.write_text(yaml.safe_dump(run), encoding="utf-8")
-        return report_of(load_run([f"target='{B200}'"], config_file=path, strict=False))
+        return get_report(load_run([f"target='{B200}'"], config_file=path, strict=False))
 
     report = checked()
     assert ids(report) == set()
@@ -87,7 +87,7 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
 def test_a_written_value_that_equals_megatrons_default_is_not_replaced_in_silence(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("mixed_precision: bf16_mixed\nmodel: {bf16: false}\nddp: {grad_reduce_in_fp32: false}\n")
-    found = report_of(load_run([], config_file=path, strict=False)).findings
+    found = get_report(load_run([], config_file=path, strict=False)).findings
     places = {(one.path, one.where) for one in found if one.id == "PB123"}
     assert places == {("model.bf16", "mine.yaml"), ("ddp.grad_reduce_in_fp32", "mine.yaml")}
 
@@ -105,7 +105,7 @@ def test_a_file_that_loads_a_checkpoint_is_asked_about_the_state_of_delayed_scal
     run = {"mixed_precision": "bf16_with_fp8_delayed_scaling_mixed", "model": DENSE, "checkpoint": {"load": "/ckpt"}}
 
     def asked(sections: dict[str, Any]) -> set[str]:
-        made = Run.of_container(sections, target="h100x8,te2.20,cuda12.9,mcore0.19.2")
+        made = Run.from_container(sections, target="h100x8,te2.20,cuda12.9,mcore0.19.2")
         return ids(check(dataclasses.replace(made, environment={"WORLD_SIZE": "8"})))
 
     assert "PB542" in asked(run)

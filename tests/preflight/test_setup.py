@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from bridge.precision.values import dtype_token
+from bridge.precision.coercion import parse_dtype
 from bridge.preflight.check import check
-from bridge.preflight.context import CheckContext
+from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.sync.routes import ROUTES
 from bridge.target import versions
-from bridge.target.fields import FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 FILE = Path(__file__).resolve().parents[2] / "bridge" / "target" / "megatron_fields.json"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "write_megatron_fields.py"
@@ -75,7 +75,7 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
     for role, changes in zip(("model", "optimizer", "ddp"), owners, strict=True):
         for attribute, value in changes.items():
             setattr(made[role], attribute, value)
-    setup = CheckContext(Run.of(precision, **made))
+    setup = CheckContext(Run.from_configs(precision, **made))
     before = setup.prediction.values
     try:
         with warnings.catch_warnings():
@@ -95,26 +95,28 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
 
 def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners: Any) -> None:
     made = megatron_owners(first_last_layers_bf16=True)
-    first = CheckContext(Run.of("bf16_with_fp8_current_scaling_mixed", **made))
+    first = CheckContext(Run.from_configs("bf16_with_fp8_current_scaling_mixed", **made))
     synchronize("bf16_mixed", **made)
-    assert CheckContext(Run.of("bf16_with_fp8_current_scaling_mixed", **made)).model.values == first.model.values
+    assert (
+        CheckContext(Run.from_configs("bf16_with_fp8_current_scaling_mixed", **made)).model.values == first.model.values
+    )
 
 
 def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> None:
-    installed = versions.installed("mcore")
+    installed = versions.get_installed_version("mcore")
     written = json.loads(FILE.read_text(encoding="utf-8"))["fields"]
     for role, owner in megatron_owners().items():
         fields = dataclasses.fields(owner)
         theirs = {field.name: field.default for field in fields}
         made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
-        rows = {name: row for name, row in FIELDS[role].items() if row.is_megatron}
+        rows = {name: row for name, row in OWNER_FIELDS[role].items() if row.is_megatron}
         here = {name for name, row in rows.items() if row.has is None or row.has.holds(installed)}
         missing = {name for name in theirs if name not in here and not name.startswith("_")}
         assert not missing, f"{role}: scripts/write_megatron_fields.py writes them"
         for name in here & set(theirs):
             row = rows[name]
             if row.kind != "any" and theirs[name] is not dataclasses.MISSING:
-                default = written[role][name].get("earlier", {}).get(versions.installed_text("mcore"), row.default)
+                default = written[role][name].get("earlier", {}).get(versions.get_installed_text("mcore"), row.default)
                 assert plain(theirs[name]) == default, f"{role}.{name}"
         assert {name: rows[name].default for name in made} == made, role
 
@@ -126,4 +128,4 @@ def test_the_file_of_fields_is_what_its_script_reads_in_the_installed_release() 
 
 def plain(value: Any) -> Any:
     is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
-    return dtype_token(value) if is_dtype else getattr(value, "value", value)
+    return parse_dtype(value) if is_dtype else getattr(value, "value", value)

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
-from bridge.precision.mode import mode_of
-from bridge.precision.statements import field_names
+from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.mode import get_mode
+from bridge.precision.statements import list_field_names
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.semantics import SEMANTICS
-from bridge.registry.config import MixedPrecisionConfig, faults_of
+from bridge.registry.config import MixedPrecisionConfig, find_config_faults
 
 SCHEMES = (
     {},
@@ -43,7 +43,7 @@ FREE = {
     "hysteresis": st.integers(1, 4),
     "tf32": st.booleans(),
     "reuse_grad_buf_for_mxfp8_param_ag": st.booleans(),
-    **{name: st.sampled_from(CHOICES[name]) for name in sorted(CHOICES)},
+    **{name: st.sampled_from(FIELD_CHOICES[name]) for name in sorted(FIELD_CHOICES)},
     **{name: st.booleans() for name in sorted(MEGATRON_FIELDS) if isinstance(FIELD_DEFAULTS[name], bool)},
     "megatron_fsdp_main_params_dtype": st.sampled_from(["fp32", "bf16"]),
     "megatron_fsdp_grad_comm_dtype": st.sampled_from(["fp32", "bf16"]),
@@ -71,14 +71,14 @@ def configs(draw: Any) -> MixedPrecisionConfig:
         given.setdefault(other, False)
     config = MixedPrecisionConfig.from_dict(given)
     for _ in range(6):  # take back what cannot stand beside the rest
-        found = faults_of(config)
+        found = find_config_faults(config)
         if not found:
             break
         for finding in found:
             name = finding.path.removeprefix("mixed_precision.")
             given.pop(name, None)
         config = MixedPrecisionConfig.from_dict(given)
-    return config if not faults_of(config) else MixedPrecisionConfig.from_dict({mode: True})
+    return config if not find_config_faults(config) else MixedPrecisionConfig.from_dict({mode: True})
 
 
 JSON = st.recursive(
@@ -120,15 +120,15 @@ def check_return(config: MixedPrecisionConfig, exported: ExportReport, imported:
 
 def _resolved(config: MixedPrecisionConfig) -> dict[str, Any]:
     values = config.to_dict(full=True)
-    return values | {name: values[name] or mode_of(config) for name in ("params_dtype", "pipeline_dtype")}
+    return values | {name: values[name] or get_mode(config) for name in ("params_dtype", "pipeline_dtype")}
 
 
 def check_import(imported: ImportReport, *, sound: bool = True) -> None:
     """An import is a config, `sound` if it can be trained with, under one of the known meanings."""
     assert imported.semantics in SEMANTICS
-    assert faults_of(imported.config) == [] or not sound
+    assert find_config_faults(imported.config) == [] or not sound
     fields = {name for into in imported.mapped.values() for name in into}
-    assert fields <= set(field_names(imported.config))
+    assert fields <= set(list_field_names(imported.config))
 
 
 def paths(payload: Mapping[str, Any], under: str = "") -> Iterator[str]:

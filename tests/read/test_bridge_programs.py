@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bridge.cli.main import main
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
 
 IMPORTS = """\
@@ -21,13 +21,13 @@ from megatron.bridge.recipes.tuning import tuned
 
 def found(body: str) -> list[tuple[str | None, dict[str, Any]]]:
     """Return what decides each run of a program, or None, and the fields that it states."""
-    runs = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    runs = import_runs(Document.from_text(f"{IMPORTS}{body}", "a.py"))
     assert {run.system.name for run in runs} == {"megatron-bridge"}
     return [(run.imported.decided_by, run.imported.config.to_dict()) for run in runs]
 
 
 def labels(body: str) -> list[str]:
-    return [run.imported.label for run in runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))]
+    return [run.imported.label for run in import_runs(Document.from_text(f"{IMPORTS}{body}", "a.py"))]
 
 
 def only(body: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_of_many_conditions_the_last_ones_are_named_and_open() -> None:
     fields = ("hysteresis", "loss_scale", "min_loss_scale", "initial_loss_scale", "loss_scale_window")
     for condition, name in zip("abcde", fields, strict=True):
         body += f"    if {condition}:\n        cfg.mixed_precision.{name} = 4.0\n"
-    runs = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    runs = import_runs(Document.from_text(f"{IMPORTS}{body}", "a.py"))
     assert len(runs) == 16
     records = {(one.field, one.value) for run in runs for one in run.imported.unmapped}
     assert records == {("mixed_precision.loss_scale_window", "`e`")}
@@ -147,7 +147,7 @@ def test_a_function_that_got_the_container_before_cannot_change_what_is_set_late
     body = (
         "def one():\n    cfg = base_config()\n    tuned(cfg)\n    cfg.mixed_precision = bf16_mixed()\n    return cfg\n"
     )
-    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    (run,) = import_runs(Document.from_text(f"{IMPORTS}{body}", "a.py"))
     assert (run.imported.recipe, run.imported.unmapped) == ("bf16_mixed", ())
 
 
@@ -183,7 +183,7 @@ def test_a_function_of_another_file_that_gets_the_container_afterwards_is_named(
     body = (
         "def one():\n    cfg = base_config()\n    cfg.mixed_precision = bf16_mixed()\n    tuned(cfg)\n    return cfg\n"
     )
-    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    (run,) = import_runs(Document.from_text(f"{IMPORTS}{body}", "a.py"))
     (record,) = [one for one in run.imported.unmapped if one.field == "mixed_precision"]
     assert record.detail == "the function tuned of another file gets the run afterwards, and may change its precision"
     assert run.imported.recipe is None
@@ -191,7 +191,9 @@ def test_a_function_of_another_file_that_gets_the_container_afterwards_is_named(
 
 def test_a_field_that_only_the_run_decides_is_reported() -> None:
     body = "def one(cfg, reduce):\n    cfg.mixed_precision = bf16_mixed()\n"
-    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}    cfg.mixed_precision.grad_reduce_in_fp32 = reduce\n", "a.py"))
+    (run,) = import_runs(
+        Document.from_text(f"{IMPORTS}{body}    cfg.mixed_precision.grad_reduce_in_fp32 = reduce\n", "a.py")
+    )
     (record,) = [one for one in run.imported.unmapped if one.field == "mixed_precision.grad_reduce_in_fp32"]
     assert (record.value, record.detail) == ("the argument reduce of one", "only the run decides it")
 
@@ -206,12 +208,12 @@ def test_a_program_that_states_no_precision_is_refused_in_one_sentence() -> None
     with pytest.raises(
         PayloadError, match=r"^a\.py: must set the mixed_precision of a run, and no function of it does"
     ):
-        runs_of(Document.of_text(f"{IMPORTS}def one():\n    return base_config()\n", "a.py"))
+        import_runs(Document.from_text(f"{IMPORTS}def one():\n    return base_config()\n", "a.py"))
 
 
 def test_a_folder_named_nemotron_makes_no_program_of_nemo() -> None:
     text = "from megatron.bridge.recipes.nemotronh.x import y\ndef one(cfg):\n    cfg.mixed_precision = bf16_mixed()\n"
-    (run,) = runs_of(Document.of_text(text, "a.py"))
+    (run,) = import_runs(Document.from_text(text, "a.py"))
     assert run.system.name == "megatron-bridge"
 
 
@@ -243,8 +245,8 @@ def test_a_program_is_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_the_recipe_of_a_launcher_decides_the_rest(arguments: str, mode: str | None, decided_by: str | None) -> None:
     text = f"#!/bin/bash\ntorchrun scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config {arguments}\n"
-    (run,) = runs_of(Document.of_text(text, "run.sh"))
+    (run,) = import_runs(Document.from_text(text, "run.sh"))
     assert run.system.name == "megatron-bridge"
     assert run.imported.decided_by == decided_by
-    assert mode is None or mode_of(run.imported.config) == mode
+    assert mode is None or get_mode(run.imported.config) == mode
     assert mode is None or run.evidence.endswith("and the recipe llama3_8b_pretrain_config decides the rest")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bridge.convert.conversion import Run, runs_of
-from bridge.convert.systems import MODULES
+from bridge.convert.conversion import ImportedRun, import_runs
+from bridge.convert.systems import SYSTEM_MODULES
 from bridge.errors import BridgeError, PayloadError
-from bridge.precision.mode import mode_of
-from bridge.read.launch.word import Word
-from bridge.read.text.command_words import CommandWords, nested
+from bridge.precision.mode import get_mode
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.command_arguments import CommandArguments, nest_dotted_keys
 from bridge.read.text.document import Document
 
 TRAINER = "run_clm.py --per_device_train_batch_size 8 --output_dir out"
@@ -52,15 +52,15 @@ READ = {
 
 
 def script(text: str) -> Document:
-    return Document.of_text(f"#!/bin/bash\n{text}\n", "run.sh")
+    return Document.from_text(f"#!/bin/bash\n{text}\n", "run.sh")
 
 
-def only(text: str, chosen: str | None = None, **context: object) -> Run:
-    (run,) = runs_of(script(text), chosen, context)
+def only(text: str, chosen: str | None = None, **context: object) -> ImportedRun:
+    (run,) = import_runs(script(text), chosen, context)
     return run
 
 
-def lost(run: Run) -> dict[str, object]:
+def lost(run: ImportedRun) -> dict[str, object]:
     return {loss.field: loss.value for loss in run.imported.unmapped}
 
 
@@ -86,7 +86,7 @@ ELSEWHERE = {
 def test_a_script_of_many_launches_is_refused_in_one_sentence() -> None:
     lines = [f"deepspeed train.py --deepspeed --deepspeed_config ds_{number}.json" for number in range(12)]
     with pytest.raises(PayloadError, match=r"ds_1\.json, which is not read; and 10 more launches\. ") as caught:
-        runs_of(script("\n".join(lines)))
+        import_runs(script("\n".join(lines)))
     assert len(str(caught.value)) < 600
 
 
@@ -97,20 +97,20 @@ def test_a_script_of_thousands_of_lines_is_refused_soon() -> None:
         ("cat > x <<EOF\ny\nEOF\n" * 20_000 + launch, "must not have more than 500 open '<<'"),
     ):
         with pytest.raises(PayloadError, match=rule):
-            runs_of(script(text))
+            import_runs(script(text))
 
 
 def test_a_word_that_looks_like_a_here_document_is_a_word() -> None:
     for word in ("__heredoc_0__", "__heredoc_7__", f"__heredoc_{'9' * 5000}__"):
         text = f'cat > x <<< {word}\nbash -c "cat > y <<< {word}"\ntorchrun pretrain_gpt.py --num-layers 2 --bf16'
-        (run,) = runs_of(script(text))
-        assert mode_of(run.imported.config) == "bf16"
+        (run,) = import_runs(script(text))
+        assert get_mode(run.imported.config) == "bf16"
 
 
 @pytest.mark.parametrize("text", ELSEWHERE)
 def test_a_precision_that_lies_in_another_file_is_not_guessed(text: str) -> None:
     with pytest.raises(PayloadError, match=r"^run.sh: line \d, .* takes its precision from") as caught:
-        runs_of(script(text))
+        import_runs(script(text))
     assert ELSEWHERE[text] in str(caught.value)
 
 
@@ -128,13 +128,13 @@ ACCELERATE = (
 @pytest.mark.parametrize("text", ACCELERATE)
 def test_a_loop_under_accelerates_launcher_is_named_and_not_read(text: str) -> None:
     with pytest.raises(PayloadError, match=r"^run.sh: looks like Accelerate \(it starts with `accelerate"):
-        runs_of(script(text))
+        import_runs(script(text))
 
 
 def test_a_loop_that_takes_the_accelerators_word_is_not_read() -> None:
     text = "torchrun train.py --dataset_name x --output_dir out --gradient_checkpointing --mixed_precision=bf16"
     with pytest.raises(PayloadError, match="no system here knows the program's arguments"):
-        runs_of(script(text))
+        import_runs(script(text))
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_a_loop_that_takes_the_accelerators_word_is_not_read() -> None:
 )
 def test_a_script_that_says_nothing_is_not_an_fp32_run(text: str, says: str) -> None:
     with pytest.raises(PayloadError, match=says):
-        runs_of(script(text))
+        import_runs(script(text))
 
 
 def test_every_launch_of_a_script_is_of_its_own_system() -> None:
     text = f"python prep.py\ntorchrun pretrain_gpt.py --num-layers 2 --bf16\npython {TRAINER} --fp16\n"
-    runs = runs_of(script(text))
+    runs = import_runs(script(text))
     assert [(run.system.name, run.source["run"]) for run in runs] == [
         ("megatron-lm", "line 3, pretrain_gpt.py"),
         ("huggingface", "line 4, run_clm.py"),
@@ -168,14 +168,16 @@ def test_what_a_line_leaves_open_is_recorded() -> None:
         variables="FAST=1",
     )
     found = lost(run)
-    assert mode_of(run.imported.config) == "bf16"  # DeepSpeed casts the weights and keeps FP32 masters
+    assert get_mode(run.imported.config) == "bf16"  # DeepSpeed casts the weights and keeps FP32 masters
     assert {"--tf32", "deepspeed", "$EXTRA_ARGS", "NVTE_FP8_DPA_BWD"} <= found.keys()
     assert found["--tf32"] == "$TF32"
 
 
 def test_each_way_through_a_branch_is_a_run_that_says_which() -> None:
-    runs = runs_of(script(f'if [ "$1" = fast ]; then P="--bf16 True"; else P="--fp16 True"; fi\ntorchrun {TRAINER} $P'))
-    assert [mode_of(run.imported.config) for run in runs] == ["fp16", "fp32"]
+    runs = import_runs(
+        script(f'if [ "$1" = fast ]; then P="--bf16 True"; else P="--fp16 True"; fi\ntorchrun {TRAINER} $P')
+    )
+    assert [get_mode(run.imported.config) for run in runs] == ["fp16", "fp32"]
     assert all("fast" in run.source["run"] for run in runs)
     assert all(any("fast" in loss.field for loss in run.imported.unmapped) for run in runs)
 
@@ -188,26 +190,28 @@ def test_launches_beside_the_one_that_is_read_are_recorded() -> None:
 
 
 def test_a_launch_that_only_the_run_decides_is_kept_or_recorded() -> None:
-    runs = runs_of(script(f"torchrun pretrain_gpt.py $GPT_ARGS\npython {TRAINER} --bf16\npython eval.py $EVAL_ARGS\n"))
+    runs = import_runs(
+        script(f"torchrun pretrain_gpt.py $GPT_ARGS\npython {TRAINER} --bf16\npython eval.py $EVAL_ARGS\n")
+    )
     assert [run.system.name for run in runs] == ["megatron-lm", "huggingface"]
     assert {"$GPT_ARGS": None, "line 4, eval.py": "$EVAL_ARGS"}.items() <= lost(runs[0]).items()
 
 
 def test_what_the_shell_itself_drops_is_recorded() -> None:
     run = only(f"python {TRAINER} \\ \n  --bf16 \\\n  --tf32 True")
-    assert mode_of(run.imported.config) == "fp32"
+    assert get_mode(run.imported.config) == "fp32"
     assert any("options belong to no command" in loss.field for loss in run.imported.unmapped)
 
 
 def test_from_overrules_what_a_line_looks_like() -> None:
     run = only("python x.py --fp16", "huggingface")
-    assert (run.system.name, mode_of(run.imported.config)) == ("huggingface", "fp16")
+    assert (run.system.name, get_mode(run.imported.config)) == ("huggingface", "fp16")
 
 
-@pytest.mark.parametrize("system", sorted(set(MODULES) - {"megatron-lm"}))
+@pytest.mark.parametrize("system", sorted(set(SYSTEM_MODULES) - {"megatron-lm"}))
 def test_from_a_system_that_has_no_command_line_says_so(system: str) -> None:
     try:
-        runs = runs_of(script("python prep.py --input x"), system)
+        runs = import_runs(script("python prep.py --input x"), system)
     except BridgeError as error:
         assert str(error).startswith("run.sh")
     else:
@@ -215,24 +219,27 @@ def test_from_a_system_that_has_no_command_line_says_so(system: str) -> None:
 
 
 def test_a_program_is_no_configuration_of_the_trainer() -> None:
-    document = Document.of_text("TrainingArguments(bf16=True)", "x.py")
+    document = Document.from_text("TrainingArguments(bf16=True)", "x.py")
     with pytest.raises(PayloadError, match=r"^x.py: huggingface takes .*, and this is a Python program\. "):
-        runs_of(document, "huggingface")
+        import_runs(document, "huggingface")
 
 
 def test_a_complaint_of_an_import_names_the_file_and_the_run() -> None:
     with pytest.raises(PayloadError, match=r"^run.sh, line 2, run_clm.py: .*fp16"):
-        runs_of(script(f"python {TRAINER} --bf16 --fp16"))
+        import_runs(script(f"python {TRAINER} --bf16 --fp16"))
 
 
 def test_words_are_options_and_overrides() -> None:
-    words = CommandWords(
-        map(Word, ("fit", "--bf16", "--lr", "-1e-3", "--a-b=c", "++x.y=1", "~z=2", "x@k=v", "--last", "--lr", "2"))
+    words = CommandArguments(
+        map(ShellWord, ("fit", "--bf16", "--lr", "-1e-3", "--a-b=c", "++x.y=1", "~z=2", "x@k=v", "--last", "--lr", "2"))
     )
     assert words.options == {"bf16": True, "lr": "2", "a_b": "c", "last": True}
     assert words.overrides == {"x.y": "1", "x@k": "v"}
     assert words.loose == []
-    assert nested({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {"a": {"b": 2}, "c": {"d": {"e": 3, "f": 4}}}
+    assert nest_dotted_keys({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {
+        "a": {"b": 2},
+        "c": {"d": {"e": 3, "f": 4}},
+    }
 
 
 # -- lines that say too little, and ways that say nothing -------------------------------------------------------------
@@ -247,7 +254,7 @@ def test_words_are_options_and_overrides() -> None:
 )
 def test_two_options_of_a_trainer_without_one_of_training_are_no_training(text: str) -> None:
     with pytest.raises(PayloadError, match="whose arguments no system here knows"):
-        runs_of(script(text))
+        import_runs(script(text))
     assert only(f"{text} --bf16").system.name == "huggingface"
 
 
@@ -263,7 +270,7 @@ def test_a_branch_that_is_not_read_is_reported() -> None:
     assert found['line 3, run_clm.py; line 2, not [ -n "$MX" ]'] == "Accelerate"
     assert 'line 2, if [ -n "$MX" ]' in found
     with pytest.raises(PayloadError, match="looks like Accelerate"):
-        runs_of(script(BRANCHES), None, {"variables": "MX="})
+        import_runs(script(BRANCHES), None, {"variables": "MX="})
 
 
 def test_a_way_through_a_fragment_that_sets_nothing_is_told() -> None:

@@ -7,8 +7,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bridge.errors import PayloadError
-from bridge.read.text.composed import composed, is_open, resolved
-from bridge.read.text.dotted import value_at
+from bridge.read.text.inherited_config import read_inherited_config, is_unresolved, resolve_interpolations
+from bridge.read.text.dotted import get_dotted_value
 
 BASE = """
 policy:
@@ -50,8 +50,8 @@ def test_a_file_over_its_base_is_what_omegaconf_makes_of_them(child: Path) -> No
         wanted = OmegaConf.to_container(OmegaConf.merge(base, own), resolve=True)
     finally:
         OmegaConf.clear_resolver("mul")
-    config = composed(child, yaml.safe_load(child.read_text()))
-    assert resolved(config.values) == wanted
+    config = read_inherited_config(child, yaml.safe_load(child.read_text()))
+    assert resolve_interpolations(config.values) == wanted
     assert config.read == ["../base.yaml"]
     assert config.missing == []
     assert config.origins["policy.precision"] == "../base.yaml"
@@ -59,7 +59,7 @@ def test_a_file_over_its_base_is_what_omegaconf_makes_of_them(child: Path) -> No
 
 
 def test_a_base_that_is_not_there_is_named_and_the_file_counts_alone(tmp_path: Path) -> None:
-    config = composed(tmp_path / "a.yaml", {"defaults": ["gone.yaml", "${oc.env:X}"], "a": 1})
+    config = read_inherited_config(tmp_path / "a.yaml", {"defaults": ["gone.yaml", "${oc.env:X}"], "a": 1})
     assert config.values == {"a": 1}
     assert config.missing == ["gone.yaml", "${oc.env:X}"]
 
@@ -68,16 +68,18 @@ def test_files_that_inherit_in_a_circle_are_refused(tmp_path: Path) -> None:
     for name, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{name}.yaml").write_text(f"defaults: {other}.yaml\n")
     with pytest.raises(PayloadError, match="must not inherit from each other in a circle"):
-        composed(tmp_path / "a.yaml", {"defaults": "b.yaml"})
+        read_inherited_config(tmp_path / "a.yaml", {"defaults": "b.yaml"})
 
 
 def test_an_interpolation_that_only_the_run_decides_stays_as_it_is_written() -> None:
-    values = resolved({"a": "${oc.env:HOME}/x", "b": "${gone.key}", "c": "${a}", "d": "${d}", "e": "n-${c}"})
+    values = resolve_interpolations(
+        {"a": "${oc.env:HOME}/x", "b": "${gone.key}", "c": "${a}", "d": "${d}", "e": "n-${c}"}
+    )
     assert values == {"a": "${oc.env:HOME}/x", "b": "${gone.key}", "c": "${a}", "d": "${d}", "e": "n-${c}"}
-    assert all(is_open(value) for value in values.values())
+    assert all(is_unresolved(value) for value in values.values())
 
 
 def test_a_mandatory_value_leaves_the_value_of_the_base(child: Path) -> None:
-    config = composed(child, {"defaults": "../base.yaml", "policy": {"precision": "???", "new": "???"}})
-    assert value_at(config.values, "policy.precision") == "bfloat16"
-    assert is_open(value_at(config.values, "policy.new"))
+    config = read_inherited_config(child, {"defaults": "../base.yaml", "policy": {"precision": "???", "new": "???"}})
+    assert get_dotted_value(config.values, "policy.precision") == "bfloat16"
+    assert is_unresolved(get_dotted_value(config.values, "policy.new"))

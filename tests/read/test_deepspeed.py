@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read import deepspeed
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -37,7 +37,7 @@ def test_fp32_reduction_takes_two_settings() -> None:
 def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
     payload = json.loads(SAMPLE.read_text())
     imported = deepspeed.import_(payload, auto=auto)
-    assert mode_of(imported.config) == mode
+    assert get_mode(imported.config) == mode
     if auto is None:
         assert (imported.mode_is_stated, imported.semantics) == (False, "unstated")
         assert reasons(imported, "bf16.enabled") == ["unsupported"]
@@ -49,10 +49,10 @@ def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
 def test_without_a_block_the_trainer_decides(payload: dict[str, object]) -> None:
     imported = deepspeed.import_(payload)
     assert imported.decided_by == "the trainer that reads it (DeepSpeed 0.19.8 by itself keeps the model's own dtype)"
-    assert mode_of(imported.assume_default().config) == "fp32"
+    assert get_mode(imported.assume_default().config) == "fp32"
     for mode in ("bf16", "fp16", "fp32"):
         filled = deepspeed.import_(payload, auto=mode)
-        assert (mode_of(filled.config), filled.mode_is_stated) == (mode, True)
+        assert (get_mode(filled.config), filled.mode_is_stated) == (mode, True)
 
 
 @pytest.mark.parametrize("block", ["fp16", "bf16", "torch_autocast"])

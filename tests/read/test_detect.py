@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.convert.systems import MODULES, all_systems, detect, system
+from bridge.convert.systems import SYSTEM_MODULES, list_systems, detect_system, get_system
 from bridge.errors import PayloadError
-from bridge.read.foreign.table import table
-from bridge.read.system_signs import KINDS, TITLES, Candidate, candidates
+from bridge.read.foreign.table import load_table
+from bridge.read.system_signs import DOCUMENT_KINDS, SYSTEM_TITLES, Candidate, list_candidates
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -22,13 +22,13 @@ def test_importing_the_table_imports_no_system() -> None:
 
 
 def test_every_system_is_what_the_table_calls_it() -> None:
-    assert [one.name for one in all_systems()] == list(MODULES)
-    assert [*KINDS] == list(MODULES)
-    for one in all_systems():
-        assert one.title == (TITLES.get(one.name) or table(one.name).title)
-    assert system("Megatron_LM").name == "megatron-lm"
+    assert [one.name for one in list_systems()] == list(SYSTEM_MODULES)
+    assert [*DOCUMENT_KINDS] == list(SYSTEM_MODULES)
+    for one in list_systems():
+        assert one.title == (SYSTEM_TITLES.get(one.name) or load_table(one.name).title)
+    assert get_system("Megatron_LM").name == "megatron-lm"
     with pytest.raises(PayloadError, match="no system is called 'deepsped'. Did you mean 'deepspeed'?"):
-        system("deepsped")
+        get_system("deepsped")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_every_system_is_what_the_table_calls_it() -> None:
     ],
 )
 def test_a_sample_is_recognised_and_says_how(sample: str, name: str, evidence: str) -> None:
-    found, why = detect(Document.load(SAMPLES / sample))
+    found, why = detect_system(Document.load(SAMPLES / sample))
     assert found.name == name
     assert why.startswith(evidence)
 
@@ -67,7 +67,7 @@ def test_a_sample_is_recognised_and_says_how(sample: str, name: str, evidence: s
     ],
 )
 def test_short_files_are_told_apart(text: str, path: str, name: str) -> None:
-    assert detect(Document.of_text(text, path))[0].name == name
+    assert detect_system(Document.from_text(text, path))[0].name == name
 
 
 def test_what_nobody_recognises_is_an_error_that_lists_the_systems() -> None:
@@ -75,7 +75,7 @@ def test_what_nobody_recognises_is_an_error_that_lists_the_systems() -> None:
         PayloadError,
         match="x.yaml: no system is recognised in this yaml file. Name the system with --from: megatron-lm",
     ):
-        detect(Document.of_text("hello: world", "x.yaml"))
+        detect_system(Document.from_text("hello: world", "x.yaml"))
 
 
 def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
@@ -85,28 +85,30 @@ def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
         Candidate(system="megatron-lm", title="Megatron-LM", certainty=0.8, evidence="has a"),
         Candidate(system="nemo1", title="NeMo 1.x", certainty=0.78, evidence="has b"),
     ]
-    monkeypatch.setattr(module, "candidates", lambda document: tie)
-    document = Document.of_text("a: 1", "x.yaml")
+    monkeypatch.setattr(module, "list_candidates", lambda document: tie)
+    document = Document.from_text("a: 1", "x.yaml")
     with pytest.raises(PayloadError) as caught:
-        detect(document)
+        detect_system(document)
     assert str(caught.value) == (
         "x.yaml: could be 'megatron-lm' or 'nemo1' (megatron-lm: it has a; nemo1: it has b). Say which with --from."
     )
-    assert detect(document, "nemo1") == (system("nemo1"), "was named with --from")
+    assert detect_system(document, "nemo1") == (get_system("nemo1"), "was named with --from")
 
 
 def test_the_reference_lists_the_systems_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
-    for one in all_systems():
+    for one in list_systems():
         keys = ", ".join(f"`{key.name}`: {key.meaning}" for key in one.context) or "none"
-        assert f"| `{one.name}` | {one.title} | {one.version} | {', '.join(KINDS[one.name])} | {keys} |\n" in page
+        assert (
+            f"| `{one.name}` | {one.title} | {one.version} | {', '.join(DOCUMENT_KINDS[one.name])} | {keys} |\n" in page
+        )
 
 
 def test_targets_of_others_are_no_run_config_of_megatron_bridge() -> None:
     text = "model:\n  _target_: torch.nn.Linear\noptimizer:\n  _target_: torch.optim.Adam\n"
-    assert candidates(Document.of_text(text, "x.yaml")) == []
+    assert list_candidates(Document.from_text(text, "x.yaml")) == []
 
 
 def test_two_switches_alone_are_nobodys() -> None:
     with pytest.raises(PayloadError, match="no system is recognised"):
-        detect(Document.of_text('{"bf16": true, "fp16": false}', "x.json"))
+        detect_system(Document.from_text('{"bf16": true, "fp16": false}', "x.json"))

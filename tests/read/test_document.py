@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
 from bridge.read.text.document import MAX_BYTES, Document
 from tests.work import calls
@@ -15,7 +15,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
 
 
 def yaml_of(text: str):
-    return Document.of_text(text, "team.yaml").content
+    return Document.from_text(text, "team.yaml").content
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_bad_yaml_is_one_sentence_with_its_line(text: str, message: str, tmp_pat
 )
 def test_bad_json_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
-        _ = Document.of_text(text, "ds.json").content
+        _ = Document.from_text(text, "ds.json").content
     assert str(caught.value) == message
 
 
 def test_a_key_that_bears_on_no_precision_may_stand_twice_and_is_noted() -> None:
     text = "MODEL_ARGS:\n  --bf16: true\n  --ffn-hidden-size: 1\n  --num-layers: 2\n  --ffn-hidden-size: 4\n"
-    (run,) = runs_of(Document.of_text(text, "model_config.yaml"))
+    (run,) = import_runs(Document.from_text(text, "model_config.yaml"))
     assert run.imported.config.bf16
     (note,) = [entry for entry in run.imported.unmapped if entry.field == "--ffn-hidden-size"]
     assert (note.value, note.reason) == (4, "dead knob")
     assert note.detail == "line 5: the key stands twice in its mapping, and the last value counts"
     for key in ("--fp8-format", "--use-distributed-optimizer"):
         with pytest.raises(PayloadError, match=f"line 4: the key '{key}' must not stand twice"):
-            runs_of(Document.of_text(f"MODEL_ARGS:\n  {key}: 1\n  --bf16: true\n  {key}: 2\n", "m.yaml"))
+            import_runs(Document.from_text(f"MODEL_ARGS:\n  {key}: 1\n  --bf16: true\n  {key}: 2\n", "m.yaml"))
 
 
 def test_what_people_write_is_read_as_their_tools_read_it() -> None:
@@ -123,16 +123,16 @@ def test_what_people_write_is_read_as_their_tools_read_it() -> None:
 
 def test_json_with_comments_and_trailing_commas_is_taken() -> None:
     text = '{\n  // half\n  "fp16": {"enabled": true,}, # on\n  "url": "http://x//y", /* off */ "l": [1, 2,],\n}'
-    assert Document.of_text(text, "ds.json").content == {"fp16": {"enabled": True}, "url": "http://x//y", "l": [1, 2]}
+    assert Document.from_text(text, "ds.json").content == {"fp16": {"enabled": True}, "url": "http://x//y", "l": [1, 2]}
 
 
 def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfbf16: true\r\nfp8: hybrid\r\n")
     assert Document.load(tmp_path / "a.yaml").content == {"bf16": True, "fp8": "hybrid"}
     (tmp_path / "b.sh").write_bytes(b"torchrun pretrain_gpt.py \\\r\n  --bf16 \\\r\n  --num-layers 2\r\n")
-    from bridge.read.launch.alternatives import launches
+    from bridge.read.launch.script_launches import read_launches
 
-    (launch,) = launches(Document.load(tmp_path / "b.sh").text)
+    (launch,) = read_launches(Document.load(tmp_path / "b.sh").text)
     assert launch.arguments == ("--bf16", "--num-layers", "2")
 
 
@@ -149,7 +149,7 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) 
 )
 def test_what_is_no_text_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
-        Document.of_bytes(data, "x.yaml")
+        Document.from_bytes(data, "x.yaml")
     assert str(caught.value) == message
 
 
@@ -160,11 +160,11 @@ def test_what_cannot_be_read_is_refused(path: str) -> None:
 
 
 def test_several_yaml_documents_are_several_parts() -> None:
-    document = Document.of_text("---\nbf16: true\n---\n---\nfp16: true\n", "runs.yaml")
+    document = Document.from_text("---\nbf16: true\n---\n---\nfp16: true\n", "runs.yaml")
     assert document.contents == ({"bf16": True}, None, {"fp16": True})
     assert [part.content for part in document.parts] == [{"bf16": True}, {"fp16": True}]
     assert [part.part for part in document.parts] == [1, 2]
-    assert Document.of_text("a: 1", "one.yaml").parts[0].part is None
+    assert Document.from_text("a: 1", "one.yaml").parts[0].part is None
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_several_yaml_documents_are_several_parts() -> None:
     ],
 )
 def test_the_kind_is_told_by_name_or_contents(name: str, text: str, kind: str) -> None:
-    assert Document.of_text(text, name).kind == kind
+    assert Document.from_text(text, name).kind == kind
 
 
 def test_a_toml_that_no_system_reads_is_no_shell_script() -> None:
     text = '[tool.x]\ncommand = """\nfor\n"""\nARGS=(\nexport A=1\n'
     with pytest.raises(PayloadError, match=r"pyproject\.toml: must be TOML; Invalid value"):
-        runs_of(Document.of_text(text, "pyproject.toml"))
+        import_runs(Document.from_text(text, "pyproject.toml"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_toml_that_no_system_reads_is_no_shell_script() -> None:
 def test_a_large_file_is_read_or_refused_with_work_in_proportion_to_its_length(text: str) -> None:
     def read() -> None:
         with contextlib.suppress(PayloadError):
-            _ = Document.of_text(text, "x.yaml").content
+            _ = Document.from_text(text, "x.yaml").content
 
     assert calls(read) < 10_000 + 12 * len(text)
 
@@ -229,10 +229,10 @@ def test_a_named_pipe_is_refused_and_a_process_substitution_is_read(tmp_path: Pa
 def test_a_key_of_toml_with_more_parts_than_anybody_writes_is_refused_at_once(key: str) -> None:
     def read() -> None:
         with pytest.raises(PayloadError, match=r"x\.toml, line 2: a key must not have more than 64 parts, got more\. "):
-            runs_of(Document.of_text(f"[job]\n{key} = 1\n", "x.toml"))
+            import_runs(Document.from_text(f"[job]\n{key} = 1\n", "x.toml"))
 
     assert calls(read) < 10_000
-    assert Document.of_text(f"# {'.' * 200}\na = '{'.' * 200}'\n" + "a.b.c = 1\n" * 100, "x.toml").kind == "toml"
+    assert Document.from_text(f"# {'.' * 200}\na = '{'.' * 200}'\n" + "a.b.c = 1\n" * 100, "x.toml").kind == "toml"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +241,6 @@ def test_a_key_of_toml_with_more_parts_than_anybody_writes_is_refused_at_once(ke
 def test_looking_for_such_a_key_takes_no_work(text: str) -> None:
     def read() -> None:
         with contextlib.suppress(PayloadError):
-            Document.of_text(text, "x.toml")
+            Document.from_text(text, "x.toml")
 
     assert calls(read) < 10_000

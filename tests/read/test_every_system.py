@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bridge.convert import systems
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.megatron_lm.stage_files import LAYOUT
-from bridge.read.system_signs import KINDS
+from bridge.read.megatron_lm.stage_files import LAYOUT_KEYS
+from bridge.read.system_signs import DOCUMENT_KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import (
@@ -35,7 +35,9 @@ MEGATRONS = ("megatron_bridge", "megatron_lm", "nemo1", "nemo2")
 """These write for Megatron Core; what they export is tested in their own files, with their own readers."""
 WRITTEN_PART = "torch_autocast"
 """Of DeepSpeed: it is written and not read."""
-MODULES = {name: importlib.import_module(systems.MODULES[name.replace("_", "-")]) for name in (*NAMES, *MEGATRONS)}
+MODULES = {
+    name: importlib.import_module(systems.SYSTEM_MODULES[name.replace("_", "-")]) for name in (*NAMES, *MEGATRONS)
+}
 KEYS = {
     "axolotl": "bf16 fp16 fp8 fp8_config recipe fp8_enable_fsdp_float8_all_gather fsdp_version fsdp_config tf32 "
     "bfloat16 float16 float32 adapter load_in_8bit optimizer deepspeed fsdp torch_compile attn_implementation "
@@ -160,7 +162,7 @@ def test_every_recipe_leaves_and_returns(system: ModuleType) -> None:
         exported = system.export(config)
         check_export(config, exported)
         text = system.SYSTEM.write(exported.payload)
-        again = json.loads(text) if KINDS[system.SYSTEM.name][0] == "json" else yaml.safe_load(text)
+        again = json.loads(text) if DOCUMENT_KINDS[system.SYSTEM.name][0] == "json" else yaml.safe_load(text)
         if WRITTEN_PART not in exported.payload:
             check_return(config, exported, system.import_(again))
 
@@ -179,7 +181,7 @@ def test_a_config_that_can_never_be_right_is_refused(system: ModuleType) -> None
 def test_importing_the_systems_imports_no_framework() -> None:
     code = (
         "import sys\n"
-        f"for module in {[systems.MODULES[name] for name in NAMES]}: __import__(module)\n"
+        f"for module in {[systems.SYSTEM_MODULES[name] for name in NAMES]}: __import__(module)\n"
         "print([m for m in ('torch', 'transformers', 'torchao', 'deepspeed', 'megatron')"
         " if m in sys.modules])"
     )
@@ -214,5 +216,5 @@ def test_each_key_of_the_context_is_an_argument_of_the_functions_it_names() -> N
         for key in module.SYSTEM.context:
             for use, function in (("import", module.SYSTEM.import_), ("export", module.SYSTEM.export)):
                 parameters = inspect.signature(function).parameters
-                takes = key.name in parameters or ("layout" in parameters and key in LAYOUT)
+                takes = key.name in parameters or ("layout" in parameters and key in LAYOUT_KEYS)
                 assert takes is (use in key.use), f"{name}: {use} takes {key.name}: {takes}"

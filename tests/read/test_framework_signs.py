@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
-from bridge.precision.statements import stated_values
+from bridge.precision.statements import get_stated_values
 from bridge.read import framework_signs
-from bridge.read.foreign.row_files import rows
-from bridge.read.launch.alternatives import launches
+from bridge.read.foreign.row_files import load_rows
+from bridge.read.launch.script_launches import read_launches
 from bridge.read.text.document import Document
 
 NEMO_RL = (
@@ -198,7 +198,7 @@ def test_the_trainer_of_transformers_in_ms_swift_is_converted_and_not_planned(fo
 
 @pytest.mark.parametrize("command", LEFT_ALONE)
 def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: str) -> None:
-    assert framework_signs.recognise_first(launches(f"#!/bin/bash\n{command}\n")) is None
+    assert framework_signs.recognise_first_launch(read_launches(f"#!/bin/bash\n{command}\n")) is None
 
 
 @pytest.mark.parametrize(
@@ -214,12 +214,12 @@ def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: 
     ],
 )
 def test_a_part_of_a_word_is_no_import(text: str) -> None:
-    assert framework_signs.recognise_file(Document.of_text(text, "a.py")) is None
+    assert framework_signs.recognise_file(Document.from_text(text, "a.py")) is None
 
 
 def test_a_launch_of_a_framework_next_to_one_that_is_read_is_named_in_its_report() -> None:
     text = "#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 --num-layers 2\npython3 -m verl.trainer.main_ppo a=fp8\n"
-    (run,) = runs_of(Document.of_text(text, "run.sh"))
+    (run,) = import_runs(Document.from_text(text, "run.sh"))
     (left,) = [one for one in run.imported.unmapped if one.value == "verl"]
     assert left.detail.startswith("it starts `verl.trainer.main_ppo`, so that it looks like verl, which trains on")
     assert left.detail.endswith("and is not read")
@@ -240,9 +240,9 @@ def test_a_file_of_flagscale_is_converted_and_checked(folder: Path, capsys) -> N
         "system: {use_distributed_optimizer: true, precision: {fp16: true, accumulate_allreduce_grads_in_fp32: true}}\n"
     )
     (folder / "train.yaml").write_text(f"{text}model: {{num_layers: 2, optimizer: {{initial_loss_scale: 1024}}}}\n")
-    (run,) = runs_of(Document.load("train.yaml"))
+    (run,) = import_runs(Document.load("train.yaml"))
     assert run.system.name == "megatron-lm"
-    assert stated_values(run.imported.config)["initial_loss_scale"] == 1024.0
+    assert get_stated_values(run.imported.config)["initial_loss_scale"] == 1024.0
     assert run.imported.config.fp16
     assert main(["check", "--config", "train.yaml"]) == 0
     assert "Read as a run of FlagScale, by its code" in capsys.readouterr().out
@@ -255,23 +255,23 @@ def test_the_command_in_a_refusal_can_be_typed_for_a_name_with_a_space(folder: P
 
 
 def test_a_system_that_is_named_reads_a_file_of_a_framework_too() -> None:
-    document = Document.of_text(SWIFT, "sft.yaml")
+    document = Document.from_text(SWIFT, "sft.yaml")
     with pytest.raises(PayloadError, match="looks like ms-swift"):
-        runs_of(document)
-    (run,) = runs_of(document, "megatron-lm")
+        import_runs(document)
+    (run,) = import_runs(document, "megatron-lm")
     assert run.imported.config.bf16
 
 
 def test_the_reference_lists_the_frameworks_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
-    for name, row in rows("frameworks")["frameworks"].items():
+    for name, row in load_rows("frameworks")["frameworks"].items():
         packages = ", ".join(f"`{one}`" for one in row["modules"].split())
         assert f"| {name} | {packages} | {row['runs']} |\n" in page
 
 
 def test_every_row_of_the_table_can_be_recognised() -> None:
-    for name, row in rows("frameworks")["frameworks"].items():
+    for name, row in load_rows("frameworks")["frameworks"].items():
         for package in row["modules"].split():
-            found = framework_signs.recognise_file(Document.of_text(f"import {package}.x\n", "a.py"))
+            found = framework_signs.recognise_file(Document.from_text(f"import {package}.x\n", "a.py"))
             assert found is not None
             assert found.name == name

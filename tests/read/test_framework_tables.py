@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from bridge.read.framework.table import FrameworkTable, framework_table, table_names
-from bridge.read.megatron_lm.unread import UNREAD
-from bridge.read.start import Start
-from bridge.target.fields import FIELDS
+from bridge.read.framework.framework_table import FrameworkTable, load_framework_table, list_table_names
+from bridge.read.megatron_lm.unread_options import UNREAD_ARGUMENTS
+from bridge.read.startup_rows import StartupSettings
+from bridge.target.fields import OWNER_FIELDS
 
-TABLES = table_names()
+TABLES = list_table_names()
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:\.\w+)?")
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_fact_of_a_table_names_a_file_of_one_commit(name: str) -> None:
-    table = framework_table(name)
+    table = load_framework_table(name)
     assert re.fullmatch(r"[0-9a-f]{40}", table.commit)
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", table.date)
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", table.repository)
-    facts = [*table.start, *table.own, *table.variables, *table.drops, *table.environment.values()]
+    facts = [*table.start, *table.own, *table.variables, *table.dropped_options, *table.environment.values()]
     assert facts
     for fact in facts:
         assert FILE.match(fact.source), fact
@@ -31,9 +31,9 @@ def test_every_fact_of_a_table_names_a_file_of_one_commit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_setting_of_a_table_is_one_of_megatrons(name: str) -> None:
-    for path in settings_in(framework_table(name)):
+    for path in settings_in(load_framework_table(name)):
         role, _, field = path.partition(".")
-        assert field in FIELDS[role], path
+        assert field in OWNER_FIELDS[role], path
 
 
 def settings_in(table: FrameworkTable) -> set[str]:
@@ -42,22 +42,22 @@ def settings_in(table: FrameworkTable) -> set[str]:
     for row in table.start:
         found |= {*row.sets, *row.copies, *row.copies.values(), *row.when, *row.unless, *row.where, *row.where_not}
     for own in (*table.own, *table.variables):
-        found |= set(own.opens)
-    return {path for path in found if path.partition(".")[0] in FIELDS}
+        found |= set(own.opened_settings)
+    return {path for path in found if path.partition(".")[0] in OWNER_FIELDS}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_harmless_name_hides_no_argument_that_is_named_as_unread(name: str) -> None:
-    for row in framework_table(name).own:
-        if not row.says and not row.opens:
-            assert not [argument for argument in UNREAD if row.names.fullmatch(argument)], row.purpose
+    for row in load_framework_table(name).own:
+        if not row.sentence and not row.opened_settings:
+            assert not [argument for argument in UNREAD_ARGUMENTS if row.names.fullmatch(argument)], row.purpose
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_words_of_a_table_can_be_put_in_a_sentence(name: str) -> None:
-    table = framework_table(name)
+    table = load_framework_table(name)
     for row in (*table.own, *table.variables):
-        assert "{" not in row.says.format(option="--x", value="1")
+        assert "{" not in row.sentence.format(option="--x", value="1")
 
 
 def test_the_page_of_frameworks_is_what_the_tables_say() -> None:
@@ -67,5 +67,5 @@ def test_the_page_of_frameworks_is_what_the_tables_say() -> None:
 
 
 def test_an_unknown_setting_of_a_start_has_no_value() -> None:
-    start = Start(sections={"model": {}}, own_fields={"argument.mock_data": True}, gpus=None)
+    start = StartupSettings(sections={"model": {}}, own_fields={"argument.mock_data": True}, gpus=None)
     assert start.value("argument.mock_data") is True

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.convert.conversion import plain, runs_of
-from bridge.convert.systems import MODULES
+from bridge.convert.conversion import to_plain_data, import_runs
+from bridge.convert.systems import SYSTEM_MODULES
 from bridge.errors import BridgeError
 from bridge.read.foreign.semantics import SEMANTICS
 from bridge.read.text.document import Document
@@ -56,9 +56,9 @@ SPLICES = [
 def survives(data: bytes, name: str, chosen: str | None = None) -> None:
     def read() -> None:
         try:
-            for run in runs_of(Document.of_bytes(data, name), chosen):
+            for run in import_runs(Document.from_bytes(data, name), chosen):
                 assert run.imported.semantics in SEMANTICS
-                assert isinstance(plain(run.imported.config.to_dict()), dict)
+                assert isinstance(to_plain_data(run.imported.config.to_dict()), dict)
         except BridgeError as error:
             assert "Traceback" not in str(error)
             assert len(str(error)) < 1500
@@ -67,7 +67,7 @@ def survives(data: bytes, name: str, chosen: str | None = None) -> None:
 
 
 @FUZZ
-@given(data=st.binary(max_size=300), name=st.sampled_from(NAMES), chosen=st.sampled_from([None, *MODULES]))
+@given(data=st.binary(max_size=300), name=st.sampled_from(NAMES), chosen=st.sampled_from([None, *SYSTEM_MODULES]))
 def test_random_bytes(data: bytes, name: str, chosen: str | None) -> None:
     survives(data, name, chosen)
 
@@ -94,7 +94,7 @@ def test_truncated_samples(sample: Path) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
 def test_every_sample_as_every_system(sample: Path) -> None:
-    for chosen in MODULES:
+    for chosen in SYSTEM_MODULES:
         survives(sample.read_bytes(), sample.name, chosen)
 
 
@@ -108,9 +108,9 @@ def test_every_sample_as_every_system(sample: Path) -> None:
     name=st.sampled_from(["megatron-lm", "megatron-bridge", "nemo1", "nemo2"]),
 )
 def test_mappings_of_wrong_types(payload: object, name: str) -> None:
-    from bridge.convert.systems import system
+    from bridge.convert.systems import get_system
 
     try:
-        system(name).import_(payload)
+        get_system(name).import_(payload)
     except BridgeError as error:
         assert "\n" not in str(error)

@@ -8,10 +8,10 @@ from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.read.foreign.effective_fields import effective_fields
+from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig, faults_of
+from bridge.registry.config import MixedPrecisionConfig, find_config_faults
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 from tests.read.properties import check_export, check_return, configs, reasons
 
@@ -33,7 +33,7 @@ def test_every_field_but_tf32_and_autocast_returns(config: MixedPrecisionConfig)
 def test_every_recipe_returns_by_name_in_every_shape(shape: str) -> None:
     for name in NAMES:
         text = megatron_bridge.SYSTEM.write(megatron_bridge.export(REGISTRY.get(name), shape=shape).payload)
-        assert megatron_bridge.import_(Document.of_text(text, "mp.yaml").content).recipe == name
+        assert megatron_bridge.import_(Document.from_text(text, "mp.yaml").content).recipe == name
 
 
 def test_saved_runs_spell_dtypes_as_targets_and_overrides_as_strings() -> None:
@@ -92,7 +92,7 @@ def test_first_and_last_layers_alone_keep_none() -> None:
     imported = megatron_bridge.import_({"bf16": True, "fp8": "hybrid", "first_last_layers_bf16": True})
     assert imported.config.num_layers_at_start_in_bf16 == 0
     assert reasons(imported, "num_layers_at_start_in_bf16") == ["implied default"]
-    assert faults_of(imported.config)
+    assert find_config_faults(imported.config)
 
 
 def test_defaults_that_decide_are_implied() -> None:
@@ -124,7 +124,7 @@ def test_fields_of_megatrons_own_go_to_the_sections_that_hold_them_and_come_back
         assert report.payload["optimizer"] == {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype}
         back = megatron_bridge.import_(report.payload)
         assert (back.recipe, back.unmapped) == ("bf16_mixed", ())
-        assert effective_fields(back.config) == effective_fields(config)
+        assert compute_effective_fields(back.config) == compute_effective_fields(config)
 
 
 def test_without_mixed_precision_the_owners_decide() -> None:

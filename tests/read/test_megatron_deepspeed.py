@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.convert.conversion import runs_of
+from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.text.document import Document
@@ -20,7 +20,7 @@ SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_windo
 
 
 def only(script: str) -> ImportReport:
-    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    (run,) = megatron_lm.import_all(Document.from_text(script, "run.sh"))
     return run
 
 
@@ -31,7 +31,7 @@ def written(block: str) -> str:
 @pytest.mark.parametrize("options", ["--deepspeed_config ds.json", "--deepspeed_config=$FILE", ""])
 def test_what_the_engines_file_decides_is_left_open(options: str) -> None:
     run = only(f"{RUN} {options}")
-    assert (mode_of(run.config), run.recipe) == ("fp16", None)
+    assert (get_mode(run.config), run.recipe) == ("fp16", None)
     assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
     (loss,) = [loss for loss in run.unmapped if loss.field.startswith("--deepspeed")]
     assert loss.reason == "unsupported"
@@ -58,7 +58,7 @@ def test_a_file_that_the_script_writes_and_changes_is_named(change: str) -> None
 def test_a_file_that_the_script_writes_decides(mode: str) -> None:
     run = only(f"{written(BLOCK)}{RUN.replace('--fp16', mode)} --loss-scale 12 --deepspeed_config ds.json")
     assert run.decided_by is None
-    assert (mode_of(run.config), run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
+    assert (get_mode(run.config), run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
     assert run.config.loss_scale is None
     assert [one for one in run.unmapped if one.field.startswith("heredoc")] == []
     (record,) = [one for one in run.unmapped if one.field == "--deepspeed_config"]
@@ -69,9 +69,9 @@ def test_a_file_next_to_the_script_decides_too(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(f"{{{BLOCK}}}")
     (tmp_path / "run.sh").write_text(f"{RUN} --deepspeed_config ds.json")
     (run,) = megatron_lm.import_all(Document.load(tmp_path / "run.sh"))
-    assert (mode_of(run.config), run.config.initial_loss_scale) == ("fp16", 1024)
+    assert (get_mode(run.config), run.config.initial_loss_scale) == ("fp16", 1024)
 
 
 def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:
     with pytest.raises(PayloadError, match="takes its precision from ds.json"):
-        runs_of(Document.of_text(f"{written(BLOCK)}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
+        import_runs(Document.from_text(f"{written(BLOCK)}deepspeed train.py --deepspeed_config ds.json", "run.sh"))

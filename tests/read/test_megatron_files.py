@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from bridge.convert.conversion import runs_of
-from bridge.convert.systems import detect
+from bridge.convert.conversion import import_runs
+from bridge.convert.systems import detect_system
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.recognition import recognise
@@ -16,7 +16,7 @@ from tests.read.properties import reasons
 
 
 def read(text: str, name: str = "run.sh") -> ImportReport:
-    (run,) = megatron_lm.import_all(megatron_lm.read(Document.of_text(text, name)))
+    (run,) = megatron_lm.import_all(megatron_lm.read(Document.from_text(text, name)))
     return run
 
 
@@ -32,10 +32,10 @@ TRAINER = (
 
 @pytest.mark.parametrize(("text", "mode", "recipe"), [(MODEL, "bf16", "bf16_mixed"), (TRAINER, "fp32", None)])
 def test_a_file_of_bare_arguments_is_recognised(text: str, mode: str, recipe: str | None) -> None:
-    document = Document.of_text(text, "args.yaml")
-    assert detect(document)[0].name == "megatron-lm"
+    document = Document.from_text(text, "args.yaml")
+    assert detect_system(document)[0].name == "megatron-lm"
     run = read(text, "args.yaml")
-    assert (mode_of(run.config), run.recipe) == (mode, recipe)
+    assert (get_mode(run.config), run.recipe) == (mode, recipe)
 
 
 def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() -> None:
@@ -45,7 +45,7 @@ def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() 
     assert (entry.field, entry.reason) == ("mode", "unsupported")
     assert entry.detail == "nothing in the file states it; the command line that names this file decides"
     assumed = run.assume_default()
-    assert (assumed.mode_is_stated, mode_of(assumed.config), assumed.recipe) == (True, "fp32", "fp32")
+    assert (assumed.mode_is_stated, get_mode(assumed.config), assumed.recipe) == (True, "fp32", "fp32")
     assert [(entry.field, entry.reason) for entry in assumed.unmapped] == [("mode", "implied default")]
 
 
@@ -65,7 +65,7 @@ def test_an_argument_file_that_switches_a_mode_off_states_fp32() -> None:
     ],
 )
 def test_a_file_that_may_be_another_systems_is_not(text: str) -> None:
-    assert recognise(Document.of_text(text, "a.yaml")) is None
+    assert recognise(Document.from_text(text, "a.yaml")) is None
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_a_fragment_whose_arguments_are_not_all_is_no_fp32_run() -> None:
 
 def test_each_way_through_a_fragment_is_told() -> None:
     script = 'if [ -n "$F" ]; then P="--bf16 --fp8-format hybrid"; else P=""; fi\nexport ARGS="--num-layers 2 $P"\n'
-    second, first = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    second, first = megatron_lm.import_all(Document.from_text(script, "run.sh"))
     assert (first.config.fp8, first.label) == ("hybrid", 'arguments in P, ARGS; line 1, if [ -n "$F" ]')
     assert second.label == 'arguments in ARGS; line 1, not [ -n "$F" ]'
     assert [loss.field for loss in second.unmapped] == ["launch", "mode", 'line 1, not [ -n "$F" ]']
 
 
 def test_a_script_that_starts_nothing_says_so() -> None:
-    (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
+    (run,) = megatron_lm.import_all(Document.from_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
     assert [loss.field for loss in run.unmapped] == ["launch", "mode", "source ./CONFIG.sh"]
     assert run.recipe is None
 
@@ -149,7 +149,7 @@ def test_a_script_that_starts_nothing_says_so() -> None:
     "program", ["-m examples.inference.launch_inference_server", "tools/run_text_generation_server.py"]
 )
 def test_inference_is_kept_and_told(program: str) -> None:
-    (run,) = runs_of(Document.of_text(f"torchrun {program} --num-layers 2 --bf16", "run.sh"))
+    (run,) = import_runs(Document.from_text(f"torchrun {program} --num-layers 2 --bf16", "run.sh"))
     assert run.imported.config.bf16
     first = run.imported.unmapped[0]
     assert (first.field, first.reason) == (run.imported.label, "semantics")
@@ -168,12 +168,12 @@ def test_inference_is_kept_and_told(program: str) -> None:
 )
 def test_another_systems_program_is_not_megatrons(script: str, says: str) -> None:
     with pytest.raises(PayloadError, match=says):
-        runs_of(Document.of_text(script, "run.sh"))
+        import_runs(Document.from_text(script, "run.sh"))
 
 
 def test_a_tool_beside_a_training_is_no_run() -> None:
     script = "python tools/convert_data.py --in x\ntorchrun pretrain_gpt.py $GPT_ARGS"
-    (run,) = runs_of(Document.of_text(script, "run.sh"))
+    (run,) = import_runs(Document.from_text(script, "run.sh"))
     assert run.source["run"] == "line 2, pretrain_gpt.py"
 
 
@@ -184,6 +184,6 @@ def test_only_model_args_are_runs_where_a_file_has_them() -> None:
         "MODEL_ARGS_2:\n  <<: *base\n  --fp8-format: hybrid\n"
         "THROUGHPUT_TEST_PARAMS:\n  --start_step: 5\n"
     )
-    first, second = runs_of(Document.of_text(text, "model_config.yaml"))
+    first, second = import_runs(Document.from_text(text, "model_config.yaml"))
     assert [run.imported.label for run in (first, second)] == ["MODEL_ARGS", "MODEL_ARGS_2"]
     assert [run.imported.config.fp8 for run in (first, second)] == [None, "hybrid"]

@@ -12,15 +12,15 @@ from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.precision.mode import mode_of, scheme_of
-from bridge.read.foreign.effective_fields import effective_fields
+from bridge.precision.mode import get_mode, get_scheme
+from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_lm import importer as megatron_lm
-from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
+from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH_PATTERN, get_dest
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.sync.routes import FIRST, routes_of
-from bridge.target.fields import DEFAULTS
+from bridge.sync.routes import OLDEST_VERSION, get_routes
+from bridge.target.fields import OWNER_DEFAULTS
 from tests import releases
 from tests.read.properties import check_export, check_return, configs, reasons
 
@@ -45,7 +45,7 @@ def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecis
 @pytest.mark.parametrize("name", [recipe.name for recipe in REGISTRY.recipes() if "misnamed" not in recipe.tags])
 def test_every_recipe_returns_by_name_through_a_script(name: str) -> None:
     exported = megatron_lm.export(REGISTRY.get(name))
-    script = Document.of_text(megatron_lm.write(exported.payload), "args.sh")
+    script = Document.from_text(megatron_lm.write(exported.payload), "args.sh")
     (imported,) = megatron_lm.import_all(script)
     assert imported.mode_is_stated is any(word in ("--bf16", "--fp16") for word in exported.payload)
     assert imported.assume_default().recipe == (name if not exported.unmapped else "fp32")
@@ -98,7 +98,7 @@ def test_our_rows_are_megatrons_flags_with_megatrons_defaults(parser) -> None:
             assert [by_dest[name].default] == [*row.harmless], name
             checked += 1
     assert checked > 15
-    assert [name for name, action in actions.items() if SWITCH.fullmatch(name) and action.nargs != 0] == []
+    assert [name for name, action in actions.items() if SWITCH_PATTERN.fullmatch(name) and action.nargs != 0] == []
     assert actions["--fp8-recipe"].default == "delayed"
 
 
@@ -110,10 +110,10 @@ def test_our_rows_reach_fields_of_megatrons_configs(megatron_owners) -> None:
         "grad_reduce_in_fp32": ("ddp", "grad_reduce_in_fp32"),
         "autocast_enabled": ("model", "enable_autocast"),
     }
-    homes |= {field: (routes_of(field)[0].owner, field) for field in MEGATRON_FIELDS}
+    homes |= {field: (get_routes(field)[0].owner, field) for field in MEGATRON_FIELDS}
     for flag in FLAGS:
-        if flag.field in MEGATRON_FIELDS and routes_of(flag.field)[0].since != FIRST:  # not in every release
-            assert flag.field in DEFAULTS[homes[flag.field][0]]
+        if flag.field in MEGATRON_FIELDS and get_routes(flag.field)[0].since != OLDEST_VERSION:  # not in every release
+            assert flag.field in OWNER_DEFAULTS[homes[flag.field][0]]
             continue
         owner, attribute = homes.get(flag.field, ("model", flag.field))
         assert hasattr(owners[owner], attribute) or hasattr(owners["optimizer"], attribute), flag.option
@@ -232,7 +232,7 @@ def test_flags_of_old_releases_are_known() -> None:
 
 @pytest.mark.parametrize("option", sorted(f"--{name.replace('_', '-')}" for name in OTHER_SETTINGS))
 def test_a_setting_without_a_field_is_reported_and_its_default_is_not(option: str) -> None:
-    row = OTHER_SETTINGS[dest(option)]
+    row = OTHER_SETTINGS[get_dest(option)]
     (default,) = row.harmless
     words = ("--bf16", option) if default is False else ("--bf16", option, "bf16" if default != "bf16" else "mxfp8")
     assert reasons(read(*words), option) == [row.reason]
@@ -346,14 +346,14 @@ def test_branches_that_matter_are_both_reported() -> None:
     assert (with_fp8.config.fp8_recipe, without.recipe) == ("mxfp8", "bf16_mixed")
     assert 'line 13, if [ "$USE_FP8" = "1" ]' in with_fp8.label
     assert reasons(without, "line 7, if [[ $PRECISION == bf16 ]]") == ["unsupported"]
-    assert (mode_of(with_fp16.config), "line 9, elif [[ $PRECISION == fp16 ]]" in with_fp16.label) == ("fp16", True)
+    assert (get_mode(with_fp16.config), "line 9, elif [[ $PRECISION == fp16 ]]" in with_fp16.label) == ("fp16", True)
     (half,) = sample("branches.sh", variables={"PRECISION": "fp16", "1": "0"})
     assert (half.config.fp16, half.config.loss_scale) == (True, 4096)
 
 
 def test_each_of_several_launches_is_a_run() -> None:
     runs = sample("several.sh")
-    assert [(mode_of(run.config) if run.mode_is_stated else None, scheme_of(run.config)) for run in runs] == [
+    assert [(get_mode(run.config) if run.mode_is_stated else None, get_scheme(run.config)) for run in runs] == [
         ("fp16", None),
         (None, None),
         ("bf16", "blockwise"),
@@ -369,7 +369,7 @@ def test_a_file_of_arguments_that_others_source_is_read() -> None:
 
 def test_the_awkward_script_is_read() -> None:
     runs = sample("awkward.sh")
-    assert [(mode_of(run.config), run.config.fp8, run.config.tf32) for run in runs] == [
+    assert [(get_mode(run.config), run.config.fp8, run.config.tf32) for run in runs] == [
         ("bf16", None, False),
         ("fp16", None, False),
         ("fp32", None, False),
@@ -404,11 +404,14 @@ def test_an_argument_file_of_underscored_keys_is_read() -> None:
 
 
 def test_arguments_as_one_string_are_read() -> None:
-    assert effective_fields(megatron_lm.import_(["--bf16", "--fp4-format", "e2m1"]).config)["fp4_recipe"] == "nvfp4"
+    assert (
+        compute_effective_fields(megatron_lm.import_(["--bf16", "--fp4-format", "e2m1"]).config)["fp4_recipe"]
+        == "nvfp4"
+    )
 
 
 def test_an_unresolved_variable_leaves_the_mode_unstated() -> None:
-    (run,) = megatron_lm.import_all(Document.of_text("torchrun pretrain_gpt.py --num-layers 2 $MODEL_ARGS", "run.sh"))
+    (run,) = megatron_lm.import_all(Document.from_text("torchrun pretrain_gpt.py --num-layers 2 $MODEL_ARGS", "run.sh"))
     assert run.decided_by == "$MODEL_ARGS, which only the run knows,"
     assert run.semantics == "unstated"
 

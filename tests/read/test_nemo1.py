@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.nemo import nemo1
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
@@ -53,7 +53,7 @@ def test_what_nemo_can_say_returns_by_name_through_omegaconf(name: str) -> None:
     ],
 )
 def test_precisions_are_those_nemo_takes(said: Any, mode: str) -> None:
-    assert mode_of(read(said).config) == mode
+    assert get_mode(read(said).config) == mode
 
 
 @pytest.mark.parametrize("said", ["bf16-true", "64", "fp8", True])
@@ -253,10 +253,10 @@ def test_references_come_to_what_omegaconf_makes_of_them(written: str, dtype: st
         "trainer": {"precision": written, "other": "16-mixed"},
         "model": {"megatron_amp_O2": True},
     }
-    assert mode_of(nemo1.import_(payload).config) == dtype
+    assert get_mode(nemo1.import_(payload).config) == dtype
     omegaconf = pytest.importorskip("omegaconf", reason="needs omegaconf")
     real = omegaconf.OmegaConf.create(payload).trainer.precision
-    assert mode_of(nemo1.import_({**payload, "trainer": {"precision": real}}).config) == dtype
+    assert get_mode(nemo1.import_({**payload, "trainer": {"precision": real}}).config) == dtype
 
 
 @pytest.mark.parametrize("written", ["${oc.env:PRECISION,bf16}", "${multiply:8,2}", "${exp.precision}", "???"])
@@ -285,7 +285,7 @@ def test_the_shipped_files_are_read() -> None:
         "model.fp8_interval",
     }
     old = nemo1.import_(Document.load(SAMPLES / "megatron_gpt_config_old.yaml").content)
-    assert (old.semantics, mode_of(old.config), old.config.fp8) == ("amp_o1", "fp16", None)
+    assert (old.semantics, get_mode(old.config), old.config.fp8) == ("amp_o1", "fp16", None)
 
 
 def test_every_setting_of_the_shipped_files_that_bears_on_precision_is_accounted_for() -> None:

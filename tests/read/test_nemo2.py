@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
 from bridge.read.nemo import nemo2
 from bridge.read.text.document import Document
@@ -35,7 +35,7 @@ def test_half_precision_creates_weights_in_fp32_unless_said() -> None:
 @pytest.mark.parametrize("said", ["bf16-true", "32-true", "64", "bf61"])
 def test_an_unknown_precision_silently_trains_in_fp32(said: str) -> None:
     imported = nemo2.import_({"precision": said})
-    assert mode_of(imported.config) == "fp32"
+    assert get_mode(imported.config) == "fp32"
     assert reasons(imported, "precision") == ["semantics"]
 
 
@@ -65,7 +65,7 @@ def test_fp4_weights_cannot_be_said() -> None:
     assert exported.payload["fp4"] == "e2m1"
 
 
-@pytest.mark.parametrize(("theirs", "ours"), nemo2.RECIPES.items())
+@pytest.mark.parametrize(("theirs", "ours"), nemo2.RECIPE_ARGUMENTS.items())
 def test_recipes_are_known_by_name(theirs: str, ours: str) -> None:
     imported = nemo2.import_(theirs)
     assert imported.recipe == ours
@@ -107,7 +107,7 @@ def test_python_is_read_and_never_run(capfd) -> None:
 )
 def test_python_that_says_nothing_is_refused(text: str, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
-        nemo2.import_(Document.of_text(text, "plugin.py"))
+        nemo2.import_(Document.from_text(text, "plugin.py"))
     assert str(caught.value) == message
 
 
@@ -137,7 +137,7 @@ def test_a_precision_that_only_the_run_decides_is_called_that(argument: str) -> 
 
 def test_positional_arguments_of_the_plugin_are_read_by_their_place() -> None:
     text = "MegatronMixedPrecision('bf16-mixed', torch.bfloat16, torch.bfloat16, None, False, False, 'hybrid')"
-    imported = nemo2.import_(Document.of_text(text, "plugin.py"))
+    imported = nemo2.import_(Document.from_text(text, "plugin.py"))
     said = imported.config.to_dict()
     assert (said["params_dtype"], said["pipeline_dtype"], said["grad_reduce_in_fp32"]) == ("bf16", "bf16", False)
     assert reasons(imported, "argument 7") == ["unsupported"]

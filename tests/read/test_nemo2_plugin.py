@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from bridge.precision.mode import mode_of
-from bridge.precision.values import TORCH_NAMES, dtype_token
+from bridge.precision.mode import get_mode
+from bridge.precision.coercion import TORCH_NAMES, parse_dtype
 from bridge.read.nemo import nemo2
 from bridge.registry.config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
@@ -63,7 +63,7 @@ def constructed(nemo: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the real plugin holds, in a recipe's words."""
     made = nemo.plugin(**arguments).dtype_config
     held = {field.name: getattr(made, field.name) for field in fields(made)}
-    return {name: dtype_token(value) if isinstance(value, torch.dtype) else value for name, value in held.items()}
+    return {name: parse_dtype(value) if isinstance(value, torch.dtype) else value for name, value in held.items()}
 
 
 def real(payload: dict[str, Any]) -> dict[str, Any]:
@@ -78,19 +78,19 @@ def agrees(held: dict[str, Any], config: MixedPrecisionConfig) -> dict[str, tupl
     return {name: (value, held[name]) for name, value in said.items() if name in held and held[name] != value}
 
 
-@pytest.mark.parametrize("name", nemo2.RECIPES)
+@pytest.mark.parametrize("name", nemo2.RECIPE_ARGUMENTS)
 def test_a_recipe_of_nemo_is_what_we_say_it_is(nemo: Any, name: str) -> None:
     arguments = vars(getattr(nemo.recipes, name)())
     held = constructed(nemo, arguments)
     written = {key: str(value) if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
     assert agrees(held, nemo2.import_(name).config) == {}
     assert agrees(held, nemo2.import_(written).config) == {}
-    assert nemo2.import_(written).recipe == nemo2.import_(name).recipe == nemo2.RECIPES[name]
+    assert nemo2.import_(written).recipe == nemo2.import_(name).recipe == nemo2.RECIPE_ARGUMENTS[name]
 
 
 def test_nemo_has_no_recipe_that_we_do_not_know(nemo: Any) -> None:
     theirs = {name for name, value in vars(nemo.recipes).items() if callable(value) and name.endswith("_mixed")}
-    assert theirs == set(nemo2.RECIPES)
+    assert theirs == set(nemo2.RECIPE_ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_plugins_own_defaults_are_what_we_say_they_are(nemo: Any, arguments:
     held = constructed(nemo, arguments)
     held["fp32"] = held["fp32"] or not (held["fp16"] or held["bf16"])  # with no mode at all it trains in FP32
     assert agrees(held, imported.config) == {}
-    assert mode_of(imported.config) == next((mode for mode in ("fp32", "fp16", "bf16") if held[mode]), "fp32")
+    assert get_mode(imported.config) == next((mode for mode in ("fp32", "fp16", "bf16") if held[mode]), "fp32")
 
 
 def test_two_names_of_one_setting_that_differ_are_refused_by_both(nemo: Any) -> None:
@@ -131,7 +131,7 @@ def test_what_we_write_is_what_the_plugin_holds(nemo: Any, config: MixedPrecisio
     assert {name for name in agrees(held, config) if name not in lost} <= {"fp8_param"}
     written = {
         name: f"torch.{TORCH_NAMES[held[row.field]]}" if name in DTYPES else held[row.field]
-        for name, row in nemo2.ROWS.items()
+        for name, row in nemo2.SETTING_ROWS.items()
         if row.field is not None and name != "fp8_params"
     }
     precision = {"precision": exported.payload["precision"]}

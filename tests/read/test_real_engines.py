@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import BridgeError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read import deepspeed
 from bridge.registry.config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
@@ -46,8 +46,8 @@ class TestDeepSpeed:
 
     def test_auto_is_off_without_a_layer_above(self, version: str) -> None:
         assert held({"bf16": {"enabled": "auto"}})["bf16"]["enabled"] is False
-        assert mode_of(deepspeed.import_({"bf16": {"enabled": "auto"}}).config) == "fp32"
-        assert mode_of(deepspeed.import_({"bf16": {"enabled": "auto"}}, auto="bf16").config) == "bf16"
+        assert get_mode(deepspeed.import_({"bf16": {"enabled": "auto"}}).config) == "fp32"
+        assert get_mode(deepspeed.import_({"bf16": {"enabled": "auto"}}, auto="bf16").config) == "bf16"
 
     def test_unknown_blocks_are_ignored_without_a_word(self, version: str) -> None:
         assert held({"fp8": {"enabled": True}})["bf16"]["enabled"] is False
@@ -73,4 +73,4 @@ class TestDeepSpeed:
 
     def test_apart_from_the_legacy_name_of_the_block(self, version: str) -> None:
         assert held({"bfloat16": {"enabled": True}})["bf16"]["enabled"] is True
-        assert mode_of(deepspeed.import_({"bfloat16": {"enabled": True}}).config) == "bf16"
+        assert get_mode(deepspeed.import_({"bfloat16": {"enabled": True}}).config) == "bf16"

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.convert import huggingface
 from bridge.errors import BridgeError
-from bridge.read.foreign.table import table
-from bridge.read.launch.word import Word
-from bridge.read.text.command_words import CommandWords
-from bridge.read.text.trainer_words import arguments_of
+from bridge.read.foreign.table import load_table
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.command_arguments import CommandArguments
+from bridge.read.text.trainer_arguments import parse_trainer_arguments
 from bridge.registry.config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
 
@@ -73,7 +73,7 @@ class TestTransformers:
     def test_the_removed_arguments_are_gone(self, version: str) -> None:
         from transformers import TrainingArguments
 
-        rows = table("huggingface").parts[""].named
+        rows = load_table("huggingface").parts[""].named
         removed = [name for name, row in rows.items() if row.detail.endswith("5 has no such argument and refuses it")]
         assert len(removed) == 3
         for name in removed:
@@ -108,7 +108,7 @@ class TestTransformers:
     def test_defaults_of_the_accelerator_are_harmless(self, version: str) -> None:
         from transformers.trainer_pt_utils import AcceleratorConfig
 
-        row = table("huggingface").parts[""].named["accelerator_config"]
+        row = load_table("huggingface").parts[""].named["accelerator_config"]
         assert row.is_harmless(AcceleratorConfig().to_dict())
 
     @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class TestTransformers:
     def test_words_are_read_as_the_real_parser_reads_them(self, version: str, words: list[str]) -> None:
         from transformers import HfArgumentParser, TrainingArguments
 
-        ours = arguments_of(CommandWords(map(Word, words)))
+        ours = parse_trainer_arguments(CommandArguments(map(ShellWord, words)))
         if words != ["--no_tf32"]:  # which the real parser does not know, tf32 having no default of True
             (made,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
                 ["--output_dir", UNUSED, "--use_cpu", *words]

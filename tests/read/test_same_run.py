@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 from bridge.convert import huggingface
-from bridge.convert.systems import all_systems, system
-from bridge.precision.mode import mode_of
-from bridge.precision.values import dtype_token
+from bridge.convert.systems import list_systems, get_system
+from bridge.precision.mode import get_mode
+from bridge.precision.coercion import parse_dtype
 from bridge.read import deepspeed
 from bridge.read.foreign.reports import ImportReport
-from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import System
-from bridge.read.system_signs import KINDS
+from bridge.read.system_signs import DOCUMENT_KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.runtime.pytorch.loop import compute_dtype
+from bridge.runtime.pytorch.loop import get_compute_dtype
 from tests.read.properties import reasons
 from tests.read.test_nemo2_plugin import PLUGIN, real
 from tests.read.test_real_engines import held
@@ -32,7 +32,7 @@ from tests.recipes.test_peer import PEER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIBRARIES = {"huggingface": "transformers", "deepspeed": "deepspeed"}
-EXPORTERS = [one.name for one in all_systems()]
+EXPORTERS = [one.name for one in list_systems()]
 O1 = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
 """Autocast to BF16 over FP32 weights, as `bf16: true` of Hugging Face."""
 O1_FP16 = {"fp16": True, "params_dtype": "fp32", "autocast_enabled": True, "autocast_dtype": "fp16"}
@@ -79,9 +79,9 @@ LOSSES = {"semantics", "unsupported", "approximated"}
 
 
 def of_config(config: MixedPrecisionConfig, semantics: str | None = None) -> Ran:
-    semantics = semantics or semantics_of(config)
-    weights = "fp32" if semantics in ("amp_o1", "fp32") else mode_of(config)
-    autocast = compute_dtype(config) if config.autocast_enabled else None
+    semantics = semantics or get_semantics(config)
+    weights = "fp32" if semantics in ("amp_o1", "fp32") else get_mode(config)
+    autocast = get_compute_dtype(config) if config.autocast_enabled else None
     scheme = f"{config.fp8} {config.fp8_recipe}" if config.fp8 else None
     scheme = f"{config.fp4} {config.fp4_recipe}" if config.fp4 else scheme
     return Ran(weights, semantics != "true", autocast, scheme)
@@ -94,10 +94,10 @@ def of_import(imported: ImportReport) -> Ran:
 def of_megatron(model: Any) -> Ran:
     """A config of Megatron Core's own class: Float16Module casts every weight under `fp16` and `bf16`."""
     half = "fp16" if model.fp16 else "bf16" if model.bf16 else None
-    autocast = dtype_token(model.autocast_dtype) if model.enable_autocast else None
+    autocast = parse_dtype(model.autocast_dtype) if model.enable_autocast else None
     scheme = f"{model.fp8} {model.fp8_recipe}" if model.fp8 else None
     scheme = f"{model.fp4} {model.fp4_recipe}" if model.fp4 else scheme
-    return Ran(half or dtype_token(model.params_dtype), True, autocast, scheme)
+    return Ran(half or parse_dtype(model.params_dtype), True, autocast, scheme)
 
 
 def of_bridge(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
@@ -137,16 +137,16 @@ def of_transformers(payload: dict[str, Any], request: pytest.FixtureRequest, fol
 
 def of_deepspeed(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
     if "torch_autocast" in payload:  # written and not read
-        return Ran("fp32", True, dtype_token(payload["torch_autocast"]["dtype"]), None)
+        return Ran("fp32", True, parse_dtype(payload["torch_autocast"]["dtype"]), None)
     return of_import(deepspeed.import_(held(payload)))
 
 
 def of_importer(one: System, payload: Any) -> Ran:
     """The payload as a file, read by our own importer."""
     text = one.write(payload)
-    if KINDS[one.name][0] == "shell":
+    if DOCUMENT_KINDS[one.name][0] == "shell":
         return of_import(one.import_(payload))
-    load = json.loads if KINDS[one.name][0] == "json" else yaml.safe_load
+    load = json.loads if DOCUMENT_KINDS[one.name][0] == "json" else yaml.safe_load
     return of_import(one.import_(load(text)).assume_default())
 
 
@@ -163,13 +163,13 @@ def test_a_run_in_another_precision_is_reported(name: str, request: pytest.Fixtu
     pytest.importorskip(LIBRARIES.get(name, "json"), reason="pip install precision-bridge[interop]")
     faults = []
     for recipe, config in CONFIGS.items():
-        exported = system(name).export(config)
+        exported = get_system(name).export(config)
         if exported.payload is None:  # nothing is written
             found = Ran("none", True, None, None)
         elif name in READERS:
             found = READERS[name](exported.payload, request, tmp_path)
         else:
-            found = of_importer(system(name), exported.payload)
+            found = of_importer(get_system(name), exported.payload)
         wanted = of_config(config)
         for fact, asked, runs in zip(Ran._fields, wanted, found, strict=True):
             reported = {reason for field in REPORTED_BY[fact] for reason in reasons(exported, field)}
@@ -189,7 +189,7 @@ def test_a_run_in_another_precision_is_reported(name: str, request: pytest.Fixtu
 def test_autocast_that_a_system_over_megatron_drops_names_the_run_and_the_other_choice(name: str, why: str) -> None:
     def said(config: MixedPrecisionConfig) -> list[str]:
         wanted = ("params_dtype", "autocast_enabled")
-        return [str(loss) for loss in system(name).export(config).unmapped if loss.field in wanted]
+        return [str(loss) for loss in get_system(name).export(config).unmapped if loss.field in wanted]
 
     assert said(huggingface.import_({"bf16": True}).config) == [
         f"autocast_enabled=True (semantics): {why}; it trains in FP32. "

@@ -8,12 +8,12 @@ import yaml
 from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
 
 from bridge import get_mixed_precision_config, synchronize
-from bridge.convert.conversion import Run, convert, runs_of
+from bridge.convert.conversion import ImportedRun, convert, import_runs
 from bridge.errors import PayloadError
 from bridge.plan.precision_plan import precision_plan
-from bridge.precision.foreign_names import DENSE
-from bridge.precision.module_schemes import ModuleSchemes, file_of
-from bridge.precision.statements import recipe_name
+from bridge.precision.foreign_names import DENSE_LAYERS
+from bridge.precision.module_schemes import ModuleSchemes, make_shared_recipe
+from bridge.precision.statements import get_recipe_name
 from bridge.precision.yaml_text import to_yaml
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.megatron_bridge import importer as megatron_bridge
@@ -85,7 +85,7 @@ def test_megatron_lm_gets_the_flag_and_the_file() -> None:
     exported = exporter.export(precision)
     at = exported.payload.index("--te-precision-config-file")
     text = exported.files[exported.payload[at + 1]]
-    assert parse(text, "te.yaml") == file_of(precision)
+    assert parse(text, "te.yaml") == make_shared_recipe(precision)
     assert exported.mapped["modules"] == ("--te-precision-config-file",)
 
 
@@ -116,11 +116,11 @@ def test_the_files_of_the_stages_take_in_megatron_what_the_rows_say(stages: int)
     recipe = megatron_bridge.export(precision, **layout)
     assert ("quant_recipe" in str(recipe.payload)) == (stages == 1)
     assert reasons(exported, "modules") == reasons(recipe, "modules") == ["unsupported"] * (stages > 1)
-    schemes = ModuleSchemes.of(precision, 8)
+    schemes = ModuleSchemes.from_precision(precision, 8)
     for stage, text in enumerate(texts):
         content = parse(text, "te.yaml")
         real = RecipeConfig.from_config_dict(content)
-        for layer, name in itertools.product(range(8 // stages), DENSE):
+        for layer, name in itertools.product(range(8 // stages), DENSE_LAYERS):
             path = f"decoder.layers.{layer}.{name}"
             key = real.match_to_config_key(MatchContext(module_path=path, layer_number=layer))
             training = {} if key is None else content["configs"][key]["training_recipe"]
@@ -154,8 +154,8 @@ def test_a_layout_that_has_no_files_is_one_sentence(layout: dict[str, int], deta
         assert not one.files
 
 
-def _run_of(text: str, name: str) -> Run:
-    (one,) = runs_of(Document.of_text(text, name))
+def _run_of(text: str, name: str) -> ImportedRun:
+    (one,) = import_runs(Document.from_text(text, name))
     return one
 
 
@@ -173,12 +173,12 @@ def test_convert_keeps_rows_and_recipe_of_a_run() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
     run = {
-        "mixed_precision": {"_recipe_": recipe_name(precision)} | precision.to_dict(),
+        "mixed_precision": {"_recipe_": get_recipe_name(precision)} | precision.to_dict(),
         "model": {"num_layers": 4, "quant_recipe": "ModuleRecipe"},
     }
     one = _run_of(as_yaml(run), "config.yaml")
     assert one.imported.config.to_dict() == precision.to_dict()
-    assert one.imported.recipe == recipe_name(precision)
+    assert one.imported.recipe == get_recipe_name(precision)
     assert not [entry for entry in one.imported.unmapped if entry.reason == "dead knob"]
 
 
@@ -212,7 +212,7 @@ def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -
 def test_convert_reports_a_file_and_leaves_the_mode_open() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
-    one = _run_of(as_yaml(file_of(precision)), "te.yaml")
+    one = _run_of(as_yaml(make_shared_recipe(precision)), "te.yaml")
     assert one.system.name == "megatron-lm"
     assert one.imported.config.to_dict() == {}
     assert [entry.field for entry in one.imported.unmapped] == ["matchers", "mode"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bridge.read.megatron_lm.flags import known_arguments
-from bridge.read.megatron_lm.unread import GROUPS, UNREAD, is_known, unread_options
-from bridge.target.fields import FIELDS
+from bridge.read.megatron_lm.flags import load_known_arguments
+from bridge.read.megatron_lm.unread_options import WORD_GROUPS, UNREAD_ARGUMENTS, is_known_option, find_unread_options
+from bridge.target.fields import OWNER_FIELDS
 
 BEARING = {
     "zero_stage": "optimizer.use_distributed_optimizer",
@@ -51,16 +51,16 @@ HARMLESS = (
 
 @pytest.mark.parametrize(("name", "setting"), BEARING.items())
 def test_an_option_that_bears_on_the_bytes_is_found_by_its_words(name: str, setting: str) -> None:
-    assert setting in unread_options({name: "8", "num_experts": "16"})[name]
+    assert setting in find_unread_options({name: "8", "num_experts": "16"})[name]
 
 
 def test_options_about_experts_bear_on_nothing_without_any() -> None:
     for experts in ({}, {"num_experts": "1"}):
-        assert unread_options({"moe_expert_parallel_size": "8", "moe_min_capacity": "4"} | experts) == {}
+        assert find_unread_options({"moe_expert_parallel_size": "8", "moe_min_capacity": "4"} | experts) == {}
 
 
 def test_options_of_other_parts_of_a_program_bear_on_nothing() -> None:
-    assert unread_options(dict.fromkeys(HARMLESS, "8")) == {}
+    assert find_unread_options(dict.fromkeys(HARMLESS, "8")) == {}
 
 
 def test_an_option_that_is_off_changes_nothing() -> None:
@@ -70,8 +70,8 @@ def test_an_option_that_is_off_changes_nothing() -> None:
         "checkpoint_activations": False,
         "offload_x": "none",
     }
-    assert unread_options(neutral) == {}
-    assert list(unread_options({"zero_stage": "1"})) == ["zero_stage"]
+    assert find_unread_options(neutral) == {}
+    assert list(find_unread_options({"zero_stage": "1"})) == ["zero_stage"]
 
 
 def test_the_arguments_of_megatron_lm_are_known() -> None:
@@ -81,13 +81,15 @@ def test_the_arguments_of_megatron_lm_are_known() -> None:
         "tp_comm_overlap",
         "ckpt_fully_parallel_save",
         "te_precision_config_file",
-    } <= known_arguments()
-    assert all(map(is_known, (*names, "no_rope_fusion", "disable_bias_linear", "no_load_optim")))
-    assert not any(map(is_known, ("zero_stage", "moe_expert_parallel_size")))
+    } <= load_known_arguments()
+    assert all(map(is_known_option, (*names, "no_rope_fusion", "disable_bias_linear", "no_load_optim")))
+    assert not any(map(is_known_option, ("zero_stage", "moe_expert_parallel_size")))
 
 
 def test_the_settings_that_an_option_may_change_are_settings() -> None:
-    paths = {path for _, opened in GROUPS for path in opened} | {path for opened in UNREAD.values() for path in opened}
+    paths = {path for _, opened in WORD_GROUPS for path in opened} | {
+        path for opened in UNREAD_ARGUMENTS.values() for path in opened
+    }
     for path in paths:
         section, _, name = path.partition(".")
-        assert name in FIELDS[section], path
+        assert name in OWNER_FIELDS[section], path

@@ -124,11 +124,11 @@ class Peer:
 def with_ours(config: Any) -> Any:
     """Return a copy of a run with our recipe of the same meaning, or else with our object of the same fields."""
     from bridge import get_mixed_precision_config
-    from bridge.registry.nearest import nearest_recipe
+    from bridge.registry.nearest_recipe import find_nearest_recipe
 
     copied = copy.deepcopy(config)
     same = get_mixed_precision_config(config.mixed_precision)
-    copied.mixed_precision = get_mixed_precision_config(nearest_recipe(same) or same)
+    copied.mixed_precision = get_mixed_precision_config(find_nearest_recipe(same) or same)
     return copied
 
 

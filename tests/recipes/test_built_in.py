@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
-from bridge.precision.mode import mode_of, scheme_of
-from bridge.precision.statements import recipe_name
+from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.statements import get_recipe_name
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.registry.registry import REGISTRY
 
@@ -54,12 +54,12 @@ class TestConformance:
         scheme |= {"mxfp8": "mxfp8", "nvfp4": "nvfp4"}
         named = [value for token, value in scheme.items() if token in name]
         if name == MISNAMED:
-            assert (named, scheme_of(config)) == (["tensorwise"], "blockwise")
+            assert (named, get_scheme(config)) == (["tensorwise"], "blockwise")
             return
-        assert named == ([scheme_of(config)] if scheme_of(config) else [])
+        assert named == ([get_scheme(config)] if get_scheme(config) else [])
         base = re.search(r"(?:^|_)(fp32|fp16|bf16)(?:_|$)", name)
         assert base is not None
-        assert base[1] == (mode_of(config) if not config.autocast_enabled else "bf16")
+        assert base[1] == (get_mode(config) if not config.autocast_enabled else "bf16")
 
     def test_its_docstring_names_formats_scheme_hardware_status_and_source(self, name: str) -> None:
         config, text = get_mixed_precision_config(name), REGISTRY.recipe(name).function.__doc__ or ""
@@ -67,12 +67,12 @@ class TestConformance:
         assert list(parts) == ["Formats", "Scheme", "Hardware", "Status", "Source"]
         expected = {"hybrid": ("E4M3", "E5M2", "hybrid"), "e4m3": ("E4M3",), "e2m1": ("E2M1",)}
         format_ = config.fp8 or config.fp4
-        tokens = expected[format_] if format_ else (mode_of(config).upper(),)
+        tokens = expected[format_] if format_ else (get_mode(config).upper(),)
         assert all(token in parts["Formats"] for token in tokens), parts["Formats"]
         if format_ == "e4m3":
             assert "E5M2" not in parts["Formats"]
-        if scheme_of(config):
-            assert scheme_of(config) in parts["Scheme"]
+        if get_scheme(config):
+            assert get_scheme(config) in parts["Scheme"]
         assert re.match(r"(experimental|validated|kept)", parts["Status"])
 
     def test_it_synchronises_into_fresh_megatron_configs(self, name: str, megatron_owners) -> None:
@@ -93,7 +93,7 @@ def test_short_aliases_and_the_names_of_nemo_2_resolve() -> None:
         "bf16_with_fp8_mixed": "bf16_with_fp8_delayed_scaling_mixed",
         "fp16-with-fp8-mixed": "fp16_with_fp8_delayed_scaling_mixed",
     }.items():
-        assert recipe_name(get_mixed_precision_config(alias)) == name
+        assert get_recipe_name(get_mixed_precision_config(alias)) == name
 
 
 def test_the_misnamed_recipe_warns_once_and_has_a_truthful_twin() -> None:

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.front.check import check as check_run
 from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.mode import mode_of
-from bridge.precision.statements import is_stated, source_of, untold_fields
-from bridge.precision.values import dtype_token
-from bridge.preflight.context import CheckContext
+from bridge.precision.mode import get_mode
+from bridge.precision.statements import is_stated, get_source, get_ambiguous_fields
+from bridge.precision.coercion import parse_dtype
+from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
@@ -76,7 +76,7 @@ def peer(wheel: None) -> Iterator[Any]:
 
 
 def plain(value: Any) -> Any:
-    return dtype_token(value) if isinstance(value, torch.dtype) else value
+    return parse_dtype(value) if isinstance(value, torch.dtype) else value
 
 
 def written(owners: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -157,7 +157,7 @@ def test_what_was_changed_in_a_recipe_of_the_peer_is_stated_also_where_it_is_the
     theirs = peer.bf16_with_fp8_current_scaling_mixed()
     theirs.first_last_layers_bf16 = False
     mine = ours.get_mixed_precision_config(theirs)
-    assert (is_stated(mine, "first_last_layers_bf16"), untold_fields(mine)) == (True, frozenset())
+    assert (is_stated(mine, "first_last_layers_bf16"), get_ambiguous_fields(mine)) == (True, frozenset())
 
 
 def test_a_default_of_the_peers_class_that_may_have_been_meant_is_a_warning_where_the_model_keeps_its_own_value(
@@ -172,7 +172,7 @@ def test_a_default_of_the_peers_class_that_may_have_been_meant_is_a_warning_wher
 
 def test_every_way_in_takes_an_object_of_the_peers_class(peer: Any, megatron_owners) -> None:
     theirs = peer.bf16_with_fp8_current_scaling_mixed()
-    assert source_of(ours.get_mixed_precision_config(theirs), "fp8") == "Megatron Bridge's config"
+    assert get_source(ours.get_mixed_precision_config(theirs), "fp8") == "Megatron Bridge's config"
     owners = megatron_owners()
     model = owners["model"]
     assert ours.update_config_with_precision_overrides(theirs, model) is model
@@ -191,7 +191,7 @@ def test_a_subclass_of_the_peers_class_is_one_of_its_objects_and_what_has_no_pla
     class Team(peer.MixedPrecisionConfig):
         routed: int = 3
 
-    assert mode_of(ours.get_mixed_precision_config(Team(bf16=True))) == "bf16"
+    assert get_mode(ours.get_mixed_precision_config(Team(bf16=True))) == "bf16"
     with pytest.raises(UnknownFieldError) as caught:
         ours.get_mixed_precision_config(Team(bf16=True, routed=4))
     assert str(caught.value) == (
@@ -298,7 +298,9 @@ def test_a_providers_layers_are_kept_through_a_config_that_hands_attributes_on(t
     assert report.row("model.first_last_layers_bf16").verdict == "keep"
     assert held.fp8 == "e4m3"
     assert ours.bf16_with_mxfp8_mixed().setup(Proxy(held)).changes == ()
-    seen, direct = (CheckContext(Run.of("bf16_with_mxfp8_mixed", model=model)) for model in (Proxy(held), held))
+    seen, direct = (
+        CheckContext(Run.from_configs("bf16_with_mxfp8_mixed", model=model)) for model in (Proxy(held), held)
+    )
     assert seen.model.values == direct.model.values
 
 

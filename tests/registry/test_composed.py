@@ -14,7 +14,7 @@ from bridge.errors import (
     UnknownFieldError,
     UnknownRecipeError,
 )
-from bridge.precision.statements import is_stated, recipe_name, source_of
+from bridge.precision.statements import is_stated, get_recipe_name, get_source
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
 
@@ -28,7 +28,7 @@ def node(recipe: str) -> Any:
 
 
 def test_a_name_a_config_and_a_mapping_are_taken() -> None:
-    assert recipe_name(to_config("bf16-mixed")) == "bf16_mixed"
+    assert get_recipe_name(to_config("bf16-mixed")) == "bf16_mixed"
     config = MixedPrecisionConfig(fp16=True)
     assert to_config(config) is config
     assert to_config({"bf16": True, "fp8_margin": "2", "fp8": "e4m3"}).to_dict() == {
@@ -43,9 +43,9 @@ def test_fields_of_the_recipe_keep_it_as_their_source_and_others_are_the_configu
     given.fp8_margin = 2
     given.num_layers_at_end_in_bf16 = 3
     config = to_config(given)
-    assert recipe_name(config) == "bf16_with_fp8_current_scaling_mixed"
-    assert source_of(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
-    assert source_of(config, "fp8_margin") == source_of(config, "num_layers_at_end_in_bf16") == "configuration"
+    assert get_recipe_name(config) == "bf16_with_fp8_current_scaling_mixed"
+    assert get_source(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert get_source(config, "fp8_margin") == get_source(config, "num_layers_at_end_in_bf16") == "configuration"
 
 
 def test_a_recipe_sets_its_environment_variables_where_it_is_read_and_not_where_it_is_composed(
@@ -61,7 +61,7 @@ def test_a_recipe_sets_its_environment_variables_where_it_is_read_and_not_where_
     try:
         given = node("with_variable")
         assert os.environ["OF_A_RECIPE"] == "before"
-        assert recipe_name(to_config(given)) == "with_variable"
+        assert get_recipe_name(to_config(given)) == "with_variable"
         assert os.environ["OF_A_RECIPE"] == "set"
     finally:
         REGISTRY.remove("with_variable")
@@ -74,10 +74,10 @@ def test_a_field_that_was_taken_out_is_unstated() -> None:
 
 
 def test_the_recipe_is_known_in_a_copy_and_not_of_two() -> None:
-    assert recipe_name(to_config(copy.deepcopy(node("bf16_mixed")))) == "bf16_mixed"
+    assert get_recipe_name(to_config(copy.deepcopy(node("bf16_mixed")))) == "bf16_mixed"
     both = OmegaConf.merge(node("bf16_mixed"), node("bf16_with_fp8_current_scaling_mixed"))
-    assert recipe_name(to_config(both)) is None
-    assert source_of(to_config(both), "fp8") == "configuration"
+    assert get_recipe_name(to_config(both)) is None
+    assert get_source(to_config(both), "fp8") == "configuration"
 
 
 def test_references_are_resolved() -> None:

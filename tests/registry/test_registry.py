@@ -14,7 +14,7 @@ from bridge import (
     register,
 )
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
-from bridge.precision.statements import recipe_name
+from bridge.precision.statements import get_recipe_name
 from bridge.registry.registry import REGISTRY, Registry, load_recipes_from
 from tests.plugins import python_path
 
@@ -45,7 +45,7 @@ def test_register_works_bare_and_with_arguments(registry: Registry) -> None:
     assert registry.recipe("bare").summary == "First line."
     assert registry.recipe("t8").tags == ("ours",)
     for spelling in ("team_fp8", "team-fp8", "t8"):
-        assert recipe_name(registry.get(spelling)) == "team_fp8"
+        assert get_recipe_name(registry.get(spelling)) == "team_fp8"
     assert bare().bf16
 
 
@@ -176,7 +176,7 @@ def test_names_of_the_mapping_can_be_the_choices_of_a_command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", choices=list(MIXED_PRECISION_RECIPES.keys()))
     for name in ("bf16-mixed", "bf16_mixed"):
-        assert recipe_name(get_mixed_precision_config(parser.parse_args(["--recipe", name]).recipe)) == "bf16_mixed"
+        assert get_recipe_name(get_mixed_precision_config(parser.parse_args(["--recipe", name]).recipe)) == "bf16_mixed"
 
 
 TEAM = """
@@ -370,4 +370,4 @@ def test_a_recipe_that_asks_for_itself_is_refused(registry: Registry) -> None:
 
 
 def test_a_name_is_found_in_capitals_too():
-    assert recipe_name(get_mixed_precision_config("BF16-MIXED")) == "bf16_mixed"
+    assert get_recipe_name(get_mixed_precision_config("BF16-MIXED")) == "bf16_mixed"

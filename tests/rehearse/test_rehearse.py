@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from bridge.front.loader import load_run
-from bridge.rehearse.cause import cause_of
-from bridge.rehearse.release import releases_at_hand
+from bridge.rehearse.error_cause import find_cause
+from bridge.rehearse.release import list_local_releases
 from bridge.rehearse.shrink import shrink
 from bridge.rehearse.worker import leave_out
 from bridge.runtime.megatron.gpt import GPTConfig
@@ -33,7 +33,7 @@ def test_the_condition_behind_an_error_of_megatron_names_the_fields():
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 6, "tensor_model_parallel_size": 4}
     with pytest.raises(ValueError, match="multiple of") as raised:
         GPTConfig(**model)
-    where, fields = cause_of(raised.value, {"model": model, "optimizer": {}})
+    where, fields = find_cause(raised.value, {"model": model, "optimizer": {}})
     assert fields == ["model.num_attention_heads", "model.tensor_model_parallel_size"]
     assert where.startswith("megatron/core/transformer/transformer_config.py:")
 
@@ -126,7 +126,7 @@ def test_a_file_that_leaves_its_release_open_is_rehearsed_on_the_newest_at_hand(
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(container()))
     code, answer = rehearsed("--backend", "emulated", "--processes", "1", "--config", file, folder=tmp_path)
-    newest = str(releases_at_hand()[-1].version)
+    newest = str(list_local_releases()[-1].version)
     assert (code, answer["target"]) == (0, "no declared target")
     assert answer["versions"]["mcore"] == answer["read"]["megatron_core"] == newest
     assert not any("the target declares" in sentence for sentence in answer["unknown"])

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.front.loader import load_run
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.model.shape import ModelShape
 from bridge.plan.precision_plan import precision_plan
-from bridge.precision.mode import scheme_of
+from bridge.precision.mode import get_scheme
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rehearse.layers import kept_layers
-from bridge.rehearse.layout import Split
-from bridge.rehearse.sections import SmallRun
+from bridge.rehearse.layers import select_kept_layers
+from bridge.rehearse.layout import LayerSplit
+from bridge.rehearse.small_run import SmallRun
 from bridge.rehearse.shrink import shrink
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.target import Target
@@ -76,8 +76,8 @@ def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections(
     assert small.layers == ("1", "2", "3", "4", "8", "117", "118")
     assert small.sections["model"]["hybrid_override_pattern"] == "M-M-*M-"
     assert [(one.path, one.value) for one in small.left_out] == [("model.mtp_num_layers", 1)]
-    run = ModelShape.of(load_run((), config_file=NEMOTRON).sections["model"])
-    made = ModelShape.of(small.sections["model"])
+    run = ModelShape.from_model(load_run((), config_file=NEMOTRON).sections["model"])
+    made = ModelShape.from_model(small.sections["model"])
     for size in ("inner", "projected"):
         before, after = (getattr(shape.state_space, size) for shape in (run, made))
         assert gcd(before // 8, 16) == gcd(after // 2, 16)
@@ -93,10 +93,10 @@ def test_a_gated_delta_net_keeps_both_kinds_of_layers_and_the_alignment_of_its_p
     small = shrink({"model": run}, get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"))
     model = small.sections["model"]
     assert sorted({*model["linear_attention_freq"]}) == [0, 1]
-    before, after = (ModelShape.of(one).delta_net for one in (run, model))
-    assert gcd(before.projected // 2, 16) == gcd(after.projected // 2, 16)
+    before, after = (ModelShape.from_model(one).delta_net for one in (run, model))
+    assert gcd(before.projected_width // 2, 16) == gcd(after.projected_width // 2, 16)
     assert after.num_value_heads == 2 * after.num_key_heads
-    assert after.projected < before.projected / 20
+    assert after.projected_width < before.projected_width / 20
 
 
 def test_an_indexer_is_made_small():
@@ -115,9 +115,9 @@ def test_settings_that_would_keep_a_resume_from_the_same_loss_are_off():
 
 
 def test_the_layer_that_prediction_layers_are_built_as_is_kept():
-    split = Split(parallel=Parallel(), num_layers=8, virtual=1)
+    split = LayerSplit(parallel=ParallelLayout(), num_layers=8, virtual=1)
     kinds = ("delta_net", "delta_net", "delta_net", "transformer") * 2
-    assert kept_layers(kinds, split, start=0, end=0, limit=8, needs_last=True) == (0, 7)
+    assert select_kept_layers(kinds, split, start=0, end=0, limit=8, needs_last=True) == (0, 7)
 
 
 def test_experts_that_tensor_ranks_do_not_split_are_spread_over_them():
@@ -214,8 +214,12 @@ def test_a_size_that_the_scheme_refuses_is_refused_in_the_rehearsal_too():
     [(1, 1, 8, (0, 1, 99)), (4, 2, 8, (0, 1, 2, 3, 4, 98, 99)), (40, 2, 4, (0, 1, 40, 99)), (0, 0, 8, (0,))],
 )
 def test_first_and_last_layers_are_kept(start, end, limit, expected):
-    kept = kept_layers(
-        ("transformer",) * 100, Split(parallel=Parallel(), num_layers=100, virtual=1), start=start, end=end, limit=limit
+    kept = select_kept_layers(
+        ("transformer",) * 100,
+        LayerSplit(parallel=ParallelLayout(), num_layers=100, virtual=1),
+        start=start,
+        end=end,
+        limit=limit,
     )
     assert kept == expected
 
@@ -290,7 +294,7 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, row
     precision = get_mixed_precision_config(recipe)
     if rows:
         precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"modules": rows})
-    if scheme_of(precision) is not None and model["num_layers"] > 2 * kept:
+    if get_scheme(precision) is not None and model["num_layers"] > 2 * kept:
         counts = {"num_layers_at_start_in_bf16": kept, "num_layers_at_end_in_bf16": kept}
         precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"first_last_layers_bf16": True} | counts)
     before = precision_plan(precision, model)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bridge.plan.memory import KINDS, RankMemory
-from bridge.report.memory_table import fit_sentence
+from bridge.plan.memory_report import MEMORY_KINDS, RankMemory
+from bridge.report.memory_table import describe_fit
 
 GIB = 2**30
 
 
 def rank(total: int) -> RankMemory:
-    sizes = dict.fromkeys(KINDS, 0) | {"weights": total}
+    sizes = dict.fromkeys(MEMORY_KINDS, 0) | {"weights": total}
     return RankMemory(stage=0, data_rank=0, parameters=1, bytes_of=sizes, host_bytes_of={}, step_bytes=0)
 
 
@@ -23,9 +23,9 @@ def rank(total: int) -> RankMemory:
     ],
 )
 def test_a_run_fits_where_workspaces_do_too(total: int, verdict: str) -> None:
-    sentence = fit_sentence(rank(total), 80 * GIB, (), ())
+    sentence = describe_fit(rank(total), 80 * GIB, (), ())
     assert sentence.partition(": ")[2] == verdict
 
 
 def test_a_run_with_a_part_that_is_not_counted_has_no_verdict() -> None:
-    assert fit_sentence(rank(GIB), 80 * GIB, ("a vision tower",), ()).endswith("; not counted: a vision tower")
+    assert describe_fit(rank(GIB), 80 * GIB, ("a vision tower",), ()).endswith("; not counted: a vision tower")

@@ -11,14 +11,14 @@ import torch
 
 from bridge.cli.main import main
 from bridge.precision.formats import FORMATS
-from bridge.report.comparison import answers
-from bridge.report.html.chart import MOST_POINTS, line_chart
+from bridge.report.comparison import collect_answers
+from bridge.report.html.chart import MAX_POINTS, draw_line_chart
 from bridge.report.html.page import render_markdown, render_page
-from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.compare.arm import Arm
-from bridge.runtime.compare.comparison import compare
-from bridge.runtime.compare.gap import Curve
+from bridge.runtime.compare.comparison import compare_arms
+from bridge.runtime.compare.gap import LossCurve
 from bridge.runtime.numerics import GemmPrecision, quantise
 
 LISTS = ("verdict", "plan", "mismatches", "heat", "memory", "sync", "findings", "silenced", "commands", "train")
@@ -48,15 +48,15 @@ def test_the_healthy_ratio_of_a_format_is_that_of_a_normal_sample(scheme: str, o
 
 def test_a_chart_escapes_names_thins_lines_and_leaves_out_what_is_not_finite() -> None:
     points = [(float(step), float("nan") if step == 3 else 2.0) for step in range(2000)]
-    chart = line_chart({"<a&b>": points}, title="t", y="loss")
+    chart = draw_line_chart({"<a&b>": points}, title="t", y="loss")
     assert "<a&b>" not in chart
     assert "&lt;a&amp;b&gt;" in chart
     assert "nan" not in chart
-    zigzag = line_chart({"s": [(float(step), float(step % 7)) for step in range(2000)]}, title="t", y="loss")
-    assert 0.5 * MOST_POINTS < max(path.count("L ") for path in zigzag.split(' d="')) < MOST_POINTS
-    assert line_chart({"empty": []}, title="t", y="loss") == ""
-    assert "from 4 to 1024" in line_chart({"s": [(0, 4.0), (1, 1024.0)]}, title="t", y="y", log=True)
-    assert line_chart({"one record": [(1, 4.0)]}, title="t", y="y") == ""
+    zigzag = draw_line_chart({"s": [(float(step), float(step % 7)) for step in range(2000)]}, title="t", y="loss")
+    assert 0.5 * MAX_POINTS < max(path.count("L ") for path in zigzag.split(' d="')) < MAX_POINTS
+    assert draw_line_chart({"empty": []}, title="t", y="loss") == ""
+    assert "from 4 to 1024" in draw_line_chart({"s": [(0, 4.0), (1, 1024.0)]}, title="t", y="y", log=True)
+    assert draw_line_chart({"one record": [(1, 4.0)]}, title="t", y="y") == ""
 
 
 def test_runs_of_one_precision_have_names_of_their_own() -> None:
@@ -73,13 +73,13 @@ def test_a_single_skipped_step_of_a_few_is_no_share_of_them(skipped: int, warns:
     (tmp_path / "config.yaml").write_text("train: {train_iters: 3}\n")
     lines = [{**STEP, "step": step, "skipped_steps": skipped * (step == 3)} for step in (1, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = dict(early_warnings(Signs.of(RunFolder.of(tmp_path))))
+    found = dict(find_early_warnings(WarningInputs.from_run_folder(RunFolder.from_path(tmp_path))))
     assert ("skipped-steps" in found) is warns
 
 
 def test_the_page_begins_with_the_verdict_of_a_comparison_each_answer_once(tmp_path: Path) -> None:
     arms = [_arm(tmp_path / f"{name}-{seed}", name, seed) for name in ("bf16_mixed", "low") for seed in (1, 2)]
-    compared = answers(compare(arms))
+    compared = collect_answers(compare_arms(arms))
     runs = [
         {**EMPTY, "name": f"{arm.label}-{arm.seed[0]}", "folder": str(arm.folder), "compared": compared[arm.folder]}
         for arm in arms
@@ -90,7 +90,7 @@ def test_the_page_begins_with_the_verdict_of_a_comparison_each_answer_once(tmp_p
     assert compared[arms[2].folder]["sentence"].startswith(verdict)
     assert page.count(f"<b>Problem.</b> {verdict}") == text.count(f"- **Problem.** {verdict}") == 1
     assert page.index("<h2>Comparison</h2>") < page.index('role="tablist"')
-    assert answers(compare(arms[:2])) == {}
+    assert collect_answers(compare_arms(arms[:2])) == {}
 
 
 def _arm(folder: Path, label: str, seed: int) -> Arm:
@@ -102,7 +102,7 @@ def _arm(folder: Path, label: str, seed: int) -> Arm:
         rest={"train.global_batch_size": 4, "model.seq_length": 8},
         seed=(seed, seed),
         warm_up=0,
-        curve=Curve(steps=tuple(range(1, 11)), losses=losses),
+        curve=LossCurve(steps=tuple(range(1, 11)), losses=losses),
         summary={"iteration": 10},
     )
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bridge.preflight.context import CheckContext
+from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.rules.program import Program
 from bridge.target.declaration import parse_target
@@ -21,7 +21,7 @@ def run_of(said: dict[str, Any]) -> Run:
     if backend is not None:
         said["precision_backend"] = backend
     place = parse_target(target) if target else None
-    return Run.of(said.pop("precision", None), target=place, program=program, **said)
+    return Run.from_configs(said.pop("precision", None), target=place, program=program, **said)
 
 
 def setup_of(said: dict[str, Any]) -> CheckContext:

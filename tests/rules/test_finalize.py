@@ -4,10 +4,10 @@ import pytest
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionConfigError
-from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.mode import get_mode, get_scheme
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import faults_of
+from bridge.registry.config import find_config_faults
 from bridge.rules.rulebook import RULES
 
 PREFIX = "mixed_precision."
@@ -217,11 +217,11 @@ def test_a_config_that_breaks_one_rule_is_refused_with_its_sentence(
     rule: str, fields: dict[str, object], message: str
 ) -> None:
     config = MixedPrecisionConfig(**fields)
-    assert [(fault.id, str(fault)) for fault in faults_of(config)] == [(rule, PREFIX + message)]
+    assert [(fault.id, str(fault)) for fault in find_config_faults(config)] == [(rule, PREFIX + message)]
     with pytest.raises(PrecisionConfigError) as caught:
         config.finalize()
     assert str(caught.value).splitlines()[1:] == [f"  {PREFIX}{message}"]
-    assert faults_of(config) == [one for one in check(Run.of(config)).findings if one.id == rule]
+    assert find_config_faults(config) == [one for one in check(Run.from_configs(config)).findings if one.id == rule]
 
 
 def test_every_rule_that_finalize_asks_has_a_config_that_breaks_it() -> None:
@@ -232,7 +232,7 @@ def test_every_rule_that_finalize_asks_has_a_config_that_breaks_it() -> None:
 def test_a_format_that_mxfp8_was_not_made_for_is_a_warning() -> None:
     config = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="mxfp8")
     config.finalize()
-    assert [one.severity for one in check(Run.of(config)).findings if one.id == "PB206"] == ["warning"]
+    assert [one.severity for one in check(Run.from_configs(config)).findings if one.id == "PB206"] == ["warning"]
 
 
 def test_finalize_raises_all_faults_at_once() -> None:
@@ -249,7 +249,7 @@ def test_finalize_raises_all_faults_at_once() -> None:
 
 def test_a_full_dump_of_a_config_without_fp8_is_no_scheme_without_a_format() -> None:
     dump = get_mixed_precision_config("bf16_mixed").to_dict(full=True)
-    assert faults_of(MixedPrecisionConfig.from_dict(dump)) == []
+    assert find_config_faults(MixedPrecisionConfig.from_dict(dump)) == []
 
 
 @pytest.mark.parametrize(
@@ -271,23 +271,23 @@ def test_what_belongs_to_a_format_that_is_said_to_be_off_is_no_fault(fields: dic
 @pytest.mark.parametrize("family", ["fp8", "fp4"])
 def test_a_scheme_and_nothing_but_a_scheme_is_a_fault(family: str) -> None:
     config = get_mixed_precision_config("bf16_mixed").override(**{f"{family}_recipe": "custom"})
-    assert [fault.path for fault in faults_of(config)] == [f"{PREFIX}{family}_recipe"]
+    assert [fault.path for fault in find_config_faults(config)] == [f"{PREFIX}{family}_recipe"]
 
 
 def test_stored_weights_of_the_format_that_is_not_on_are_a_slip_unless_it_is_said_to_be_off() -> None:
     config = MixedPrecisionConfig(bf16=True, fp4="e2m1", fp8_param_gather=True)
-    assert [fault.path for fault in faults_of(config)] == [PREFIX + "fp8_param_gather"]
-    assert faults_of(config.override(fp8=None)) == []
+    assert [fault.path for fault in find_config_faults(config)] == [PREFIX + "fp8_param_gather"]
+    assert find_config_faults(config.override(fp8=None)) == []
 
 
 def test_turning_fp8_off_on_an_fp8_recipe_leaves_a_run_without_it() -> None:
     config = get_mixed_precision_config("mxfp8")
     config.fp8 = None
-    assert faults_of(config) == []
-    assert (mode_of(config), scheme_of(config)) == ("bf16", None)
+    assert find_config_faults(config) == []
+    assert (get_mode(config), get_scheme(config)) == ("bf16", None)
 
 
 @pytest.mark.parametrize("field", ["loss_scale", "loss_scale_window", "initial_loss_scale", "min_loss_scale"])
 def test_an_integer_that_no_float_holds_is_a_fault(field: str) -> None:
-    faults = faults_of(MixedPrecisionConfig(fp16=True, **{field: 10**400}))
+    faults = find_config_faults(MixedPrecisionConfig(fp16=True, **{field: 10**400}))
     assert faults[0].path == PREFIX + field

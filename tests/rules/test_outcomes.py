@@ -145,7 +145,7 @@ def test_the_plan_says_that_nothing_reads_the_field_of_the_prediction_layers() -
     note = "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it."
     setup = setup_of({"precision": CURRENT, "target": H100, "model": PREDICTION})
     assert note in setup.plan.settings.notes
-    assert setup.plan.format_of("mtp 1", "linear_qkv") == "e4m3"
+    assert setup.plan.get_format("mtp 1", "linear_qkv") == "e4m3"
     assert setup_of({"precision": {"bf16": True}, "target": H100, "model": PREDICTION}).plan.settings.notes == ()
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bridge.model.section import NULLABLE
+from bridge.model.section import NULLABLE_FIELDS
 from bridge.precision.config import FIELDS as PRECISION_FIELDS
 from bridge.rules import owner_values
-from bridge.target.fields import FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 CLASSES = {
     "model": owner_values.ModelValues,
@@ -20,9 +20,9 @@ TYPES = {"bool": bool, "int": int, "float": float, "name": str, "dtype": str, "a
 
 def type_of(role: str, name: str) -> object:
     """Return the type of a field's values in one form."""
-    row = FIELDS[role][name]
+    row = OWNER_FIELDS[role][name]
     of_precision = PRECISION_FIELDS.get(name)
-    can_be_none = row.default is None or row.kind in ("name", "dtype") or name in NULLABLE
+    can_be_none = row.default is None or row.kind in ("name", "dtype") or name in NULLABLE_FIELDS
     if of_precision is not None and of_precision.optional:
         can_be_none = True
     found = TYPES[row.kind]

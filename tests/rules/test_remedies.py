@@ -12,20 +12,20 @@ import pytest
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.preflight.check import check
-from bridge.preflight.context import CheckContext
+from bridge.preflight.check_context import CheckContext
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rule import RuleFinding
-from bridge.rules.rulebook import BY_ID
-from bridge.target.fields import FIELDS
-from bridge.target.versions import TITLES, at_least, parse_version
+from bridge.rules.rulebook import RULES_BY_ID
+from bridge.target.fields import OWNER_FIELDS
+from bridge.target.versions import PRODUCT_TITLES, is_at_least, parse_version
 from tests.rules.cases import CASES
 from tests.rules.situations import run_of, setup_of
 
 ASSIGNED = re.compile(r"([A-Za-z_][\w.]*)=('[^']*'|[\w.+-]*\w)")
 SET_TO = re.compile(r"(?:set|leave) it (?:to|at) (?!the\b|package\b)('[^']*'|[\w.+-]*\w)")
-VERSION = re.compile(rf"({'|'.join(TITLES.values())}) (\d+(?:\.\d+)+)(?! \()")
+VERSION = re.compile(rf"({'|'.join(PRODUCT_TITLES.values())}) (\d+(?:\.\d+)+)(?! \()")
 OWNERS = ("model", "optimizer", "ddp", "train", "data")
-PRODUCTS = {title: product for product, title in TITLES.items()}
+PRODUCTS = {title: product for product, title in PRODUCT_TITLES.items()}
 WORDS = {"True": True, "False": False, "None": None, "null": None, "none": "none"}
 
 UNTYPED = {("PB612", "precision_backend"): "a setting of the run, and no section"}
@@ -83,7 +83,7 @@ def _places(name: str, finding: RuleFinding, remedy: str, setup: CheckContext) -
         yield from (("optimizer", field), ("ddp", field))
         return
     own = finding.path.partition(".")[0]
-    roles = [role for role in (own, *OWNERS) if field in FIELDS.get(role, {})]
+    roles = [role for role in (own, *OWNERS) if field in OWNER_FIELDS.get(role, {})]
     assert roles, f"{finding.id}: no config has {field}"
     yield roles[0], field
 
@@ -106,7 +106,7 @@ def is_there_already(setup: CheckContext, step: Step) -> bool:
     """Return whether a run has what a step sets."""
     held = held_by(setup, step)
     if step.section == "target":
-        return at_least(held, step.value) is True
+        return is_at_least(held, step.value) is True
     return held is not None and str(held) == str(step.value)
 
 
@@ -114,7 +114,7 @@ def is_fulfilled(setup: CheckContext, finding: RuleFinding, step: Step) -> bool:
     """Return whether a run has what a remedy says to set; an earlier release may be the remedy for a later one."""
     if finding.path == f"{step.section}.{step.name}":  # as it was before the sync
         return str(finding.value) == str(step.value)
-    for versions in BY_ID[finding.id].versions:
+    for versions in RULES_BY_ID[finding.id].versions:
         if versions.product == step.name and versions.holds(parse_version(str(step.value))) is False:
             return False
     return is_there_already(setup, step)
@@ -149,7 +149,7 @@ def remedies_of(name: str) -> list[tuple[RuleFinding, str, list[Step]]]:
     return [(one, remedy, steps_of(one, remedy, setup)) for one in found for remedy in one.remedies]
 
 
-@pytest.mark.parametrize("name", sorted(BY_ID))
+@pytest.mark.parametrize("name", sorted(RULES_BY_ID))
 def test_no_remedy_of_any_finding_is_what_the_run_has_already(name: str) -> None:
     for case in CASES[name]:
         setup = setup_of(case)
@@ -160,7 +160,7 @@ def test_no_remedy_of_any_finding_is_what_the_run_has_already(name: str) -> None
                 assert not there, f"{finding.id}: {remedy}: {there}"
 
 
-@pytest.mark.parametrize("name", sorted(BY_ID))
+@pytest.mark.parametrize("name", sorted(RULES_BY_ID))
 def test_a_remedy_that_can_be_typed_silences_its_finding_or_leaves_an_info(name: str) -> None:
     for finding, remedy, steps in remedies_of(name):
         if not steps or (name, remedy) in NOT_ENOUGH:
@@ -172,7 +172,7 @@ def test_a_remedy_that_can_be_typed_silences_its_finding_or_leaves_an_info(name:
 
 
 def test_most_rules_have_a_remedy_that_these_tests_type() -> None:
-    rules = {name for name in BY_ID for _, _, steps in remedies_of(name) if steps}
+    rules = {name for name in RULES_BY_ID for _, _, steps in remedies_of(name) if steps}
     assert len(rules) > 110
 
 

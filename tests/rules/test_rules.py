@@ -10,12 +10,12 @@ import yaml
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.preflight.check import check
-from bridge.preflight.context import CheckContext
+from bridge.preflight.check_context import CheckContext
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
-from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC, ask, findings_of
-from bridge.rules.rulebook import BY_ID, RULES, TOPICS
-from bridge.target.fields import DEFAULTS
+from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC_REACTIONS, evaluate_rules, evaluate_rule
+from bridge.rules.rulebook import RULES_BY_ID, RULES, TOPICS
+from bridge.target.fields import OWNER_DEFAULTS
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import run_of, setup_of
@@ -40,7 +40,9 @@ def test_a_rule_speaks_word_for_word_of_the_run_that_breaks_it_and_of_nothing_be
 
 
 def test_a_negated_predicate_does_not_pass_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = tuple(dataclasses.replace(rule, when=lambda run, rule=rule: not rule.violations(run)) for rule in RULES)
+    rules = tuple(
+        dataclasses.replace(rule, when=lambda run, rule=rule: not rule.find_violations(run)) for rule in RULES
+    )
     for name in IDS:
         own = [one for one in rules if one.id == name]
         monkeypatch.setattr(check_module, "RULES", own)
@@ -54,7 +56,7 @@ def test_every_rule_is_a_whole_row() -> None:
         assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.setting), rule.id
         assert rule.message, rule.id
         assert rule.evidence in EVIDENCE, rule.id
-        assert rule.sync is None or rule.sync in SYNC, rule.id
+        assert rule.sync is None or rule.sync in SYNC_REACTIONS, rule.id
         assert rule.severity == "error" or not rule.is_of_finalize, rule.id
         assert rule.title, rule.id
         assert not rule.message.endswith(".")
@@ -71,10 +73,10 @@ def test_a_field_of_an_owner_is_judged_as_it_is_in_the_precision() -> None:
     for name, (breaks, _) in CASES.items():
         precision = breaks.get("precision")
         moved = {key: precision[key] for key in precision if key in MEGATRON_FIELDS} if type(precision) is dict else {}
-        if not moved or BY_ID[name].is_of_finalize:  # one is about the value in the precision itself
+        if not moved or RULES_BY_ID[name].is_of_finalize:  # one is about the value in the precision itself
             continue
         rest = {key: value for key, value in precision.items() if key not in moved}
-        roles = {key: next(role for role in PRECISION_OWNERS if key in DEFAULTS[role]) for key in moved}
+        roles = {key: next(role for role in PRECISION_OWNERS if key in OWNER_DEFAULTS[role]) for key in moved}
         sections = {
             role: {**(breaks.get(role) or {}), **{key: moved[key] for key in moved if roles[key] == role}}
             for role in {*roles.values()}
@@ -91,11 +93,11 @@ def test_a_rule_reads_no_more_than_its_asker_knows(asker: str) -> None:
         setup = setup_of(case[0])
         if setup.precision is None:
             continue
-        context = RuleContext.of_precision(setup.precision)
+        context = RuleContext.from_precision(setup.precision)
         if asker == "sync":
             known = {"views": setup.views, "present": setup.present, "rows": setup.rows, "target": setup.target}
             context = RuleContext(setup.precision, **known)
-        assert [one.rule for one in ask(rules, context) if "could not be judged" in one.rule] == []
+        assert [one.rule for one in evaluate_rules(rules, context) if "could not be judged" in one.rule] == []
 
 
 def test_ids_are_unique_in_order_and_complete() -> None:
@@ -114,7 +116,7 @@ def test_a_rule_for_other_versions_says_nothing() -> None:
 
 
 def test_where_the_version_is_unknown_a_finding_is_milder_and_says_on_which_it_depends() -> None:
-    rule = BY_ID["PB241"]
+    rule = RULES_BY_ID["PB241"]
     said = dict(CASES["PB241"][0], target="b200x8,te2.14,cuda12.9")
     (finding,) = (one for one in check(run_of(said)).findings if one.id == "PB241")
     assert (rule.severity, finding.severity) == ("error", "warning")
@@ -123,12 +125,12 @@ def test_where_the_version_is_unknown_a_finding_is_milder_and_says_on_which_it_d
 
 
 def test_a_version_that_is_known_in_part_decides_where_it_can() -> None:
-    rule = BY_ID["PB303"]  # since megatron-core 0.17.1
+    rule = RULES_BY_ID["PB303"]  # since megatron-core 0.17.1
     case = CASES["PB303"][0]
     outcome = {}
     for version in ("0.16", "0.17", "0.17.0", "0.17.1", "0.18"):
         setup = setup_of(dict(case, target=f"h100x8,te2.9,cuda12.9,mcore{version}"))
-        found = findings_of(rule, setup)
+        found = evaluate_rule(rule, setup)
         outcome[version] = found[0].severity if found else None
     assert outcome == {"0.16": None, "0.17": "warning", "0.17.0": None, "0.17.1": "error", "0.18": "error"}
 

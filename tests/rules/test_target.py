@@ -11,10 +11,10 @@ from bridge.front.loader import load_run
 from bridge.rules.rule import te
 from bridge.target import versions
 from bridge.target.declaration import parse_target
-from bridge.target.gpus import GPUS, gpu_of_capability, gpu_of_device
-from bridge.target.machine import detected_gpu
+from bridge.target.gpus import GPUS, make_gpu_of_capability, find_gpu_of_device
+from bridge.target.machine import detect_gpu
 from bridge.target.target import Target
-from bridge.target.versions import Version, at_least, installed, parse_version
+from bridge.target.versions import Version, is_at_least, get_installed_version, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:
@@ -52,7 +52,7 @@ def test_a_compute_capability_stands_for_a_gpu_that_has_no_row() -> None:
     assert (target.capability, target.count) == ((8, 7), 2)
     assert target.gpu is not None
     assert target.gpu.has_native_bf16
-    assert not gpu_of_capability((6, 1)).formats
+    assert not make_gpu_of_capability((6, 1)).formats
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,14 @@ def test_this_machine_is_detected_and_words_after_auto_override_it() -> None:
 def test_a_device_is_known_by_its_name_and_judged_by_its_capability(
     device: str, capability: tuple[int, int], name: str
 ) -> None:
-    gpu = detected_gpu(device, capability)
+    gpu = detect_gpu(device, capability)
     assert (gpu.name, gpu.capability) == (name, capability)
 
 
 def test_a_gpu_of_amd_is_known_by_its_name() -> None:
-    names = {device: gpu_of_device(f"AMD Instinct {device}") for device in ("MI300X", "MI325X", "MI350X", "MI355X")}
+    names = {
+        device: find_gpu_of_device(f"AMD Instinct {device}") for device in ("MI300X", "MI325X", "MI350X", "MI355X")
+    }
     assert {device: gpu and gpu.title for device, gpu in names.items()} == {device: device for device in names}
     cdna_4 = names["MI355X"]
     assert cdna_4 is not None
@@ -146,7 +148,7 @@ def test_cudnn_is_known_by_its_package_without_loading_it(tmp_path: Path, monkey
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.19.0.56\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(installed.__wrapped__("cudnn")) == "9.19.0.56"
+    assert str(get_installed_version.__wrapped__("cudnn")) == "9.19.0.56"
 
 
 def test_reading_a_target_imports_no_torch() -> None:
@@ -158,13 +160,13 @@ def test_reading_a_target_imports_no_torch() -> None:
 
 
 def test_a_version_known_in_part_is_later_earlier_or_unknown() -> None:
-    assert at_least(parse_version("0.17"), "0.17.1") is None
-    assert at_least(parse_version("0.17"), "0.17") is True
-    assert at_least(parse_version("0.17.0"), "0.17.1") is False
-    assert at_least(parse_version("0.18"), "0.17.1") is True
-    assert at_least(parse_version("0.16"), "0.17.1") is False
-    assert at_least(parse_version("2"), "2.0") is True
-    assert at_least(None, "1") is None
+    assert is_at_least(parse_version("0.17"), "0.17.1") is None
+    assert is_at_least(parse_version("0.17"), "0.17") is True
+    assert is_at_least(parse_version("0.17.0"), "0.17.1") is False
+    assert is_at_least(parse_version("0.18"), "0.17.1") is True
+    assert is_at_least(parse_version("0.16"), "0.17.1") is False
+    assert is_at_least(parse_version("2"), "2.0") is True
+    assert is_at_least(None, "1") is None
     assert str(te(since="2.1", until="2.8")) == "Transformer Engine from 2.1 and before 2.8"
     with pytest.raises(RunConfigError, match=r"must begin with a number, got 'latest'"):
         parse_version("latest")
@@ -206,10 +208,13 @@ def test_the_version_of_a_source_tree_of_megatron_core_is_the_one_on_the_path(tm
     lines = ("MAJOR = 0", "MINOR = 20", "PATCH = 0", "PRE_RELEASE = 'rc1'")
     (tmp_path / "megatron/core/package_info.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    versions.installed_text.cache_clear()
-    versions.installed.cache_clear()
+    versions.get_installed_text.cache_clear()
+    versions.get_installed_version.cache_clear()
     try:
-        assert (versions.installed_text("mcore"), str(versions.installed("mcore"))) == ("0.20.0rc1", "0.20.0")
+        assert (versions.get_installed_text("mcore"), str(versions.get_installed_version("mcore"))) == (
+            "0.20.0rc1",
+            "0.20.0",
+        )
     finally:
-        versions.installed_text.cache_clear()
-        versions.installed.cache_clear()
+        versions.get_installed_text.cache_clear()
+        versions.get_installed_version.cache_clear()

@@ -10,10 +10,10 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import SyncCheckError
 from bridge.front.check import check as check_run
-from bridge.preflight.last_sync import last_sync
+from bridge.preflight.last_sync import apply_last_sync
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
-from bridge.sync.plan import plan
+from bridge.sync.sync_plan import plan_sync
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,
@@ -136,14 +136,14 @@ def test_without_a_recipe_they_are_checked_and_agree_before_a_run(megatron_owner
 def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since(megatron_owners, monkeypatch) -> None:
     planned = []
     monkeypatch.setattr(
-        synchroniser, "plan", lambda *given, **options: planned.append(given) or plan(*given, **options)
+        synchroniser, "plan_sync", lambda *given, **options: planned.append(given) or plan_sync(*given, **options)
     )
     for change in (False, True):
         config = ConfigContainer(**owners(megatron_owners), mixed_precision=MixedPrecisionConfig(bf16=True))
         foreseen = check_run(config, target=None).context.prediction
         if change:
             config.optimizer.loss_scale = 1024.0
-        report = last_sync(config, config.mixed_precision, foreseen)
+        report = apply_last_sync(config, config.mixed_precision, foreseen)
         assert report.row("optimizer.loss_scale").new == (1024.0 if change else None)
         assert config.model.params_dtype is torch.bfloat16
         assert len(planned) == change

@@ -16,9 +16,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
-from bridge.precision.mode import label_of
-from bridge.precision.module_row import module_rows
-from bridge.precision.module_schemes import chunk_recipes
+from bridge.precision.mode import format_label
+from bridge.precision.module_row import parse_module_rows
+from bridge.precision.module_schemes import make_chunk_recipes
 
 PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
 ROWS = [
@@ -85,7 +85,7 @@ def test_each_chunk_of_a_stage_has_its_own_recipe_for_a_trainer_that_asks(megatr
     report = synchronize(recipe(), **owners)
     assert [one.id for one in report.findings] == ["PB285"]
     held = owners["model"].quant_recipe
-    files = chunk_recipes(module_rows(recipe().modules), [(0, 1), (2, 3), (4, 5), (6, 7)], run="hybrid")
+    files = make_chunk_recipes(parse_module_rows(recipe().modules), [(0, 1), (2, 3), (4, 5), (6, 7)], run="hybrid")
     assert [held.of_chunk(chunk).files for chunk in (0, 1)] == [tuple(files[:2]), tuple(files[2:])]
     assert isinstance(held.of_chunk(1), RecipeConfig)
     assert synchronize(recipe(ROWS[:1]), **megatron_owners(**sizes)).findings == ()
@@ -169,4 +169,4 @@ def test_a_layer_that_the_model_does_not_have_is_refused(megatron_owners: Any) -
 
 def test_the_label_of_many_rows_lists_the_first_ones() -> None:
     rows = [{"select": {"layers": [number], "module": "linear_qkv"}, "precision": "bf16"} for number in range(300)]
-    assert label_of(recipe(rows)).endswith("layers 3: linear_qkv bf16, and 296 more]")
+    assert format_label(recipe(rows)).endswith("layers 3: linear_qkv bf16, and 296 more]")

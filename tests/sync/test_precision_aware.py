@@ -8,7 +8,7 @@ from bridge.errors import SyncCheckError
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict
-from bridge.target.fields import FUSED_RECIPES
+from bridge.target.fields import FUSED_ADAM_RECIPES
 
 SWITCH = "use_precision_aware_optimizer_no_fp8_or_ds_fp8"
 """Megatron's derived switch: the fused Adam holds the masters."""
@@ -21,7 +21,7 @@ def precision_aware(fp8_recipe: str | None) -> Any:
 
     config = OptimizerConfig(use_distributed_optimizer=True, fp8_recipe=fp8_recipe)
     config.use_precision_aware_optimizer = True  # without a constructor that asks for Transformer Engine
-    setattr(config, SWITCH, fp8_recipe in FUSED_RECIPES)
+    setattr(config, SWITCH, fp8_recipe in FUSED_ADAM_RECIPES)
     return config
 
 

@@ -65,7 +65,7 @@ def test_a_sync_logs_each_override_once_whoever_starts_it(megatron_owners, caplo
 def test_what_the_check_has_printed_already_the_sync_does_not_log_again(megatron_owners) -> None:
     made = megatron_owners(fp8="e4m3")
     config = get_mixed_precision_config("bf16_mixed").override("command line", hysteresis=4)
-    known = {(finding.id, finding.path) for finding in check(Run.of(config, **made)).findings}
+    known = {(finding.id, finding.path) for finding in check(Run.from_configs(config, **made)).findings}
     report = synchronize(config, **made)
     assert {"PB144", "PB123"} <= {rule for rule, _ in known}
     assert (len(report.lines()), len(report.lines(known))) == (3, 1)

@@ -14,22 +14,24 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
 from bridge import MixedPrecisionConfig, synchronize
-from bridge.cli.explain import explanation
+from bridge.cli.explain import explain_field
 from bridge.errors import PrecisionConfigError
 from bridge.model.section import read_section
-from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
-from bridge.precision.statements import field_names, field_value, is_stated
+from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
+from bridge.precision.statements import list_field_names, get_field_value, is_stated
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.sync.owner import OwnerValues, in_one_form
-from bridge.sync.plan import plan
-from bridge.sync.routes import ROUTES, Route, notes, routes_of
-from bridge.sync.synchroniser import megatron_version
-from bridge.target.fields import DEFAULTS
+from bridge.sync.owner import OwnerValues, normalise_value
+from bridge.sync.sync_plan import plan_sync
+from bridge.sync.routes import ROUTES, Route, load_route_notes, get_routes
+from bridge.sync.synchroniser import get_megatron_version
+from bridge.target.fields import OWNER_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEPT = json.loads((ROOT / "bridge/target/megatron_fields.json").read_text(encoding="utf-8"))
 PLACES = {(row.owner, row.attribute) for row in ROUTES}
-NOT_ROUTED = {(role, name): why for role, fields in notes()["not_routed"].items() for name, why in fields.items()}
+NOT_ROUTED = {
+    (role, name): why for role, fields in load_route_notes()["not_routed"].items() for name, why in fields.items()
+}
 
 STATED: dict[str, Any] = {
     "mamba_training_ssm_states_dtype": "bf16",
@@ -86,7 +88,7 @@ OWNERS: dict[str, dict[str, Any]] = {
 
 
 def version() -> tuple[int, ...]:
-    return tuple(int(part) for part in megatron_version().split(".")[:3])
+    return tuple(int(part) for part in get_megatron_version().split(".")[:3])
 
 
 def config_with(field: str) -> MixedPrecisionConfig:
@@ -104,10 +106,10 @@ def sweep() -> ModuleType:
 
 def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
     owners = megatron_owners()
-    assert all(routes_of(field) for field in field_names(MixedPrecisionConfig))
+    assert all(get_routes(field) for field in list_field_names(MixedPrecisionConfig))
     for row in ROUTES:
         if row.attribute is None or row.owner == "process":
-            assert notes()[row.owner][row.field]["note"], "a field without an attribute says why"
+            assert load_route_notes()[row.owner][row.field]["note"], "a field without an attribute says why"
             continue
         present = {f.name for f in dataclasses.fields(owners[row.owner])}
         since = tuple(int(part) for part in row.since.split("."))
@@ -115,14 +117,14 @@ def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
 
 
 def test_every_route_belongs_to_a_field_and_no_row_is_twice() -> None:
-    assert {row.field for row in ROUTES} == set(field_names(MixedPrecisionConfig))
+    assert {row.field for row in ROUTES} == set(list_field_names(MixedPrecisionConfig))
     places = [(row.owner, row.attribute) for row in ROUTES if row.attribute]
     assert len(places) == len(set(places))
 
 
 def test_every_precision_field_of_megatron_that_shares_a_name_is_routed(megatron_owners) -> None:
     for role, owner in megatron_owners().items():
-        shared = {f.name for f in dataclasses.fields(owner)} & set(field_names(MixedPrecisionConfig))
+        shared = {f.name for f in dataclasses.fields(owner)} & set(list_field_names(MixedPrecisionConfig))
         assert {(role, name) for name in shared} <= PLACES
 
 
@@ -161,16 +163,16 @@ def test_a_field_that_appears_in_megatron_is_noticed(tmp_path: Path) -> None:
 
 def test_a_field_of_megatrons_reads_as_megatrons_own_default() -> None:
     for field in MEGATRON_FIELDS:
-        (route,) = routes_of(field)
+        (route,) = get_routes(field)
         assert route.attribute == field
-        default = DEFAULTS[route.owner][field]
+        default = OWNER_DEFAULTS[route.owner][field]
         assert FIELD_DEFAULTS[field] == (tuple(default) if isinstance(default, list) else default), field
-        assert FIELD_DEFAULTS[field] in {*CHOICES.get(field, (FIELD_DEFAULTS[field],)), None}
+        assert FIELD_DEFAULTS[field] in {*FIELD_CHOICES.get(field, (FIELD_DEFAULTS[field],)), None}
 
 
 def test_each_field_is_in_one_group() -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(field_names(MixedPrecisionConfig))
+    grouped = [name for names in FIELDS_BY_SUBJECT.values() for name in names]
+    assert sorted(grouped) == sorted(list_field_names(MixedPrecisionConfig))
 
 
 # -- each field of Megatron's --------------------------------------------------------------------------------------
@@ -180,21 +182,21 @@ def test_each_field_is_in_one_group() -> None:
 def test_a_stated_field_is_explained_and_survives_every_round_trip(field: str) -> None:
     config = config_with(field)
     assert field in config.stated
-    assert field_value(config, field) != FIELD_DEFAULTS[field]
+    assert get_field_value(config, field) != FIELD_DEFAULTS[field]
     for back in (
         from_yaml(MixedPrecisionConfig, to_yaml(config)),
         eval(repr(config)),  # noqa: S307
         dataclasses.replace(config),
     ):
         assert (back.to_dict(), back.stated) == (config.to_dict(), config.stated)
-    told = explanation(field)
+    told = explain_field(field)
     assert told["meaning"].endswith(".")
     assert told["homes"][0]["source"]
 
 
 @pytest.mark.parametrize("field", MEGATRON_FIELDS)
 def test_a_stated_field_is_written_and_a_second_sync_changes_nothing(field: str, megatron_owners) -> None:
-    config, (route,) = config_with(field), routes_of(field)
+    config, (route,) = config_with(field), get_routes(field)
     is_there = version() >= tuple(int(part) for part in route.since.split("."))
     owners = megatron_owners(**OWNERS.get(field, {}) if is_there else {})
     if config.use_precision_aware_optimizer or field == "moe_router_padding_for_quantization":
@@ -210,22 +212,22 @@ def test_a_stated_field_is_written_and_a_second_sync_changes_nothing(field: str,
 
 
 def owner_of(route: Route, values: dict[str, Any]) -> OwnerValues:
-    return OwnerValues.of_section(route.owner, read_section(route.owner, values), version=None)
+    return OwnerValues.from_section(route.owner, read_section(route.owner, values), version=None)
 
 
 @pytest.mark.parametrize("field", MEGATRON_FIELDS)
 def test_an_owners_own_value_of_a_field_that_is_not_stated_stays_and_is_listed(field: str) -> None:
-    (route,) = routes_of(field)
+    (route,) = get_routes(field)
     own = getattr(config_with(field), field)
-    held = {field: in_one_form(own)}
+    held = {field: normalise_value(own)}
     for recipe in (MixedPrecisionConfig(bf16=True), MixedPrecisionConfig(fp32=True), config_with("tp_only_amax_red")):
         if is_stated(recipe, field):
             continue
-        (row,) = (row for row in plan(recipe, [owner_of(route, held)]) if row.attribute == field)
+        (row,) = (row for row in plan_sync(recipe, [owner_of(route, held)]) if row.attribute == field)
         assert (row.verdict, row.new) == ("keep", held[field])
-    rows = plan(MixedPrecisionConfig(bf16=True), [owner_of(route, {})])
+    rows = plan_sync(MixedPrecisionConfig(bf16=True), [owner_of(route, {})])
     (row,) = (row for row in rows if row.attribute == field)
-    assert (row.verdict, row.new) == ("agree", DEFAULTS[route.owner][field])
+    assert (row.verdict, row.new) == ("agree", OWNER_DEFAULTS[route.owner][field])
 
 
 def test_objects_of_no_class_of_megatrons_keep_what_is_not_stated_and_get_what_is() -> None:

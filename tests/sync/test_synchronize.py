@@ -15,9 +15,9 @@ from bridge.errors import (
     SyncConflictError,
     UnknownPolicyError,
 )
-from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.mode import get_mode, get_scheme
 from bridge.registry.registry import REGISTRY
-from bridge.sync.owner import WRITTEN
+from bridge.sync.owner import SYNC_MEMORY_ATTRIBUTE
 from tests.precision.test_config import any_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
@@ -26,7 +26,7 @@ RECIPES = REGISTRY.names()
 
 
 def state(owner: object) -> dict[str, object]:
-    return {name: value for name, value in vars(owner).items() if name != WRITTEN and not callable(value)}
+    return {name: value for name, value in vars(owner).items() if name != SYNC_MEMORY_ATTRIBUTE and not callable(value)}
 
 
 def validate(owners: dict[str, object]) -> None:
@@ -48,7 +48,7 @@ def test_a_recipe_goes_through_megatrons_validation_and_a_second_sync_changes_no
     assert (
         model.params_dtype
         is optimizer.params_dtype
-        is getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[mode_of(config)])
+        is getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[get_mode(config)])
     )
     assert model.pipeline_dtype is model.params_dtype
     assert model.autocast_dtype is (config.autocast_dtype or model.params_dtype)
@@ -86,7 +86,7 @@ def test_a_failure_half_way_leaves_all_three_owners_untouched(name: str, conflic
     config = get_mixed_precision_config(name)
     if not config.fp8_param:
         config = MixedPrecisionConfig.from_dict(config.to_dict())
-        if config.fp4 or not scheme_of(config):
+        if config.fp4 or not get_scheme(config):
             owners["ddp"].__class__ = type(
                 "MoreStubborn", (Stubborn,), {"grad_reduce_in_fp32": property(lambda s: None)}
             )

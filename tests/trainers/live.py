@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.runtime.megatron.backend import choose_backend_of_phases, running
+from bridge.runtime.megatron.backend import choose_backend_of_phases, use_backend
 from bridge.runtime.megatron.process import training_process
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.trainer import Trainer
 from bridge.trainers.audit import attach_audit
-from bridge.training.run import build_run, models_of
+from bridge.training.run import build_run, list_phase_models
 from tests.training.loop_tiny import tiny
 
 
@@ -49,9 +49,9 @@ def live(*, backend: str = "auto", debugger: tuple[Path, Path] | None = None, **
     `debugger` has the features file and the log folder of Transformer Engine's debugger.
     """
     config = replace(tiny(**arguments), precision_backend=backend)
-    chosen = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
+    chosen = choose_backend_of_phases(config.precision_backend, list_phase_models(config), os.environ)
     process = training_process(config.model, seed=1, fingerprint={})
-    with process as started, running(chosen):
+    with process as started, use_backend(chosen):
         if debugger is not None:
             start_debugger(*debugger)
         run = Live(build_run(config, started, backend=chosen))

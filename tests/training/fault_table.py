@@ -31,13 +31,13 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from bridge.front.train import main_train
-from bridge.runtime.checkpoint.folder import LATEST, candidates, folder_of
-from bridge.runtime.checkpoint.lock import LOCK, folder_lock
-from bridge.runtime.checkpoint.manifest import MANIFEST, Manifest, checksums, damage, outline
-from bridge.runtime.checkpoint.pickles import pickle_fault
+from bridge.runtime.checkpoint.folder import LATEST_FILE, list_resumable_iterations, get_step_folder
+from bridge.runtime.checkpoint.lock import LOCK_FILE, lock_folder
+from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, compute_checksums, find_damage, list_file_sizes
+from bridge.runtime.checkpoint.pickles import find_pickle_fault
 from bridge.runtime.megatron.checkpoint import saving
-from bridge.runtime.megatron.optimizer import inner_optimizers
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.optimizer import list_torch_optimizers
+from bridge.runtime.megatron.trainer import Trainer
 from bridge.training import loop
 from tests import warm
 from tests.training.loop_tiny import ROOT, disturb, losses, records
@@ -112,7 +112,7 @@ def in_save(act: Callable[[], None], place: str) -> Callable[[], None]:
     """Return an injection that acts in the save of step 4: before the files, within one, or before the manifest."""
     if place == "while a file is written":
         writing = functools.partial(wrapped, filesystem_async, "_write_item", 5, lambda *_: act())
-        return lambda: wrapped(saving, "_make_room", 2, lambda *_: writing())
+        return lambda: wrapped(saving, "_make_checkpoint_folder", 2, lambda *_: writing())
     owner, name = {"at its begin": (saving, "_make_room"), "before the manifest": (Manifest, "write")}[place]
     return lambda: wrapped(owner, name, 2, lambda *_: act())
 
@@ -171,7 +171,7 @@ def make_room() -> None:
 
 def weight(value: float) -> Callable[[Any], None]:
     def write(trainer: Any) -> None:
-        for inner in inner_optimizers(trainer.optimizer):
+        for inner in list_torch_optimizers(trainer.optimizer):
             inner.param_groups[0]["params"][0].data.view(-1)[0] = value
         next(iter(trainer.model[0].parameters())).data.view(-1)[0] = value
 
@@ -208,7 +208,7 @@ def clock(seconds: float) -> Callable[[Any], None]:
 
 
 def newest(folder: Path) -> Path:
-    return folder_of(folder / "saved", HALF)
+    return get_step_folder(folder / "saved", HALF)
 
 
 def torn(path: Path) -> None:
@@ -267,14 +267,14 @@ def forge(folder: Path) -> None:
 
 def rewrite(checkpoint: Path, *, checksum: bool = True, run: dict[str, Any] | None = None) -> None:
     """Write a manifest over the files of a checkpoint as they are now."""
-    sizes = outline(checkpoint)
-    sums = checksums(checkpoint, sizes) if checksum else {}
+    sizes = list_file_sizes(checkpoint)
+    sums = compute_checksums(checkpoint, sizes) if checksum else {}
     Manifest(sizes=sizes, checksums=sums, run=run or Manifest.read(checkpoint).run).write(checkpoint)
 
 
 def swap(folder: Path) -> None:
     shutil.rmtree(newest(folder))
-    shutil.copytree(folder_of(folder / "saved", 2), newest(folder))
+    shutil.copytree(get_step_folder(folder / "saved", 2), newest(folder))
 
 
 def pipe(path: Path) -> None:
@@ -283,8 +283,8 @@ def pipe(path: Path) -> None:
 
 
 def pointer_folder(folder: Path) -> None:
-    (folder / "saved" / LATEST).unlink(missing_ok=True)
-    (folder / "saved" / LATEST).mkdir()
+    (folder / "saved" / LATEST_FILE).unlink(missing_ok=True)
+    (folder / "saved" / LATEST_FILE).mkdir()
 
 
 def tear_text(suffix: str) -> Callable[[Path], None]:
@@ -331,17 +331,17 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a truncated file of a checkpoint": lambda folder: torn(tensors(folder)),
     "a missing file of a checkpoint": lambda folder: tensors(folder).unlink(),
     "an emptied .metadata": lambda folder: os.truncate(newest(folder) / ".metadata", 0),
-    "a torn manifest.json": lambda folder: torn(newest(folder) / MANIFEST),
+    "a torn manifest.json": lambda folder: torn(newest(folder) / MANIFEST_FILE),
     "code in a checkpoint, and a manifest that agrees": forge,
     "a manifest without checksums": lambda folder: rewrite(newest(folder), checksum=False),
     "a manifest with a list of settings": lambda folder: rewrite(newest(folder), run={"settings": ["a"]}),
-    "a manifest that is a pipe": lambda folder: pipe(newest(folder) / MANIFEST),
+    "a manifest that is a pipe": lambda folder: pipe(newest(folder) / MANIFEST_FILE),
     "the checkpoint of step 2 in the place of that of step 4": swap,
-    f"{LATEST} with an older step": write(LATEST, "2\n"),
-    f"{LATEST} that is a folder": pointer_folder,
-    f"a torn {LATEST}": write(LATEST, ""),
-    "a torn lock": write(LOCK, '{"host": "x'),
-    "a lock of 4,096 brackets": write(LOCK, "[" * 4096),
+    f"{LATEST_FILE} with an older step": write(LATEST_FILE, "2\n"),
+    f"{LATEST_FILE} that is a folder": pointer_folder,
+    f"a torn {LATEST_FILE}": write(LATEST_FILE, ""),
+    "a torn lock": write(LOCK_FILE, '{"host": "x'),
+    "a lock of 4,096 brackets": write(LOCK_FILE, "[" * 4096),
     "a torn last line of metrics.jsonl": tear_line,
     "every file of the run folder torn": tear_run_folder,
     "the tokenised text torn": tear_text(".bin"),
@@ -351,7 +351,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "all files are from the future": from_the_future,
 }
 REPAIRS: dict[str, Callable[[Path], None]] = {
-    f"{LATEST} that is a folder": lambda folder: (folder / "saved" / LATEST).rmdir()
+    f"{LATEST_FILE} that is a folder": lambda folder: (folder / "saved" / LATEST_FILE).rmdir()
 }
 SLOW: dict[str, tuple[str, ...]] = {"a rank of two stalls": ("train.distributed_timeout_minutes=0.25",)}
 TWO = ("train.micro_batch_size=2",)
@@ -466,7 +466,7 @@ class Bench:
         before = sound(folder)
         with ExitStack() as stack:
             if fault.held is not None:
-                stack.enter_context(folder_lock(folder / fault.held))
+                stack.enter_context(lock_folder(folder / fault.held))
             done = self.run(folder, fault, fault.processes, *fault.words)
         steps = records(folder / "run") if (folder / "run" / "metrics.jsonl").is_file() else []
         sound_ranks = [one for rank, one in enumerate(done) if rank not in fault.ranks] or done
@@ -515,11 +515,11 @@ def _masked(line: str) -> str:
 def sound(folder: Path) -> int:
     """Return the step of the newest checkpoint that a run may resume from; 0: there is none."""
     saved = folder / "saved"
-    return next((one for one in candidates(saved) if _counts(folder_of(saved, one), one)), 0)
+    return next((one for one in list_resumable_iterations(saved) if _counts(get_step_folder(saved, one), one)), 0)
 
 
 def _counts(checkpoint: Path, number: int) -> bool:
-    if (damage(checkpoint) or pickle_fault(checkpoint)) is not None:
+    if (find_damage(checkpoint) or find_pickle_fault(checkpoint)) is not None:
         return False
     manifest = Manifest.read(checkpoint)
     return bool(manifest.checksums) and manifest.run.get("iteration", number) == number

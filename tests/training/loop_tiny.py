@@ -18,7 +18,7 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge import MixedPrecisionConfig
 from bridge.errors import BridgeError
 from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.trainer import Trainer
 from bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,

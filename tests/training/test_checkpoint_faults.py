@@ -20,11 +20,11 @@ import torch
 from megatron.core.dist_checkpointing.strategies import common
 
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.runtime.checkpoint.folder import LATEST
-from bridge.runtime.checkpoint.lock import LOCK, folder_lock
-from bridge.runtime.checkpoint.manifest import Manifest, checksums, damage, outline
-from bridge.runtime.checkpoint.pickles import pickle_fault, read_listing
-from bridge.runtime.megatron.checkpoint.loading import COMMON
+from bridge.runtime.checkpoint.folder import LATEST_FILE
+from bridge.runtime.checkpoint.lock import LOCK_FILE, lock_folder
+from bridge.runtime.checkpoint.manifest import Manifest, compute_checksums, find_damage, list_file_sizes
+from bridge.runtime.checkpoint.pickles import find_pickle_fault, read_listing
+from bridge.runtime.megatron.checkpoint.loading import COMMON_STATE_FILE
 from bridge.training.loop import pretrain
 from tests import warm
 from tests.training.fault_table import KNOWN, WORDS
@@ -95,8 +95,10 @@ def foreign_code(checkpoint: Path) -> str:
 
 def forge(checkpoint: Path) -> None:
     """Write a manifest over the files as they are now, as whoever can write to the folder can."""
-    sizes = outline(checkpoint)
-    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes), run=Manifest.read(checkpoint).run).write(checkpoint)
+    sizes = list_file_sizes(checkpoint)
+    Manifest(sizes=sizes, checksums=compute_checksums(checkpoint, sizes), run=Manifest.read(checkpoint).run).write(
+        checkpoint
+    )
 
 
 class Evil:
@@ -179,7 +181,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(
 
 
 def without_checksums(checkpoint: Path) -> str:
-    Manifest(sizes=outline(checkpoint), checksums={}).write(checkpoint)
+    Manifest(sizes=list_file_sizes(checkpoint), checksums={}).write(checkpoint)
     return "manifest.json holds no checksums; checkpoint.checksum=false compares sizes alone"
 
 
@@ -190,9 +192,9 @@ def swapped(checkpoint: Path) -> str:
 
 
 def of_a_later_release(checkpoint: Path) -> str:
-    (checkpoint / COMMON).unlink()
-    sizes = outline(checkpoint)
-    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes)).write(checkpoint)
+    (checkpoint / COMMON_STATE_FILE).unlink()
+    sizes = list_file_sizes(checkpoint)
+    Manifest(sizes=sizes, checksums=compute_checksums(checkpoint, sizes)).write(checkpoint)
     return "a later Megatron Core wrote it, without the common.pt that this one reads"
 
 
@@ -201,13 +203,13 @@ READS_COMMON = hasattr(common, "TorchCommonLoadStrategy")
 
 
 def later(checkpoint: Path) -> str:
-    (checkpoint.parent / LATEST).write_text("4\n")
-    return f"it is later than the one that {LATEST} names"
+    (checkpoint.parent / LATEST_FILE).write_text("4\n")
+    return f"it is later than the one that {LATEST_FILE} names"
 
 
 def settings_as_a_list(checkpoint: Path) -> str:
-    sizes = outline(checkpoint)
-    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes), run={"settings": ["a"]}).write(checkpoint)
+    sizes = list_file_sizes(checkpoint)
+    Manifest(sizes=sizes, checksums=compute_checksums(checkpoint, sizes), run={"settings": ["a"]}).write(checkpoint)
     return "manifest.json is damaged"
 
 
@@ -244,12 +246,12 @@ def test_a_folder_whose_checkpoints_do_not_count_is_saved_to_by_a_fresh_run(copy
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_a_pointer_that_is_no_file_is_refused_before_anything_is_built(make, tmp_path: Path) -> None:
-    make(tmp_path / LATEST)
+    make(tmp_path / LATEST_FILE)
     for key in ("save", "load"):
         with pytest.raises(RunConfigError) as raised:
             pretrain(tiny(**{key: str(tmp_path)}), run_dir=tmp_path / "run")
         assert str(raised.value) == (
-            f"checkpoint.{key}: {LATEST} must be a file, got '{tmp_path / LATEST}'. Move it away."
+            f"checkpoint.{key}: {LATEST_FILE} must be a file, got '{tmp_path / LATEST_FILE}'. Move it away."
         )
 
 
@@ -257,18 +259,18 @@ def test_a_forged_manifest_lets_no_code_run(copy: Path, saved: Path) -> None:
     for forgery in FORGERIES:
         checkpoint = copy / "iter_0000006"
         wrong = forgery(checkpoint)
-        assert (damage(checkpoint) or pickle_fault(checkpoint)) == wrong, forgery.__name__
+        assert (find_damage(checkpoint) or find_pickle_fault(checkpoint)) == wrong, forgery.__name__
         assert not (copy / "ran").exists(), forgery.__name__
         shutil.rmtree(checkpoint)
         shutil.copytree(saved / "checkpoints" / "iter_0000006", checkpoint)
-    assert (damage(checkpoint) or pickle_fault(checkpoint)) is None
+    assert (find_damage(checkpoint) or find_pickle_fault(checkpoint)) is None
 
 
 def test_a_checkpoint_without_a_manifest_needs_trust_and_without_checksums_their_switch(
     copy: Path, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     newest = copy / "iter_0000006"
-    sizes = outline(newest)
+    sizes = list_file_sizes(newest)
     Manifest(sizes=sizes, checksums={}).write(newest)
     switched_off = pretrain(tiny(train=SCHEDULE, load=str(copy), checksum=False), run_dir=tmp_path / "sizes")
     assert switched_off.steps == 0
@@ -322,10 +324,10 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
             f"checkpoint.save: one run may write into a folder, got '{tmp_path}', which process {other.pid} on "
             f"{socket.gethostname()} writes into. Choose another folder, or wait for the end of that run."
         )
-        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE]
         other.send_signal(signal.SIGKILL)
         other.wait()
-        with folder_lock(tmp_path) as taken_over:
+        with lock_folder(tmp_path) as taken_over:
             assert taken_over == (
                 f"{tmp_path}: the lock of process {other.pid} on {socket.gethostname()}, which no longer runs, was "
                 "taken over."
@@ -334,16 +336,16 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
 
 
 def test_two_runs_in_one_run_folder_are_refused(tmp_path: Path) -> None:
-    with folder_lock(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         with pytest.raises(CheckpointError) as raised:
             pretrain(tiny(), run_dir=tmp_path / "run")
         assert str(raised.value) == (
             f"logging.run_dir: one run may write into a folder, got '{tmp_path / 'run'}', which process {os.getpid()} "
             f"on {socket.gethostname()} writes into. Choose another folder, or wait for the end of that run."
         )
-        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK_FILE]
     pretrain(tiny(train={"train_iters": 1, "eval_iters": 0}, save=str(tmp_path / "run")), run_dir=tmp_path / "run")
-    assert not (tmp_path / "run" / LOCK).exists()
+    assert not (tmp_path / "run" / LOCK_FILE).exists()
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatch) -> None:

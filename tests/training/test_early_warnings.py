@@ -8,10 +8,10 @@ import re
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bridge.front.train import record
-from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.front.train import write_run_files
+from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.trainer import Trainer
 from bridge.training.loop import pretrain
 from tests.runtime.audit.sabotage import no_first_microbatch
 from tests.training.loop_tiny import tiny
@@ -50,7 +50,7 @@ def warned(caplog, run_dir, fault, silence=None, **arguments):
     caplog.clear()
     with caplog.at_level(logging.INFO), fault:
         pretrain(config, run_dir=run_dir)
-    record(run_dir, config, None)
+    write_run_files(run_dir, config, None)
     return dict(re.findall(r"^Early warning ([\w-]+): (.*)$", "\n".join(caplog.messages), re.MULTILINE))
 
 
@@ -82,21 +82,25 @@ def test_a_run_warns_of_the_fault_it_has(caplog, tmp_path, monkeypatch):
         found["underflow-rising"]["underflow-rising"],
     )
     assert "multiplied an older weight" in found["stale-weights"]["stale-weights"]
-    standing = [name for name in runs if name and name in dict(early_warnings(Signs.of(RunFolder(tmp_path / name))))]
+    standing = [
+        name
+        for name in runs
+        if name and name in dict(find_early_warnings(WarningInputs.from_run_folder(RunFolder(tmp_path / name))))
+    ]
     assert standing == ["gradients-not-finite", "loss-scale-floor", "stale-weights"]  # the others passed
 
 
 def test_the_config_silences_a_warning_in_the_run_and_in_its_folder(caplog, tmp_path, monkeypatch):
     silence = {"gradients-not-finite": "a test"}
     assert warned(caplog, tmp_path, gradient_times(math.inf, monkeypatch), silence=silence) == {}
-    assert early_warnings(Signs.of(RunFolder(tmp_path))) == []
+    assert find_early_warnings(WarningInputs.from_run_folder(RunFolder(tmp_path))) == []
 
 
 def test_a_spike_is_put_down_to_a_change_of_the_loss_scale_for_five_records():
     common = {"skipped": False, "grad_norm": 1.0, "skipped_steps": 0}
     steps = [{"step": step, "loss": 2.0, "loss_scale": 512.0, **common} for step in range(1, 20)]
     spike = {"step": 20, "loss": 2.3, "loss_scale": 1024.0, **common}
-    assert early_warnings(Signs(train=[*steps, spike], smallest_scale=1.0)) == [
+    assert find_early_warnings(WarningInputs(train=[*steps, spike], smallest_scale=1.0)) == [
         (
             "spike-after-scale-change",
             "the loss is 2.3000, more than 1.1 times that before the loss scale went from 512 to 1024 by step 20, "
@@ -104,7 +108,7 @@ def test_a_spike_is_put_down_to_a_change_of_the_loss_scale_for_five_records():
         )
     ]
     later = [{**spike, "step": step, "loss": 2.0} for step in range(20, 25)]
-    assert early_warnings(Signs(train=[*steps, *later, {**spike, "step": 25}], smallest_scale=1.0)) == []
+    assert find_early_warnings(WarningInputs(train=[*steps, *later, {**spike, "step": 25}], smallest_scale=1.0)) == []
 
 
 def test_the_first_fall_of_a_loss_scale_is_no_warning_and_many_skipped_steps_later_are():
@@ -114,10 +118,10 @@ def test_the_first_fall_of_a_loss_scale_is_no_warning_and_many_skipped_steps_lat
 
     fall = [record(step, True, step) for step in range(1, 18)]
     healthy = {**record(18, False, 17), "not_finite": None}
-    assert early_warnings(Signs(train=fall, smallest_scale=1.0)) == []
-    assert early_warnings(Signs(train=[*fall, healthy], smallest_scale=1.0)) == []
+    assert find_early_warnings(WarningInputs(train=fall, smallest_scale=1.0)) == []
+    assert find_early_warnings(WarningInputs(train=[*fall, healthy], smallest_scale=1.0)) == []
     later = [*fall, healthy, *(record(step, True, step - 1) for step in range(19, 22))]
-    assert [name for name, _ in early_warnings(Signs(train=later, smallest_scale=1.0))] == [
+    assert [name for name, _ in find_early_warnings(WarningInputs(train=later, smallest_scale=1.0))] == [
         "gradients-not-finite",
         "skipped-steps",
     ]
@@ -125,4 +129,4 @@ def test_the_first_fall_of_a_loss_scale_is_no_warning_and_many_skipped_steps_lat
 
 def test_the_page_lists_every_warning_with_its_threshold():
     page = (Path(__file__).parents[2] / "docs/howto/report.md").read_text()
-    assert [name for name, row in WARNINGS.items() if f"| `{name}` | {row.threshold} |" not in page] == []
+    assert [name for name, row in EARLY_WARNINGS.items() if f"| `{name}` | {row.threshold} |" not in page] == []

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bridge.errors import AuditError, TrainingError
-from bridge.runtime.checkpoint.folder import latest_iteration
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.checkpoint.folder import read_latest_iteration
+from bridge.runtime.megatron.trainer import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny
 
@@ -137,7 +137,7 @@ def test_fp16_with_weights_beyond_its_range_ends_at_once(tmp_path) -> None:
     with pytest.raises(TrainingError, match="got NaN or Inf at step") as raised:
         pretrain(tiny("fp16", optimizer=optimizer, train=train, save=str(saved)), run_dir=tmp_path)
     assert raised.value.exit_code == 1
-    assert latest_iteration(saved) is None
+    assert read_latest_iteration(saved) is None
     assert not list(saved.glob("iter_*"))
 
 

@@ -117,7 +117,7 @@ def test_a_store_that_no_longer_answers_is_not_waited_for(monkeypatch) -> None:
     store.set = store.check = lambda *_: ends.wait(60 if stalled.is_set() else 0)
     store.clone.return_value = store
     peers = Peers(store, rank=1, ranks=2, timeout=timedelta(minutes=1))
-    with peers.answering():
+    with peers.answer_alarms():
         stalled.set()
-        assert "the store of the launch must answer every rank, and no longer does" in str(peers.blame())
+        assert "the store of the launch must answer every rank, and no longer does" in str(peers.diagnose_failure())
     ends.set()

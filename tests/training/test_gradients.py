@@ -9,12 +9,12 @@ import pytest
 
 from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
-from bridge.report.gradients import band_sentence
-from bridge.runtime.compare.band import band
+from bridge.report.gradient_band import describe_band
+from bridge.runtime.compare.band import compute_band
 from bridge.runtime.megatron.backend import Backend
-from bridge.runtime.megatron.one_batch import capture, relative_errors
+from bridge.runtime.megatron.one_batch import capture_linear_results, compute_relative_errors
 from bridge.runtime.megatron.process import training_process
-from bridge.training.passes import check_gradients, formats_of
+from bridge.training.measurements import check_gradients, get_gemm_formats
 from bridge.training.run import build_run
 from tests import warm
 from tests.training.grid import slow
@@ -43,7 +43,7 @@ def test_fp8_is_inside_and_a_margin_of_19_outside_from_the_first_layer_on():
     )
     assert found.verdict == "inside"
     assert len(found.rows) == 3 * 4 * 3
-    assert formats_of(config.model) == (("bf16", "e4m3"), ("bf16", "e4m3", "e5m2"))
+    assert get_gemm_formats(config.model) == (("bf16", "e4m3"), ("bf16", "e4m3", "e5m2"))
     forward = {row.layer: row.error for row in found.rows if row.gemm == "fprop"}
     assert forward[1] == 0 < forward[2] < 0.1  # the first layer stays in BF16
     assert all(row.control > row.bound for row in found.rows if row.gemm == "fprop"), "a shuffled batch is outside"
@@ -74,7 +74,7 @@ def test_both_runs_send_their_tokens_to_the_same_experts(model):
     assert set(itertools.product(experts, ("fprop", "dgrad", "wgrad"))) < compared
     assert found.first_outside is None
     assert 0 < found.rerouted < 0.2
-    assert f"the second would send {found.rerouted:.2%} of the tokens elsewhere." in band_sentence(found)
+    assert f"the second would send {found.rerouted:.2%} of the tokens elsewhere." in describe_band(found)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_layer_whose_forward_or_backward_pass_is_wrong_is_named():
                 hooks.append(
                     norm.register_forward_hook(lambda _, __, out: out.register_hook(lambda grad: 2 * grad) and None)
                 )
-            with capture(run.trainer.model) as results:
+            with capture_linear_results(run.trainer.model) as results:
                 run.trainer.forward_backward(iter(batch * run.trainer.num_microbatches))
             for hook in hooks:
                 hook.remove()
@@ -129,8 +129,8 @@ def test_a_layer_whose_forward_or_backward_pass_is_wrong_is_named():
     sound, *broken = taken
     firsts = []
     for results in broken:
-        errors = relative_errors(sound, results)
-        firsts.append(band(errors, errors, num_layers=3, forward=2**-7, backward=2**-7).first_outside)
+        errors = compute_relative_errors(sound, results)
+        firsts.append(compute_band(errors, errors, num_layers=3, forward=2**-7, backward=2**-7).first_outside)
     assert [(one.layer, one.module, one.gemm) for one in firsts] == [
         (2, "mlp.linear_fc1", "fprop"),
         (2, "mlp.linear_fc1", "dgrad"),

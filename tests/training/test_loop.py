@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 
 from bridge.errors import RunConfigError, TrainingError
-from bridge.runtime.megatron import device, wide_gemm
+from bridge.runtime.megatron import cuda_shim, wide_gemm
 from bridge.runtime.megatron.process import training_process
 from bridge.runtime.megatron.stop_request import COPY_SECONDS, StopRequest
-from bridge.training.console import display, show_summary
+from bridge.training.console import open_display, print_summary
 from bridge.training.loop import pretrain
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from tests.training.loop_tiny import losses, records, tiny
@@ -68,7 +68,7 @@ def test_record_of_a_step(run):
 
 def test_process_is_clean_after_a_run(run):
     assert not torch.distributed.is_initialized()
-    assert not device.is_installed()
+    assert not device.is_shim_installed()
     assert not wide_gemm.is_widened(torch.bfloat16)
 
 
@@ -129,7 +129,7 @@ def test_loss_that_is_not_finite_is_only_recorded_where_the_check_is_off(tmp_pat
 
 
 def test_ctrl_c_ends_after_the_step_with_the_files_and_a_checkpoint(tmp_path, monkeypatch):
-    from bridge.runtime.megatron.step import Trainer
+    from bridge.runtime.megatron.trainer import Trainer
 
     step = Trainer.step
 
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_after_the_step_with_the_files_and_a_checkpoint(tmp_path, mo
 
 
 def test_sigterm_without_a_folder_to_save_to_says_that_nothing_was_saved(tmp_path, monkeypatch, caplog):
-    from bridge.runtime.megatron.step import Trainer
+    from bridge.runtime.megatron.trainer import Trainer
 
     step = Trainer.step
 
@@ -201,9 +201,12 @@ def test_records_are_log_lines_without_a_terminal(caplog):
         tokens_per_second=1234.0,
         consumed_samples=56,
     )
-    with caplog.at_level(logging.INFO), display(total=100, start=0, progress=True, console=Console(width=80)) as shown:
-        shown.logged(record)
-        shown.logged(ValidationRecord(step=10, loss=2.25))
+    with (
+        caplog.at_level(logging.INFO),
+        open_display(total=100, start=0, progress=True, console=Console(width=80)) as shown,
+    ):
+        shown.show_record(record)
+        shown.show_record(ValidationRecord(step=10, loss=2.25))
     assert caplog.messages == [
         "step   7/100  loss 2.5000  1,234 tokens/s  grad norm -  loss scale 65536  lr 1.00e-03  SKIPPED: NaN or Inf in "
         "the gradients (2 so far)",
@@ -213,9 +216,9 @@ def test_records_are_log_lines_without_a_terminal(caplog):
 
 def test_bar_on_a_terminal_shows_the_record(tmp_path):
     console = Console(force_terminal=True, width=160, record=True, file=(tmp_path / "out").open("w"))
-    with display(total=10, start=0, progress=True, console=console) as shown:
-        shown.stepped(3)
-        shown.logged(
+    with open_display(total=10, start=0, progress=True, console=console) as shown:
+        shown.advance_to(3)
+        shown.show_record(
             TrainRecord(
                 step=3,
                 loss=2.5,
@@ -236,7 +239,7 @@ def test_bar_on_a_terminal_shows_the_record(tmp_path):
 def closing(summary, width):
     """Return the closing tables as printed on a terminal of some width."""
     console = Console(width=width, record=True, file=io.StringIO())
-    show_summary(summary, console)
+    print_summary(summary, console)
     return console.export_text()
 
 
@@ -262,7 +265,7 @@ def test_old_validation_loss_names_its_step(run):
 
 @pytest.mark.parametrize(("mode", "named"), [("fp32", False), ("bf16", False), ("fp16", True)])
 def test_slow_float16_is_a_note_of_fp16_runs_alone(mode, named, monkeypatch):
-    monkeypatch.setattr(wide_gemm, "slow_dtypes", lambda: (torch.float16,))
+    monkeypatch.setattr(wide_gemm, "find_slow_dtypes", lambda: (torch.float16,))
     monkeypatch.setattr(device, "has_cuda", lambda: False)
     with training_process(tiny(mode).model, seed=1) as process:
         assert any("no float16 matrix multiplication" in note for note in process.notes) is named

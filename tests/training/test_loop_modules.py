@@ -10,9 +10,9 @@ from megatron.core.quantization.quant_config import RecipeConfig
 from bridge import MixedPrecisionConfig
 from bridge.errors import BridgeError
 from bridge.plan.precision_plan import precision_plan
-from bridge.runtime.audit.compare import format_gemms
+from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.training.config import runtime_config_update
-from bridge.training.fingerprint import fingerprint
+from bridge.training.fingerprint import compute_fingerprint
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import SIX, losses, tiny
 
@@ -118,7 +118,7 @@ def test_the_fingerprint_of_a_run_covers_rows_foreign_recipes_and_phases():
         config.mixed_precision = MixedPrecisionConfig(**CURRENT, modules=rows)
         config.precision_schedule = schedule
         runtime_config_update(config)
-        return fingerprint(config, {})
+        return compute_fingerprint(config, {})
 
     def differing(one, two):
         return {name for name in {*one, *two} if one.get(name) != two.get(name)}

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.precision.schemes import WHAT_IF
+from bridge.precision.schemes import COMPARED_SCHEMES
 from bridge.runtime.numerics import (
     GemmPrecision,
     make_operand,
-    quantisation_error,
+    measure_quantisation_error,
     quantise,
-    what_if_db,
+    compute_what_if_sqnr,
 )
 from bridge.training.loop import pretrain
-from bridge.training.passes import measure_quantisation
+from bridge.training.measurements import measure_quantisation
 from tests import warm
 from tests.training.grid import slow
 from tests.training.loop_tiny import losses, tiny
@@ -74,7 +74,7 @@ def test_error_is_that_of_the_dequantised_tensor(scheme, format_):
     x = torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
     x[0] = 0
     spec = GemmPrecision(scheme=scheme, format=format_).spec("input")
-    found = quantisation_error(x, make_operand(x, spec, "input"))
+    found = measure_quantisation_error(x, make_operand(x, spec, "input"))
     back = quantise(x, spec, col=False).dequantise(torch.float32).double()
     exact = x.double()
     noise = (exact - back).square().sum()
@@ -86,7 +86,7 @@ def test_error_is_that_of_the_dequantised_tensor(scheme, format_):
 def test_saturation_under_a_stale_scale_is_counted():
     x = torch.tensor([[1.0, 2.0, 448.0, 449.0, 1000.0, -2000.0, float("inf"), 0.0]])
     spec = GemmPrecision(scheme="delayed").spec("input")
-    found = quantisation_error(x, make_operand(x, spec, "input", scale=1.0))
+    found = measure_quantisation_error(x, make_operand(x, spec, "input", scale=1.0))
     assert found["saturated"] == 4 / 8
     assert found["scale"] == 1.0
 
@@ -95,18 +95,24 @@ def test_an_operand_is_asked_for_other_schemes_without_a_draw_from_the_training(
     x = torch.randn(1000, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     x[7, 3] = 5000  # an outlier takes the scale of its tile, and under tensorwise scaling that of all
     before = torch.get_rng_state()
-    found = what_if_db(x, "input", fp8_format="hybrid", amax=5000.0)
+    found = compute_what_if_sqnr(x, "input", fp8_format="hybrid", amax=5000.0)
     assert torch.equal(torch.get_rng_state(), before)
     assert min(found["mxfp8"], found["blockwise"]) > 31
     spec = GemmPrecision(scheme="tensorwise", format="hybrid").spec("input")
-    assert found["tensorwise"] == pytest.approx(quantisation_error(x, make_operand(x, spec, "input"))["sqnr_db"], abs=3)
-    assert set(what_if_db(x[:0], "grad_output", fp8_format=None, amax=0.0)) == set(WHAT_IF)  # an expert without tokens
-    assert set(what_if_db(x * torch.nan, "weight", fp8_format=None, amax=0.0)) == set(WHAT_IF)
+    assert found["tensorwise"] == pytest.approx(
+        measure_quantisation_error(x, make_operand(x, spec, "input"))["sqnr_db"], abs=3
+    )
+    assert set(compute_what_if_sqnr(x[:0], "grad_output", fp8_format=None, amax=0.0)) == set(
+        COMPARED_SCHEMES
+    )  # an expert without tokens
+    assert set(compute_what_if_sqnr(x * torch.nan, "weight", fp8_format=None, amax=0.0)) == set(COMPARED_SCHEMES)
 
 
 def test_exact_tensor_has_no_noise():
     spec = GemmPrecision(scheme="delayed").spec("input")
-    found = quantisation_error(x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", scale=1.0))
+    found = measure_quantisation_error(
+        x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", scale=1.0)
+    )
     assert found["sqnr_db"] == float("inf")
     assert found["underflow"] == found["saturated"] == 0
 

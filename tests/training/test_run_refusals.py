@@ -15,8 +15,8 @@ from bridge.training.config import (
     TrainConfig,
     runtime_config_update,
 )
-from bridge.training.loop import warn_of_untested
-from bridge.training.values import require_sane_values
+from bridge.training.loop import warn_about_untested_release
+from bridge.training.value_checks import require_sane_values
 
 
 def container(**sections):
@@ -90,6 +90,6 @@ def test_without_a_recipe_model_and_optimizer_have_to_agree() -> None:
     [("0.16.1", True), ("0.19.2", True), ("0.20.0", True), ("0.21.0", False), ("0.15.0", False)],
 )
 def test_a_megatron_core_outside_what_was_tested_is_warned_of(version, is_tested, caplog) -> None:
-    warn_of_untested(parse_version(version))
+    warn_about_untested_release(parse_version(version))
     expected = f"megatron-core: the tested releases are 0.16.1 to 0.20, got {version}. Compare a short run."
     assert caplog.messages == ([] if is_tested else [expected])

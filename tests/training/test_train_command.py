@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.report.html.content import run_content
-from bridge.report.table import plain_text
-from bridge.report.watch import watch_view
+from bridge.report.html.content import collect_run_content
+from bridge.report.table import render_plain_text
+from bridge.report.watch import make_watch_view
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.checkpoint.folder import latest_iteration
-from bridge.runtime.checkpoint.lock import folder_lock
+from bridge.runtime.checkpoint.folder import read_latest_iteration
+from bridge.runtime.checkpoint.lock import lock_folder
 from tests import warm
 from tests.training.grid import slow
 
@@ -52,10 +52,10 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written(number: in
     assert "Stopped on request after step" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stop_signal"] == number
-    run = RunFolder.of(tmp_path / "run")
+    run = RunFolder.from_path(tmp_path / "run")
     stopped = f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of 100000"
-    assert run_content(run)["verdict"][0] == {"state": "unknown", "sentence": f"The run was {stopped}."}
-    assert stopped in plain_text(watch_view(run))
+    assert collect_run_content(run)["verdict"][0] == {"state": "unknown", "sentence": f"The run was {stopped}."}
+    assert stopped in render_plain_text(make_watch_view(run))
     assert (tmp_path / "run" / "loss.png").is_file()
     saved = (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text()
     assert int(saved) == summary["iteration"]
@@ -71,7 +71,7 @@ def test_a_signal_to_a_whole_job_which_torchrun_forwards_to_its_workers_keeps_th
         output = process.stdout.read()
     assert "Stopped on request after step" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert latest_iteration(tmp_path / "saved") == summary["iteration"]
+    assert read_latest_iteration(tmp_path / "saved") == summary["iteration"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
@@ -103,8 +103,8 @@ def test_an_fp8_run_without_a_matmul_in_fp8_is_no_good_run_in_any_answer(tmp_pat
     done = train(tmp_path, "mixed_precision=fp8_current", rows, "silence.PB297=of a test")
     assert done.returncode != 0
     assert "ran no matmul in low precision" in done.stderr
-    run = RunFolder.of(tmp_path / "run")
-    assert [one["state"] for one in run_content(run)["verdict"]][:2] == ["unknown", "bad"]
+    run = RunFolder.from_path(tmp_path / "run")
+    assert [one["state"] for one in collect_run_content(run)["verdict"]][:2] == ["unknown", "bad"]
     assert main(["audit", str(run.path)]) == 1
 
 
@@ -119,7 +119,7 @@ def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_r
     done = train(tmp_path, *words, "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
     assert done.returncode == 0, done.stderr
     assert "Matmuls from step 3, bf16_mixed: layers 1-3, output: bf16." in done.stdout
-    assert "Plan = record" in run_content(RunFolder.of(tmp_path / "run"))["verdict"][1]["sentence"]
+    assert "Plan = record" in collect_run_content(RunFolder.from_path(tmp_path / "run"))["verdict"][1]["sentence"]
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
     checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)
@@ -128,7 +128,7 @@ def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_r
 
 @pytest.mark.parametrize("held", ["run", "saved"])
 def test_a_second_run_in_the_folder_of_another_leaves_nothing_behind(held: str, tmp_path: Path) -> None:
-    with folder_lock(tmp_path / held):
+    with lock_folder(tmp_path / held):
         done = train(tmp_path, f"checkpoint.save={tmp_path / 'saved'}")
     assert done.returncode == 2
     assert "one run may write into a folder" in done.stderr

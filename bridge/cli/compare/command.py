@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.compare.twin import BASE, write_twin
-from bridge.cli.parser import add_json
+from bridge.cli.compare.twin import DEFAULT_TWIN_RECIPE, write_twin
+from bridge.cli.parser import add_json_option
 from bridge.cli.run_arguments import add_run_arguments
 from bridge.errors import RunConfigError
 
@@ -32,7 +32,7 @@ OTHER_FORMS = """
 """
 
 
-def run_words(words: list[str]) -> None:
+def run_hydra_arguments(words: list[str]) -> None:
     """Compare the losses of several recipes as Hydra's words say.
 
     The exit code of a verdict ends the process. `--help` prints the other forms of the command too.
@@ -47,7 +47,7 @@ def run_words(words: list[str]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the forms whose words are not Hydra's."""
     add_run_arguments(parser)
-    add_json(parser)
+    add_json_option(parser)
     form = parser.add_mutually_exclusive_group(required=True)
     text = "judge the losses of runs that are there, each a folder of ours or a log of others"
     form.add_argument("--runs", action="store_true", help=text)
@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the same run in another precision, and prove that it is the same"
     form.add_argument("--twin", action="store_true", help=text)
     parser.add_argument(
-        "--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})"
+        "--base",
+        metavar="NAME",
+        help=f"with --twin: the twin's recipe (default: {DEFAULT_TWIN_RECIPE})",
     )
     text = "with --runs: the share of the baseline's loss that a gap may reach (default: 1%%)"
     parser.add_argument("--gate", metavar="SHARE", help=text)

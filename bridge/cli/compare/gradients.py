@@ -6,11 +6,11 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from bridge.cli.output import print_json, show
-from bridge.cli.run_arguments import RunWords, read_run
+from bridge.cli.output import print_json, print_report
+from bridge.cli.run_arguments import RunArguments, read_run
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
-from bridge.precision.mode import label_of
+from bridge.precision.mode import format_label
 
 if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer
@@ -24,13 +24,13 @@ def check_gradients(args: argparse.Namespace) -> int:
     Return 1 where it does, 3 where that is not decided.
     """
     require_extra("train", "precision-bridge compare --gradients")
-    from bridge.front.decode import container
-    from bridge.report.gradients import band_dict, band_sentence, band_table
-    from bridge.training.passes import check_gradients as check
+    from bridge.front.decode import build_container
+    from bridge.report.gradient_band import band_to_dict, describe_band, make_band_table
+    from bridge.training.measurements import check_gradients as check
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = []
-    for word in RunWords.of(args).overrides:
+    for word in RunArguments.from_args(args).overrides:
         if "=" not in word.partition(" ")[0]:
             recipes.append(word)
     if len(recipes) != 2:
@@ -46,13 +46,13 @@ def check_gradients(args: argparse.Namespace) -> int:
         run = read_run(argparse.Namespace(**{**vars(args), "overrides": words}))
         label = "no recipe"
         if run.precision is not None:
-            label = label_of(run.precision)
+            label = format_label(run.precision)
         labels.append(label)
-        configs.append(container(run))
+        configs.append(build_container(run))
     band = check(*configs)
     if args.json:
-        print_json({"recipes": labels, **band_dict(band)})
+        print_json({"recipes": labels, **band_to_dict(band)})
     else:
-        show(band_table(band, title=f"{labels[1]} against {labels[0]}"))
-        print(band_sentence(band))
+        print_report(make_band_table(band, title=f"{labels[1]} against {labels[0]}"))
+        print(describe_band(band))
     return EXIT_CODES[band.verdict]

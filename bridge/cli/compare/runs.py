@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.logged_runs import described_logs, is_log
-from bridge.cli.output import print_json, real_place, unwritable
+from bridge.cli.described_logs import read_described_logs, is_log
+from bridge.cli.output import print_json, resolve_links, make_unwritable_error
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 
@@ -24,42 +24,44 @@ def compare_runs(args: argparse.Namespace) -> int:
     Return 1 where a run is outside the gate, 3 where of one nothing can be told.
     """
     require_extra("train", "precision-bridge compare --runs")
-    from bridge.report.comparison import comparison_dict, show_comparisons, write_comparisons
-    from bridge.runtime.compare.comparison import exit_code
+    from bridge.report.comparison import comparison_to_dict, print_comparisons, write_comparisons
+    from bridge.runtime.compare.comparison import get_exit_code
 
     paths: dict[Path, Path] = {}  # the place -> the path as it was written first
     repeated = None
     for word in args.overrides:
         path = Path(word)
-        place = real_place(path)
+        place = resolve_links(path)
         if place in paths:
             repeated = path
         paths.setdefault(place, path)
-    comparisons = _compared([*paths.values()], args.gate, repeated)
+    comparisons = _compare_paths([*paths.values()], args.gate, repeated)
     if args.output is not None:
         folder = Path(args.output)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_comparisons(folder, comparisons)
         except OSError as error:
-            raise unwritable(folder, "--output", error) from None
+            raise make_unwritable_error(folder, "--output", error) from None
     if args.json:
-        print_json(list(map(comparison_dict, comparisons)))
+        print_json(list(map(comparison_to_dict, comparisons)))
     else:
-        show_comparisons(comparisons)
-    return exit_code(comparisons)
+        print_comparisons(comparisons)
+    return get_exit_code(comparisons)
 
 
-def _compared(paths: Sequence[Path], gate: str | None, repeated: Path | None) -> list[Comparison]:
+def _compare_paths(
+    paths: Sequence[Path], gate: str | None, repeated: Path | None
+) -> list[Comparison]:
     """Return the comparisons of runs; `repeated` is a run that the command line names again."""
     from bridge.runtime.compare.arm import read_arm
-    from bridge.runtime.compare.comparison import compare
-    from bridge.runtime.compare.gap import GATE, gate_of
-    from bridge.runtime.compare.logs import compare_logs
+    from bridge.runtime.compare.comparison import compare_arms
+    from bridge.runtime.compare.gap import DEFAULT_GATE, parse_gate
+    from bridge.runtime.compare.log_comparison import compare_logs
 
-    share = GATE
+    share = DEFAULT_GATE
     if gate is not None:
-        share = gate_of(gate)
+        share = parse_gate(gate)
     logs = [path for path in paths if is_log(path)]
     if not logs:
         arms = []
@@ -67,18 +69,18 @@ def _compared(paths: Sequence[Path], gate: str | None, repeated: Path | None) ->
             arm = read_arm(path)
             if arm is not None:
                 arms.append(arm)
-        _require_several(len(arms), repeated)
-        return compare(arms, gate=share)
+        _require_two_runs(len(arms), repeated)
+        return compare_arms(arms, gate=share)
     if len(logs) < len(paths):
         rule = "compares runs of ours with each other, or logs with each other, got both"
         raise RunConfigError(f"--runs: {rule}. Give the runs of one kind.")
-    described = described_logs(logs)
-    _require_several(len(described), repeated)
+    described = read_described_logs(logs)
+    _require_two_runs(len(described), repeated)
     compared = [log.compared() for log in described]
     return [compare_logs(compared, gate=share)]
 
 
-def _require_several(count: int, repeated: Path | None) -> None:
+def _require_two_runs(count: int, repeated: Path | None) -> None:
     if count >= 2:
         return
     if repeated is not None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.planned_answer import answer_planned
+from bridge.cli.run_answer import answer_run
 from bridge.cli.run_arguments import read_run
 
 
-def show_alignment(args: argparse.Namespace) -> int:
+def print_alignment(args: argparse.Namespace) -> int:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
 
     Return 2 where the check of the run finds an error, else 0.
     """
-    from bridge.plan.alignment import align_report
-    from bridge.report.align_table import align_table  # rich is heavy
+    from bridge.plan.alignment import build_alignment_report
+    from bridge.report.alignment_table import make_alignment_table  # rich is heavy
 
     run = read_run(args)
     planned = run.planned
-    report = align_report(planned.plan, planned.workload)
-    return answer_planned(args, run, report.to_dict(), align_table(report))
+    report = build_alignment_report(planned.plan, planned.workload)
+    return answer_run(args, run, report.to_dict(), make_alignment_table(report))

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.parser import add_json, require_option
-from bridge.cli.run_arguments import add_debug_features, add_run_arguments
-from bridge.cli.several import add_several_arguments, paths_of_several
+from bridge.cli.parser import add_json_option, refuse_options_without
+from bridge.cli.run_arguments import add_debug_features_option, add_run_arguments
+from bridge.cli.many_runs import add_brief_option, get_many_paths
 from bridge.errors import RunConfigError
 
 DEBUG_FEATURES_OPTIONS = ("--purpose", "--every")
 """Options that act with --write-debug-features alone."""
 MODULES_OPTIONS = ("--file", "--write")
 """Options that act with --modules alone."""
-ABOUT_ONE = ("align", "modules", "against", "csv", "picture", "write_debug_features")
+ONE_RUN_OPTIONS = ("align", "modules", "against", "csv", "picture", "write_debug_features")
 """Options that choose another answer than the table; each is about one run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
-    add_debug_features(parser)
-    add_several_arguments(parser)
-    add_json(parser, "print JSON, equal layers folded")
+    add_debug_features_option(parser)
+    add_brief_option(parser)
+    add_json_option(parser, "print JSON, equal layers folded")
     answer = parser.add_mutually_exclusive_group()
     text = "check every GEMM's dimensions, and say what to pad tokens to, instead"
     answer.add_argument("--align", action="store_true", help=text)
@@ -57,22 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
-    require_option(args, "--modules", MODULES_OPTIONS)
-    require_option(args, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
-    for name in ABOUT_ONE:
+    refuse_options_without(args, "--modules", MODULES_OPTIONS)
+    refuse_options_without(args, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
+    for name in ONE_RUN_OPTIONS:
         if args.brief and getattr(args, name):
             option = name.replace("_", "-")
             raise RunConfigError(
                 f"--{option}: is about one run, and --brief about several. Leave one of them out."
             )
     if args.modules:
-        from bridge.cli.plan.modules import show_modules
+        from bridge.cli.plan.modules import print_modules
 
-        return show_modules(args)
+        return print_modules(args)
     if args.align:
-        from bridge.cli.plan.alignment import show_alignment
+        from bridge.cli.plan.alignment import print_alignment
 
-        return show_alignment(args)
+        return print_alignment(args)
     if args.write_debug_features:
         from bridge.cli.plan.debug_features import write_features
 
@@ -85,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.csv:
         table.print_csv(args)
     elif args.against:
-        table.show_difference(args)
+        table.print_difference(args)
     else:
-        paths = paths_of_several(args)
+        paths = get_many_paths(args)
         if not paths:
-            return table.show_plan(args)
-        from bridge.cli.plan.share import show_shares
+            return table.print_plan(args)
+        from bridge.cli.plan.share import print_shares
 
-        return show_shares(args, paths)
+        return print_shares(args, paths)
     return 0

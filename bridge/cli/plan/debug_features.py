@@ -7,30 +7,30 @@ from pathlib import Path
 
 import yaml
 
-from bridge.cli.output import refuse_inputs, write_file
-from bridge.cli.planned_answer import plan_of
-from bridge.cli.run_arguments import RunWords, read_run
+from bridge.cli.output import refuse_input_files, write_file
+from bridge.cli.run_answer import plan_run
+from bridge.cli.run_arguments import RunArguments, read_run
 from bridge.errors import RunConfigError
-from bridge.plan.debug_file import EVERY, PURPOSES, features_of
+from bridge.plan.debug_features_file import DEFAULT_INTERVAL, PURPOSES, build_features
 
-REMEDY = f"Write --every {EVERY}."
+REMEDY = f"Write --every {DEFAULT_INTERVAL}."
 
 
 def write_features(args: argparse.Namespace) -> None:
     """Write the features file of a run's plan."""
     path = Path(args.write_debug_features)
-    inputs = [*RunWords.of(args).files]
+    inputs = [*RunArguments.from_args(args).files]
     if args.debug_features is not None:
         inputs.append(args.debug_features)
-    refuse_inputs(path, "--write-debug-features", inputs)
-    every = EVERY
+    refuse_input_files(path, "--write-debug-features", inputs)
+    every = DEFAULT_INTERVAL
     if args.every is not None:
         every = args.every
     if every < 1:
         raise RunConfigError.of("--every", "must be a whole number of at least 1", every, REMEDY)
-    plan = plan_of(read_run(args))
+    plan = plan_run(read_run(args))
     purpose = args.purpose or PURPOSES[0]
-    content = features_of(plan, purpose, every=every)
+    content = build_features(plan, purpose, every=every)
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
     write_file(path, text, "--write-debug-features")
     print(f"{path}: {len(content)} entries ({purpose}).")

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import show, write_file
-from bridge.cli.planned_answer import planned_code, print_planned, show_planned
+from bridge.cli.output import print_report, write_file
+from bridge.cli.run_answer import compute_exit_code, print_checked_json, print_check_notes
 from bridge.cli.run_arguments import read_run
 from bridge.errors import RunConfigError
-from bridge.precision.module_row import ModuleRow, module_rows
-from bridge.precision.module_schemes import stage_recipes
-from bridge.precision.statements import field_value
+from bridge.precision.module_row import ModuleRow, parse_module_rows
+from bridge.precision.module_schemes import make_stage_recipes
+from bridge.precision.statements import get_field_value
 from bridge.rules.topics.precision import modules as module_rules
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
-IDS = frozenset(rule.id for rule in module_rules.RULES)
+MODULE_RULE_IDS = frozenset(rule.id for rule in module_rules.RULES)
 
 
-def _write(plan: PrecisionPlan, path: Path) -> None:
+def _write_recipe_files(plan: PrecisionPlan, path: Path) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
     from bridge.read.foreign.payload_text import as_yaml
 
@@ -33,15 +33,15 @@ def _write(plan: PrecisionPlan, path: Path) -> None:
     named = {str(path): files[0]}
     if len(files) > 1:
         named = {}
-        for stage, file in enumerate(stage_recipes(files, plan.parallel.pipeline)):
+        for stage, file in enumerate(make_stage_recipes(files, plan.parallel.pipeline)):
             name = str(path.with_stem(f"{path.stem}.stage{stage}"))
-            named[name] = _file_of_stage(file, stage)
+            named[name] = _require_stage_file(file, stage)
     for name, file in named.items():
         write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
 
 
-def _file_of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
+def _require_stage_file(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     """Return the file of a stage; RunConfigError where its chunks need different ones."""
     if file is not None:
         return file
@@ -53,60 +53,60 @@ def _file_of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     raise RunConfigError.of("--write", rule, stage, remedy)
 
 
-def show_modules(args: argparse.Namespace) -> int:
+def print_modules(args: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it.
 
     Return 2 where the run's check finds an error, else 0.
     """
     run = read_run(args)
     if args.file:
-        run = _with_file(run, args.file)
-    from bridge.preflight.check import report_of
+        run = _replace_recipe(run, args.file)
+    from bridge.preflight.check import get_report
 
     plan = run.plan
     selection = plan.selection
-    findings = [finding for finding in report_of(run).findings if finding.id in IDS]
+    findings = [finding for finding in get_report(run).findings if finding.id in MODULE_RULE_IDS]
     if not selection.rows:
-        _list(run, plan, findings, as_json=args.json)
-        return planned_code(run)
+        _print_module_names(run, plan, findings, as_json=args.json)
+        return compute_exit_code(run)
     if args.write:
-        _write(plan, Path(args.write))
+        _write_recipe_files(plan, Path(args.write))
         return 0
-    from bridge.report.module_table import module_table, selection_dict  # rich is heavy
+    from bridge.report.module_table import make_module_table, selection_to_dict  # rich is heavy
 
-    layout, mode = _layout(plan), plan.settings.mode
+    layout, mode = _format_layout(plan), plan.settings.mode
     if args.json:
         content = {"precision": plan.label, "layout": layout}
-        print_planned(run, {**content, **selection_dict(selection, findings)})
+        print_checked_json(run, {**content, **selection_to_dict(selection, findings)})
     else:
         scheme = plan.settings.scheme or mode
-        show(module_table(selection, findings, layout=layout, run=scheme, mode=mode))
-        show_planned(run, shown=IDS)
-    return planned_code(run)
+        print_report(make_module_table(selection, findings, layout=layout, run=scheme, mode=mode))
+        print_check_notes(run, shown=MODULE_RULE_IDS)
+    return compute_exit_code(run)
 
 
-def _with_file(run: Run, path: str) -> Run:
+def _replace_recipe(run: Run, path: str) -> Run:
     """Return the run with a file's recipe as it stands.
 
     RunConfigError for a run with rows of `modules`.
     """
-    from bridge.read.megatron_lm.precision_file import FIELD
+    from bridge.read.megatron_lm.precision_file import QUANT_RECIPE_FIELD
     from bridge.read.megatron_lm.te_precision_file import read
 
     rows: tuple[ModuleRow, ...] = ()
     if run.precision is not None:
-        rows = module_rows(field_value(run.precision, "modules"))
+        rows = parse_module_rows(get_field_value(run.precision, "modules"))
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, list(map(str, rows)), remedy)
     reading = run.reading
-    if reading.unplanned is not None and reading.unplanned.startswith(FIELD):
-        reading = replace(reading, unplanned=None)
+    if reading.no_plan_reason is not None and reading.no_plan_reason.startswith(QUANT_RECIPE_FIELD):
+        reading = replace(reading, no_plan_reason=None)
     sections = {**run.sections, "model": {**run.model, "quant_recipe": read(path)}}
     return replace(run, sections=sections, reading=replace(reading, read_too=()))
 
 
-def _layout(plan: PrecisionPlan) -> str:
+def _format_layout(plan: PrecisionPlan) -> str:
     """Return the sizes that decide about names: PP 4, VPP 2, EP 8."""
     parallel = plan.parallel
     sizes = (("PP", parallel.pipeline), ("VPP", parallel.virtual), ("EP", parallel.expert))
@@ -117,20 +117,22 @@ def _layout(plan: PrecisionPlan) -> str:
     return ", ".join(shown)
 
 
-def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
+def _print_module_names(
+    run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool
+) -> None:
     """Print the modules of a run that chooses nothing per module, as rows would name them."""
     names = [module.path for module in plan.selection.unselected]
     if as_json:
-        from bridge.report.module_table import findings_of  # rich is heavy
+        from bridge.report.module_table import findings_to_dicts  # rich is heavy
 
         content = {
             "precision": plan.label,
-            "layout": _layout(plan),
+            "layout": _format_layout(plan),
             "rows": [],
             "left": names,
-            "findings": findings_of(findings),
+            "findings": findings_to_dicts(findings),
         }
-        print_planned(run, content)
+        print_checked_json(run, content)
         return
     for finding in findings:
         print(f"{finding.severity} {finding.id} {finding}")
@@ -140,4 +142,4 @@ def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_
     )
     for name in names:
         print(f"  {name}")
-    show_planned(run, shown=IDS)
+    print_check_notes(run, shown=MODULE_RULE_IDS)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.output import print_json
-from bridge.cli.parser import add_json, require_option
-from bridge.cli.recipes.difference import show_difference
-from bridge.cli.recipes.named import first_comment
-from bridge.cli.recipes.show import fields_by_subject, show_recipe
+from bridge.cli.parser import add_json_option, refuse_options_without
+from bridge.cli.recipes.difference import print_difference
+from bridge.cli.recipes.named_recipe import read_first_comment
+from bridge.cli.recipes.show import format_fields_by_subject, print_recipe
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.registry.registry import REGISTRY
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help=text)
     text = "another recipe: show the fields in which the two differ"
     parser.add_argument("other", metavar="OTHER", nargs="?", help=text)
-    add_json(parser)
+    add_json_option(parser)
     parser.add_argument("--tag", help="list only the recipes with this tag (fp8, bf16, mxfp8, ...)")
     parser.add_argument(
         "--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/"
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "print the JSON Schema of a recipe in YAML, or of a run's file, for editors"
     parser.add_argument("--schema", choices=("recipe", "run"), nargs="?", const="recipe", help=text)
-    parser.epilog = fields_by_subject()
+    parser.epilog = format_fields_by_subject()
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
-    require_option(args, "--support", ("--target", "--markdown"))
+    refuse_options_without(args, "--support", ("--target", "--markdown"))
     _refuse_without_effect(args)
     if args.schema is not None:
         from bridge.front.json_schema import SCHEMAS  # of editors alone
@@ -56,15 +56,15 @@ def run(args: argparse.Namespace) -> None:
         print_json(SCHEMAS[args.schema]())
         return
     if args.support:
-        from bridge.cli.recipes.support import show_support  # asks every rule about every GPU
+        from bridge.cli.recipes.support import print_support  # asks every rule about every GPU
 
-        show_support(args)
+        print_support(args)
     elif args.other is not None:
-        show_difference(args.name, args.other, config_dir=args.config_dir, as_json=args.json)
+        print_difference(args.name, args.other, config_dir=args.config_dir, as_json=args.json)
     elif args.name is not None:
-        show_recipe(args, args.name)
+        print_recipe(args, args.name)
     else:
-        _list(args)
+        _print_list(args)
 
 
 def _refuse_without_effect(args: argparse.Namespace) -> None:
@@ -92,15 +92,15 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
         raise RunConfigError("--config-dir: has no effect with --support. Leave it out.")
 
 
-def _list(args: argparse.Namespace) -> None:
+def _print_list(args: argparse.Namespace) -> None:
     """Print the list; the registry logs each source that it could not load."""
     keys = ("name", "summary", "tags", "aliases", "place")
     rows = []
     for recipe in REGISTRY.recipes():
         rows.append({key: getattr(recipe, key) for key in keys})
-    rows += _recipes_of_folder(args.config_dir)
+    rows += _list_folder_recipes(args.config_dir)
     if args.tag is not None:
-        rows = _tagged(rows, args.tag)
+        rows = _select_tagged(rows, args.tag)
     if args.json:
         print_json(rows)
         return
@@ -112,7 +112,7 @@ def _list(args: argparse.Namespace) -> None:
         print(f"{row['name']:<{width}}  {row['summary']}{aliases}")
 
 
-def _tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
+def _select_tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
     """Return the rows of the recipes with a tag; UnknownRecipeError where none has it."""
     tagged = [row for row in rows if tag in row["tags"]]
     if tagged:
@@ -125,7 +125,7 @@ def _tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
     raise UnknownRecipeError(f"--tag: no recipe has the tag {tag!r}. {hint}")
 
 
-def _recipes_of_folder(config_dir: str | None) -> list[dict[str, Any]]:
+def _list_folder_recipes(config_dir: str | None) -> list[dict[str, Any]]:
     """Return the YAML recipes of a team's folder as rows of the list.
 
     The summary is the file's first comment.
@@ -138,7 +138,7 @@ def _recipes_of_folder(config_dir: str | None) -> list[dict[str, Any]]:
         )
     rows = []
     for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml")):
-        summary = first_comment(path).partition("\n")[0] or "No comment."
+        summary = read_first_comment(path).partition("\n")[0] or "No comment."
         rows.append(
             {"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)}
         )

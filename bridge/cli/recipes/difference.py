@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.cli.output import print_json, text_of
-from bridge.cli.recipes.named import NamedRecipe
-from bridge.precision.statements import is_stated, recipe_name
+from bridge.cli.output import print_json, format_value
+from bridge.cli.recipes.named_recipe import NamedRecipe
+from bridge.precision.statements import is_stated, get_recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 
 
-def show_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -> None:
+def print_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -> None:
     """Print one line per field in which two recipes differ, with the values of both.
 
     A value that a side does not state is marked as a default.
     """
-    one = NamedRecipe.of(a, config_dir).config
-    two = NamedRecipe.of(b, config_dir).config
-    rows = field_differences(one, two)
+    one = NamedRecipe.from_name(a, config_dir).config
+    two = NamedRecipe.from_name(b, config_dir).config
+    rows = list_field_differences(one, two)
     if as_json:
-        print_json({"a": recipe_name(one), "b": recipe_name(two), "fields": rows})
+        print_json({"a": get_recipe_name(one), "b": get_recipe_name(two), "fields": rows})
         return
     if not rows:
-        print(f"{recipe_name(one)} and {recipe_name(two)} say the same.")
+        print(f"{get_recipe_name(one)} and {get_recipe_name(two)} say the same.")
         return
-    print(f"  {'':<33} {recipe_name(one)} -> {recipe_name(two)}")
+    print(f"  {'':<33} {get_recipe_name(one)} -> {get_recipe_name(two)}")
     for row in rows:
-        print(f"  {row['field']:<33} {_side(row, 'a')} -> {_side(row, 'b')}")
+        print(f"  {row['field']:<33} {_format_side(row, 'a')} -> {_format_side(row, 'b')}")
 
 
-def _side(row: dict[str, Any], side: str) -> str:
+def _format_side(row: dict[str, Any], side: str) -> str:
     """Return the value of a field in one of the two recipes, and whether it is a default."""
-    text = text_of(row[side])
+    text = format_value(row[side])
     if row[f"{side}_stated"]:
         return text
     return f"{text} (default)"
 
 
-def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> list[dict[str, Any]]:
+def list_field_differences(
+    one: MixedPrecisionConfig, two: MixedPrecisionConfig
+) -> list[dict[str, Any]]:
     """Return a row per field that differs: its values, and whether each side states it."""
     first, second = one.to_dict(full=True), two.to_dict(full=True)
     rows = []

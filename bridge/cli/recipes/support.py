@@ -6,20 +6,20 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import answer
+from bridge.cli.output import print_answer
 from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from bridge.preflight.auto import Support
+    from bridge.preflight.recipe_choice import Support
 
-TITLES = {"te": "TE", "cuda": "CUDA"}
-WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
+PRODUCT_TITLES = {"te": "TE", "cuda": "CUDA"}
+VERDICT_WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 
 
-def show_support(args: argparse.Namespace) -> None:
+def print_support(args: argparse.Namespace) -> None:
     """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
-    from bridge.preflight.auto import matrix, support
+    from bridge.preflight.recipe_choice import build_support_matrix, check_support
     from bridge.target.declaration import parse_target
 
     if args.json and args.markdown:
@@ -30,46 +30,50 @@ def show_support(args: argparse.Namespace) -> None:
         target = parse_target(args.target)
         recipes = {}
         for name in REGISTRY.names():
-            supported = support(name, target)
-            recipes[name] = _plain(supported)
-            rows.append({"recipe": name, str(target): _cell(supported), "why": supported.reason})
+            supported = check_support(name, target)
+            recipes[name] = _support_to_dict(supported)
+            rows.append(
+                {"recipe": name, str(target): _format_cell(supported), "why": supported.reason}
+            )
         content = {"target": str(target), "recipes": recipes}
     else:
-        whole = matrix(REGISTRY.names())
+        whole = build_support_matrix(REGISTRY.names())
         content = {}
         for name, row in whole.items():
-            content[name] = {column: _plain(supported) for column, supported in row.items()}
-        rows = support_rows(whole)
-    from bridge.report.table import markdown, table  # rich is heavy
+            content[name] = {
+                column: _support_to_dict(supported) for column, supported in row.items()
+            }
+        rows = build_support_rows(whole)
+    from bridge.report.table import format_markdown, make_table  # rich is heavy
 
     if args.markdown:
-        print(markdown(rows))
+        print(format_markdown(rows))
         return
-    answer(args, content, table(rows, wraps=("why",)))
+    print_answer(args, content, make_table(rows, wraps=("why",)))
 
 
-def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
+def build_support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
     """Return the rows of the matrix: the recipe, and the words of a cell for each target."""
     rows = []
     for name, cells in whole.items():
         row = {"recipe": name}
         for column, supported in cells.items():
-            row[column] = _cell(supported)
+            row[column] = _format_cell(supported)
         rows.append(row)
     return rows
 
 
-def _cell(supported: Support) -> str:
+def _format_cell(supported: Support) -> str:
     """Return the words of a cell: yes, no, emulated, or the versions that it takes."""
-    needs = " ".join(f"{TITLES[product]} {least}" for product, least in supported.needs)
+    needs = " ".join(f"{PRODUCT_TITLES[product]} {least}" for product, least in supported.needs)
     if supported.verdict == "emulated" and needs:
         return f"emulated, {needs}"
     if supported.verdict == "unknown" and needs:
         return needs
-    return WORDS[supported.verdict]
+    return VERDICT_WORDS[supported.verdict]
 
 
-def _plain(supported: Support) -> dict[str, Any]:
+def _support_to_dict(supported: Support) -> dict[str, Any]:
     return {
         "verdict": supported.verdict,
         "reason": supported.reason,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bridge.cli.debug_log_answer import report_debug_log
-from bridge.cli.logged_runs import is_log
-from bridge.cli.parser import add_json, require_option
-from bridge.cli.report.page import FORMATS, write_page
-from bridge.cli.report.watch import SECONDS, warnings_by_threshold, watch_run
+from bridge.cli.debug_log import report_debug_log
+from bridge.cli.described_logs import is_log
+from bridge.cli.parser import add_json_option, refuse_options_without
+from bridge.cli.report.page import REPORT_FORMATS, write_page
+from bridge.cli.report.watch import POLL_SECONDS, format_warning_thresholds, watch_run
 from bridge.errors import RunConfigError
 from bridge.read.debug_log import is_debug_log
 
@@ -31,21 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "html (default) needs no network; md is for a comment"
-    parser.add_argument("--format", choices=FORMATS, help=text)
+    parser.add_argument("--format", choices=REPORT_FORMATS, help=text)
     text = (
         "show a run in progress instead: step, loss, loss scale, speed, early warnings; "
         "1 where a warning stands"
     )
     parser.add_argument("--watch", action="store_true", help=text)
     parser.add_argument("--once", action="store_true", help="with --watch: print the state and end")
-    text = f"with --watch: time between two looks (default {SECONDS:g})"
+    text = f"with --watch: time between two looks (default {POLL_SECONDS:g})"
     parser.add_argument("--every", type=float, metavar="SECONDS", help=text)
     text = "with --watch: leave a warning out; repeatable"
     parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
-    add_json(
+    add_json_option(
         parser, "with --watch: print the state once as JSON; a report is JSON with --format json"
     )
-    parser.epilog = warnings_by_threshold()
+    parser.epilog = format_warning_thresholds()
 
 
 def run(args: argparse.Namespace) -> int | None:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int | None:
 
     Of the latter two the exit code is 1 where a warning stands.
     """
-    require_option(args, "--watch", WATCH_OPTIONS)
+    refuse_options_without(args, "--watch", WATCH_OPTIONS)
     for path in args.runs:
         if is_log(path) and is_debug_log(path):
             return report_debug_log(args, path)

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.cli.logged_runs import DescribedLog, described_log, is_log
-from bridge.cli.output import print_json, show
+from bridge.cli.described_logs import DescribedLog, read_described_log, is_log
+from bridge.cli.output import print_json, print_report
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.runtime.audit.log_signs import signs_of_log
+from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
+from bridge.runtime.audit.log_warning_inputs import make_log_warning_inputs
 from bridge.runtime.audit.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Between two looks."""
 
 
-def warnings_by_threshold() -> str:
+def format_warning_thresholds() -> str:
     """Return the early warnings with their thresholds, as a list for the command's help."""
     lines = ["warnings:"]
-    for name, row in WARNINGS.items():
+    for name, row in EARLY_WARNINGS.items():
         lines.append(f"  {name:<25} {row.threshold}")
     return "\n".join(lines)
 
@@ -41,38 +41,38 @@ def watch_run(args: argparse.Namespace) -> int | None:
     from rich.live import Live
 
     for name in args.silence:
-        if name not in WARNINGS:
-            remedy = did_you_mean(close_matches(name, WARNINGS))
+        if name not in EARLY_WARNINGS:
+            remedy = did_you_mean(close_matches(name, EARLY_WARNINGS))
             if not remedy:
-                remedy = f"Warnings: {', '.join(WARNINGS)}."
+                remedy = f"Warnings: {', '.join(EARLY_WARNINGS)}."
             raise RunConfigError.of("--silence", "must be the name of a warning", name, remedy)
     every = args.every
     if every is None:
-        every = SECONDS
+        every = POLL_SECONDS
     if not every > 0:
         raise RunConfigError.of("--every", "must be more than 0 seconds", every, "Use 2.")
     if len(args.runs) > 1:
         raise RunConfigError.of("--watch", "is about one run", len(args.runs), "Give one folder.")
-    watched = _watched(args.runs[0], args.silence)
+    watched = _read_watched(args.runs[0], args.silence)
     if args.json:
         print_json(watched.state())
     elif args.once or watched.has_ended() or not Console().is_terminal:
-        show(watched.view())
+        print_report(watched.view())
     else:
         with Live(watched.view(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
             while not watched.has_ended():
                 time.sleep(every)
-                watched = _watched(args.runs[0], args.silence)
+                watched = _read_watched(args.runs[0], args.silence)
                 live.update(watched.view(), refresh=True)
-        watched = _watched(args.runs[0], args.silence)
+        watched = _read_watched(args.runs[0], args.silence)
     return int(bool(watched.warnings()))
 
 
-def _watched(path: Path, silenced: Sequence[str]) -> Watched:
+def _read_watched(path: Path, silenced: Sequence[str]) -> Watched:
     """Return a run as its files show it now."""
     if not is_log(path):
-        return WatchedFolder(run=RunFolder.of(path), silenced=silenced)
-    return WatchedLog(described=described_log(path), silenced=silenced)
+        return WatchedFolder(run=RunFolder.from_path(path), silenced=silenced)
+    return WatchedLog(described=read_described_log(path), silenced=silenced)
 
 
 class Watched(Protocol):
@@ -110,9 +110,9 @@ class WatchedFolder:
 
     def view(self) -> RenderableType:
         """Return the state for a terminal."""
-        from bridge.report.watch import watch_view
+        from bridge.report.watch import make_watch_view
 
-        return watch_view(self.run, silenced=self.silenced)
+        return make_watch_view(self.run, silenced=self.silenced)
 
     def has_ended(self) -> bool:
         """Return whether the run has written its summary."""
@@ -120,7 +120,7 @@ class WatchedFolder:
 
     def warnings(self) -> list[tuple[str, str]]:
         """Return (name, sentence) of each early warning that stands."""
-        return early_warnings(Signs.of(self.run, silenced=self.silenced))
+        return find_early_warnings(WarningInputs.from_run_folder(self.run, silenced=self.silenced))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class WatchedLog:
         log = self.described.log
         return {
             "train": log.records()[-1:],
-            "validation": log.validations()[-1:],
+            "validation": log.list_validations()[-1:],
             "precision": self.described.precision or None,
             "source": log.source,
             "missing": log.missing,
@@ -145,9 +145,9 @@ class WatchedLog:
 
     def view(self) -> RenderableType:
         """Return the state for a terminal."""
-        from bridge.report.log import log_view
+        from bridge.report.log_content import make_log_view
 
-        return log_view(
+        return make_log_view(
             self.described.log, silenced=self.silenced, precision=self.described.precision
         )
 
@@ -157,4 +157,6 @@ class WatchedLog:
 
     def warnings(self) -> list[tuple[str, str]]:
         """Return (name, sentence) of each early warning that stands."""
-        return early_warnings(signs_of_log(self.described.log, silenced=self.silenced))
+        return find_early_warnings(
+            make_log_warning_inputs(self.described.log, silenced=self.silenced)
+        )

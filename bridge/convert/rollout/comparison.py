@@ -11,35 +11,41 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from bridge.convert.rollout.engine import (
-    CACHE,
+    CACHE_DTYPES,
     FP32,
     MODEL_DTYPE,
     POWERS_OF_TWO,
     Rollout,
-    schemes_in,
+    get_module_schemes,
 )
-from bridge.convert.rollout.stand_in import Training, training_of, unmatched_parts
-from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
+from bridge.convert.rollout.training_side import (
+    TrainingSide,
+    compute_training_side,
+    list_unmatched_parts,
+)
+from bridge.convert.serving.formats import MODELOPT, VLLM, format_scheme
 from bridge.convert.serving.manifest import ManifestRow
-from bridge.convert.serving.names import split
-from bridge.convert.serving.reader import ServingConfig
-from bridge.plan.precision_plan import compact
-from bridge.plan.settings import Settings
+from bridge.convert.serving.module_names import describe_fused_conflicts
+from bridge.convert.serving.serving_config import ServingConfig
+from bridge.plan.precision_plan import format_ranges
+from bridge.plan.plan_settings import PlanSettings
 from bridge.preflight.run import Run
 
 EQUAL = "equal"
 DIFFERS = "differs"
 UNKNOWN = "cannot be known"
-FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+FP32_SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
 """Variable of Transformer Engine: 1 has FP32 scales in blocks of 128, else they are powers of two."""
-HEAD = "output_layer"
-ROUTERS = ("mlp.router", "mlp.shared_experts.gate")
+OUTPUT_LAYER = "output_layer"
+ROUTER_MODULES = ("mlp.router", "mlp.shared_experts.gate")
 CACHE_SUBJECT = "keys and values (cache)"
-OTHERS = "embedding, norms and others"
-STORED = "Training stores weights in {mode}, and quantises them in each step."
-STORED_QUANTISED = "Training stores the weights of quantised layers in their quantised form."
+OTHERS_SUBJECT = "embedding, norms and others"
+STORED_MESSAGE = "Training stores weights in {mode}, and quantises them in each step."
+STORED_QUANTISED_MESSAGE = (
+    "Training stores the weights of quantised layers in their quantised form."
+)
 NOT_KNOWN = "not known"
-STAND_IN = (
+SUBSTITUTE_NOTE = (
     "The run states no sizes: the comparison is by kinds of modules, and a kind that the model "
     "does not have does not count."
 )
@@ -54,8 +60,8 @@ BY_SENT_VALUES = (
     "the engine: its config keeps the module, and training sends FP8 values for it, "
     "since {framework} does not read the list of modules"
 )
-BY_ENVIRONMENT = f"{FP32_SCALES} of the training processes, which the run does not state"
-MXFP8_FAULT = (
+BY_ENVIRONMENT = f"{FP32_SCALES_VARIABLE} of the training processes, which the run does not state"
+MXFP8_FAULT_MESSAGE = (
     "An entry of the list takes vLLM's name of merged projections, of which it is a part (verl pull "
     "request 7918). Write names that are no part of another, or leave routers out of a dense model's list."
 )
@@ -92,7 +98,7 @@ class _Sides:
     """The two sides of a comparison."""
 
     run: Run
-    training: Training
+    training: TrainingSide
     rollout: Rollout
     config: ServingConfig | None
     """The quantization config with its list of modules; None: not known."""
@@ -102,7 +108,7 @@ class _Sides:
 class RolloutComparison:
     """Training and rollout of one run."""
 
-    training: Training
+    training: TrainingSide
     rollout: Rollout
     rows: tuple[RolloutRow, ...]
     notes: tuple[str, ...]
@@ -121,7 +127,7 @@ class RolloutComparison:
         return {
             "verdict": self.verdict,
             "engine": self.rollout.engine,
-            "by_kinds_alone": self.training.is_stand_in,
+            "by_kinds_alone": self.training.is_substitute,
             "rows": [asdict(row) for row in self.rows],
             "weights_sent": self.rollout.sent,
             "notes": list(self.notes),
@@ -138,61 +144,61 @@ _INPUTS_PER_TOKEN = RolloutRow(
 
 
 def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -> RolloutComparison:
-    """Return the comparison of a run's training with its rollout; errors as for `training_of`."""
-    training = training_of(run, rollout, model_type)
-    if not training.is_stand_in:
+    """Return the comparison of a run's training with its rollout; errors as for `compute_training_side`."""
+    training = compute_training_side(run, rollout, model_type)
+    if not training.is_substitute:
         training.manifest.require_names()
-    names = _names(training)
-    config = rollout.config_for(names)
+    names = _map_names_to_layers(training)
+    config = rollout.make_config(names)
     sides = _Sides(run=run, training=training, rollout=rollout, config=config)
-    rows = list(_module_rows(sides))
-    rows.extend(_unmatched_rows(rollout, names))
-    if _has(training, config, "blockwise"):
-        rows.extend(_scale_rows(run, rollout))
-    if _has(training, config, "tensorwise"):
+    rows = list(_make_module_rows(sides))
+    rows.extend(_make_unmatched_rows(rollout, names))
+    if _has_scheme_on_both_sides(training, config, "blockwise"):
+        rows.extend(_make_scale_rows(run, rollout))
+    if _has_scheme_on_both_sides(training, config, "tensorwise"):
         rows.append(_INPUTS_PER_TOKEN)
-    rows.append(_cache_row(training, rollout))
-    rows.append(_dtype_row(run, training, rollout))
-    notes = [*_stored(run, training), *rollout.notes]
-    if training.is_stand_in:
-        notes.append(STAND_IN)
+    rows.append(_make_cache_row(training, rollout))
+    rows.append(_make_dtype_row(run, training, rollout))
+    notes = [*_describe_storage(run, training), *rollout.notes]
+    if training.is_substitute:
+        notes.append(SUBSTITUTE_NOTE)
     notes.extend(training.manifest.notes)
     if config is not None:
-        notes.extend(_faults(sides, config, rows))
+        notes.extend(_list_known_faults(sides, config, rows))
     return RolloutComparison(
         training=training, rollout=rollout, rows=tuple(rows), notes=tuple(notes)
     )
 
 
-class _Judgement(NamedTuple):
+class _Verdict(NamedTuple):
     """A verdict, and what decides one that cannot be known."""
 
     verdict: str
     decided_by: str = ""
 
 
-def _stored(run: Run, training: Training) -> list[str]:
+def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
     """Return in which dtype training stores the weights of quantised layers, as a sentence."""
     if not training.manifest.schemes or run.reading.mode_decided_by is not None:
         return []
     if training.plan.settings.low_parameters:
-        return [STORED_QUANTISED]
-    return [STORED.format(mode=training.manifest.mode)]
+        return [STORED_QUANTISED_MESSAGE]
+    return [STORED_MESSAGE.format(mode=training.manifest.mode)]
 
 
-def _names(training: Training) -> dict[str, tuple[int, int]]:
+def _map_names_to_layers(training: TrainingSide) -> dict[str, tuple[int, int]]:
     """Return each name of the checkpoint -> its layer, 0 outside the layers, and the number of layers."""
     names: dict[str, tuple[int, int]] = {}
     for row in training.manifest.rows:
         layer = 0
         if row.layer.isdigit():
             layer = int(row.layer)
-        for name in row.each():
+        for name in row.iterate_served_names():
             names[name] = (layer, training.num_layers)
     return names
 
 
-class _Kind(NamedTuple):
+class _ModuleKind(NamedTuple):
     """Modules of one name within their layers that have the same schemes on either side."""
 
     role: str
@@ -200,37 +206,37 @@ class _Kind(NamedTuple):
     served: frozenset[str | None]
 
 
-def _module_rows(sides: _Sides) -> Iterator[RolloutRow]:
+def _make_module_rows(sides: _Sides) -> Iterator[RolloutRow]:
     """Yield a row for each kind of module, and for each pair of schemes that its layers have."""
-    layers_of: dict[_Kind, list[str]] = {}
+    layers_of: dict[_ModuleKind, list[str]] = {}
     for row in sides.training.manifest.rows:
-        for name in row.each():
-            served = frozenset(_schemes_of(sides, row, name))
-            kind = _Kind(row.role, row.scheme, served)
+        for name in row.iterate_served_names():
+            served = frozenset(_get_rollout_schemes(sides, row, name))
+            kind = _ModuleKind(row.role, row.scheme, served)
             layers_of.setdefault(kind, []).append(row.layer)
     for kind, layers in layers_of.items():
-        yield _module_row(sides, kind, layers)
+        yield _make_module_row(sides, kind, layers)
 
 
-def _module_row(sides: _Sides, kind: _Kind, layers: list[str]) -> RolloutRow:
+def _make_module_row(sides: _Sides, kind: _ModuleKind, layers: list[str]) -> RolloutRow:
     training, rollout = sides.training, sides.rollout
-    judgement = _judged(sides, kind)
-    trained = title_of(kind.trained, _mode(sides.run, training))
+    judgement = _judge_modules(sides, kind)
+    trained = format_scheme(kind.trained, _get_mode_or_not_known(sides.run, training))
     router_dtype = training.plan.settings.router
-    if kind.role == ROUTERS[0] and router_dtype is not None:
+    if kind.role == ROUTER_MODULES[0] and router_dtype is not None:
         trained = f"{trained}, logits in {router_dtype}"
-    titles = [title_of(scheme, rollout.dtype or NOT_KNOWN) for scheme in kind.served]
+    titles = [format_scheme(scheme, rollout.dtype or NOT_KNOWN) for scheme in kind.served]
     served = " or ".join(sorted(titles))
     if sides.config is None:
         served = NOT_KNOWN
     if judgement.decided_by == BY_ROUTER:
         served = f"{served}, or not quantised"
     modules: int | None = len(layers)
-    if training.is_stand_in:
+    if training.is_substitute:
         modules = None
     return RolloutRow(
         subject=kind.role,
-        layers=_layers_text(training, rollout, kind.role, list(dict.fromkeys(layers))),
+        layers=_format_layers(training, rollout, kind.role, list(dict.fromkeys(layers))),
         modules=modules,
         training=trained,
         rollout=served,
@@ -239,9 +245,9 @@ def _module_row(sides: _Sides, kind: _Kind, layers: list[str]) -> RolloutRow:
     )
 
 
-def _unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
+def _make_unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
     """Yield a row for each part of names that rollout keeps and that is in no name that is known."""
-    for part in unmatched_parts(rollout, names):
+    for part in list_unmatched_parts(rollout, names):
         yield RolloutRow(
             subject=f"modules with {part} in their names",
             training=NOT_KNOWN,
@@ -251,41 +257,43 @@ def _unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutR
         )
 
 
-def _schemes_of(sides: _Sides, row: ManifestRow, name: str) -> set[str | None]:
+def _get_rollout_schemes(sides: _Sides, row: ManifestRow, name: str) -> set[str | None]:
     """Return the schemes that a module of the checkpoint may have in rollout."""
     if sides.config is None or row.role in sides.training.manifest.plain:
         return {None}
-    return schemes_in(sides.config, name, sides.rollout.engine)
+    return get_module_schemes(sides.config, name, sides.rollout.engine)
 
 
-def _judged(sides: _Sides, kind: _Kind) -> _Judgement:
+def _judge_modules(sides: _Sides, kind: _ModuleKind) -> _Verdict:
     """Return the judgement about a kind of module."""
     run, rollout, config, role = sides.run, sides.rollout, sides.config, kind.role
     if config is None:
-        return _Judgement(UNKNOWN, rollout.quantization_decided_by)
-    decider = _decider_of_scheme(run, kind.trained)
+        return _Verdict(UNKNOWN, rollout.quantization_decided_by)
+    decider = _find_scheme_decider(run, kind.trained)
     if decider:
-        return _Judgement(UNKNOWN, decider)
+        return _Verdict(UNKNOWN, decider)
     if len(kind.served) > 1:
-        return _Judgement(UNKNOWN, BY_READER)
+        return _Verdict(UNKNOWN, BY_READER)
     served = next(iter(kind.served))
-    decider = _decider_of_engine(sides, config, role, served)
+    decider = _find_engine_decider(sides, config, role, served)
     if decider:
-        return _Judgement(UNKNOWN, decider)
+        return _Verdict(UNKNOWN, decider)
     if kind.trained != served:
-        return _Judgement(DIFFERS)
-    if role == ROUTERS[0] and sides.training.plan.settings.router is not None:
-        return _Judgement(UNKNOWN, BY_LOGITS)
+        return _Verdict(DIFFERS)
+    if role == ROUTER_MODULES[0] and sides.training.plan.settings.router is not None:
+        return _Verdict(UNKNOWN, BY_LOGITS)
     if kind.trained is None:
-        return _judged_dtype(run, rollout)
-    return _Judgement(EQUAL)
+        return _judge_dtype(run, rollout)
+    return _Verdict(EQUAL)
 
 
-def _decider_of_engine(sides: _Sides, config: ServingConfig, role: str, served: str | None) -> str:
+def _find_engine_decider(
+    sides: _Sides, config: ServingConfig, role: str, served: str | None
+) -> str:
     """Return what decides the scheme in the engine where the config alone does not; empty where it does."""
-    if served is not None and role in ROUTERS:
+    if served is not None and role in ROUTER_MODULES:
         return BY_ROUTER
-    if served is not None and role == HEAD and config.method == MODELOPT:
+    if served is not None and role == OUTPUT_LAYER and config.method == MODELOPT:
         return BY_HEAD
     is_sent_in_fp8 = config.method == "fp8" and role in sides.rollout.quantised_by_name
     if served is None and is_sent_in_fp8:
@@ -293,47 +301,47 @@ def _decider_of_engine(sides: _Sides, config: ServingConfig, role: str, served: 
     return ""
 
 
-def _decider_of_scheme(run: Run, trained: str | None) -> str:
+def _find_scheme_decider(run: Run, trained: str | None) -> str:
     """Return what decides the scheme of training where it is assumed or open; empty where it is known."""
     paths = ["model.fp8"]
     if trained is not None:
         paths = ["model.fp8", "model.fp8_recipe", "model.fp4"]
     for path in paths:
-        decider = run.weakness(path)
+        decider = run.find_decider(path)
         if decider is not None:
             return f"{decider.rstrip(',')}, for {path},"
     return ""
 
 
-def _judged_dtype(run: Run, rollout: Rollout) -> _Judgement:
+def _judge_dtype(run: Run, rollout: Rollout) -> _Verdict:
     """Return the judgement about what neither side quantises."""
     decider = run.reading.mode_decided_by
     if decider is not None:
-        return _Judgement(UNKNOWN, decider.rstrip(","))
+        return _Verdict(UNKNOWN, decider.rstrip(","))
     if rollout.dtype is None:
-        return _Judgement(UNKNOWN, "the engine's dtype, which is not stated")
-    if rollout.dtype != Settings.of(run.prediction).mode:
-        return _Judgement(DIFFERS)
-    return _Judgement(EQUAL)
+        return _Verdict(UNKNOWN, "the engine's dtype, which is not stated")
+    if rollout.dtype != PlanSettings.from_prediction(run.prediction).mode:
+        return _Verdict(DIFFERS)
+    return _Verdict(EQUAL)
 
 
-def _mode(run: Run, training: Training) -> str:
+def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
     """Return the dtype of high precision in training, or that it is not known."""
     if run.reading.mode_decided_by is not None:
         return NOT_KNOWN
     return training.manifest.mode
 
 
-def _layers_text(training: Training, rollout: Rollout, role: str, labels: list[str]) -> str:
+def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: list[str]) -> str:
     """Return which layers rows are of: by number, or by their place where sizes are not known."""
-    if role == HEAD:
+    if role == OUTPUT_LAYER:
         return ""
-    if training.is_stand_in:
-        return _places_text(training, rollout, labels)
-    return f"layers {compact(labels)}"
+    if training.is_substitute:
+        return _format_layer_ranges(training, rollout, labels)
+    return f"layers {format_ranges(labels)}"
 
 
-def _places_text(training: Training, rollout: Rollout, labels: list[str]) -> str:
+def _format_layer_ranges(training: TrainingSide, rollout: Rollout, labels: list[str]) -> str:
     """Return the places of layers: first and last ones that a side keeps, and those between."""
     first, last = max(training.first, rollout.first), max(training.last, rollout.last)
     numbers = [int(label) for label in labels if label.isdigit()]
@@ -344,28 +352,30 @@ def _places_text(training: Training, rollout: Rollout, labels: list[str]) -> str
         return "all layers"
     parts: list[str] = []
     if at_start:
-        parts.append(f"first {compact([str(number) for number in at_start])}")
+        parts.append(f"first {format_ranges([str(number) for number in at_start])}")
     if has_others and (first or last):
         parts.append("layers between first and last")
     elif has_others:
         parts.append("all layers")
     if at_end:
         from_end = [str(training.num_layers - number + 1) for number in reversed(at_end)]
-        parts.append(f"last {compact(from_end)}")
+        parts.append(f"last {format_ranges(from_end)}")
     return ", ".join(parts)
 
 
-def _has(training: Training, config: ServingConfig | None, scheme: str) -> bool:
+def _has_scheme_on_both_sides(
+    training: TrainingSide, config: ServingConfig | None, scheme: str
+) -> bool:
     """Return whether both sides have modules of a scheme."""
     if config is None or scheme not in training.manifest.schemes:
         return False
     return any(target_scheme == scheme for _, target_scheme in config.targets)
 
 
-def _scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
+def _make_scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
     """Yield the rows about the numbers that scales of 128 are: powers of two, or any FP32."""
     trained, trained_decider = NOT_KNOWN, BY_ENVIRONMENT
-    stated = run.stated_environment.get(FP32_SCALES)
+    stated = run.stated_environment.get(FP32_SCALES_VARIABLE)
     if stated is not None:
         trained, trained_decider = POWERS_OF_TWO, ""
         if stated == "1":
@@ -375,13 +385,13 @@ def _scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
         ("scales of inputs", rollout.scales.inputs),
     )
     for subject, served in both:
-        judgement = _Judgement(EQUAL)
+        judgement = _Verdict(EQUAL)
         if trained_decider:
-            judgement = _Judgement(UNKNOWN, trained_decider)
+            judgement = _Verdict(UNKNOWN, trained_decider)
         elif served is None:
-            judgement = _Judgement(UNKNOWN, rollout.scales.decided_by)
+            judgement = _Verdict(UNKNOWN, rollout.scales.decided_by)
         elif trained != served:
-            judgement = _Judgement(DIFFERS)
+            judgement = _Verdict(DIFFERS)
         yield RolloutRow(
             subject=subject,
             training=trained,
@@ -391,12 +401,12 @@ def _scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
         )
 
 
-def _cache_row(training: Training, rollout: Rollout) -> RolloutRow:
+def _make_cache_row(training: TrainingSide, rollout: Rollout) -> RolloutRow:
     """Return the row about keys and values, which training does not store."""
     trained = f"{training.manifest.mode}, nothing stored"
     if training.plan.settings.attention:
         trained = "attention in FP8, nothing stored"
-    judgement = _judged_cache(training, rollout)
+    judgement = _judge_cache(training, rollout)
     served = rollout.cache or NOT_KNOWN
     if judgement.verdict == EQUAL:
         served = "in the dtype of the model"
@@ -409,47 +419,49 @@ def _cache_row(training: Training, rollout: Rollout) -> RolloutRow:
     )
 
 
-def _judged_cache(training: Training, rollout: Rollout) -> _Judgement:
+def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Verdict:
     """Return the judgement about the dtype of the cache."""
     cache = rollout.cache
-    if cache is None or cache not in CACHE:
-        return _Judgement(UNKNOWN, "the engine, by the dtype of its cache,")
+    if cache is None or cache not in CACHE_DTYPES:
+        return _Verdict(UNKNOWN, "the engine, by the dtype of its cache,")
     if cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
-        return _Judgement(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
+        return _Verdict(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
     if training.plan.settings.attention:
-        return _Judgement(UNKNOWN, "the engine's attention, next to that of Transformer Engine,")
-    if CACHE[cache]:
-        return _Judgement(DIFFERS)
-    return _Judgement(EQUAL)
+        return _Verdict(UNKNOWN, "the engine's attention, next to that of Transformer Engine,")
+    if CACHE_DTYPES[cache]:
+        return _Verdict(DIFFERS)
+    return _Verdict(EQUAL)
 
 
-def _dtype_row(run: Run, training: Training, rollout: Rollout) -> RolloutRow:
+def _make_dtype_row(run: Run, training: TrainingSide, rollout: Rollout) -> RolloutRow:
     """Return the row about everything that is no linear layer."""
-    judgement = _judged_dtype(run, rollout)
+    judgement = _judge_dtype(run, rollout)
     return RolloutRow(
-        subject=OTHERS,
-        training=_mode(run, training),
+        subject=OTHERS_SUBJECT,
+        training=_get_mode_or_not_known(run, training),
         rollout=rollout.dtype or NOT_KNOWN,
         verdict=judgement.verdict,
         decided_by=judgement.decided_by,
     )
 
 
-def _faults(sides: _Sides, config: ServingConfig, rows: list[RolloutRow]) -> Iterator[str]:
+def _list_known_faults(
+    sides: _Sides, config: ServingConfig, rows: list[RolloutRow]
+) -> Iterator[str]:
     """Yield known faults of lists of modules, as sentences."""
     if config.method == MODELOPT:
         is_merged = any(row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows)
         takes_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
         if is_merged and takes_gate:
-            yield MXFP8_FAULT
+            yield MXFP8_FAULT_MESSAGE
         return
     if sides.rollout.engine != VLLM:
         return
     schemes: dict[str, str | None] = {}
     for row in sides.training.manifest.rows:
-        for name in row.each():
-            served = _schemes_of(sides, row, name)
+        for name in row.iterate_served_names():
+            served = _get_rollout_schemes(sides, row, name)
             schemes[name] = None
             if len(served) == 1:
                 schemes[name] = next(iter(served))
-    yield from split(schemes)
+    yield from describe_fused_conflicts(schemes)

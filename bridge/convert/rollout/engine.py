@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.convert.serving.formats import MODELOPT
-from bridge.convert.serving.reader import ServingConfig
-from bridge.read.foreign.row_files import rows
+from bridge.convert.serving.serving_config import ServingConfig
+from bridge.read.foreign.row_files import load_rows
 
-ROWS = rows("rollout")
+ROLLOUT_ROWS = load_rows("rollout")
 """Frameworks and dtypes of the cache; the file describes its columns."""
 MODEL_DTYPE = "auto"
 """The engines' word for a cache in the dtype of the model."""
-CACHE: Mapping[str, bool] = ROWS["cache"]
+CACHE_DTYPES: Mapping[str, bool] = ROLLOUT_ROWS["cache"]
 """Dtype of keys and values in an engine's word -> whether it has fewer bits than the model's dtype."""
 POWERS_OF_TWO = "powers of two"
 FP32 = "FP32"
@@ -70,7 +70,7 @@ class Rollout:
     """The form that weights are sent in, as a sentence."""
     notes: tuple[str, ...] = ()
 
-    def config_for(self, names: Mapping[str, tuple[int, int]]) -> ServingConfig | None:
+    def make_config(self, names: Mapping[str, tuple[int, int]]) -> ServingConfig | None:
         """Return the config with its list of modules; None where it is not known.
 
         Args:
@@ -81,15 +81,17 @@ class Rollout:
         if not self.quantization:
             return ServingConfig(path=self.framework or "rollout")
         block = dict(self.quantization)
-        kept = [name for name, place in names.items() if self._keeps(name, *place)]
+        kept = [name for name, place in names.items() if self._is_kept(name, *place)]
         if kept:
             key = "ignored_layers"
             if block.get("quant_method") == MODELOPT:
                 key = "ignore"
             block[key] = [*block.get(key, ()), *kept]
-        return ServingConfig.of({"quantization_config": block}, self.framework or "rollout")
+        return ServingConfig.from_mapping(
+            {"quantization_config": block}, self.framework or "rollout"
+        )
 
-    def _keeps(self, name: str, layer: int, num_layers: int) -> bool:
+    def _is_kept(self, name: str, layer: int, num_layers: int) -> bool:
         """Return whether a module stays in high precision: by its layer, or by a part of its name."""
         if layer and (layer <= self.first or layer > num_layers - self.last):
             return True
@@ -99,7 +101,7 @@ class Rollout:
         return name.endswith(self.kept_ends)
 
 
-def schemes_in(config: ServingConfig, name: str, engine: str) -> set[str | None]:
+def get_module_schemes(config: ServingConfig, name: str, engine: str) -> set[str | None]:
     """Return the scheme of a module of the checkpoint; several where the systems read the config differently.
 
     The scheme None means that the module is not quantised. An empty engine, or one that does not

@@ -1,4 +1,4 @@
-"""`rollout_of`: the rollout of a run, from the options of its engine that the run's file states.
+"""`read_rollout`: the rollout of a run, from the options of its engine that the run's file states.
 
 Each framework has a function, since its code decides which options reach the engine, and which
 quantization config the engine is handed. Sources stand in `rows/rollout.yaml`.
@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from bridge.convert.rollout.engine import FP32, MODEL_DTYPE, POWERS_OF_TWO, ROWS, Rollout, Scales
+from bridge.convert.rollout.engine import (
+    FP32,
+    MODEL_DTYPE,
+    POWERS_OF_TWO,
+    ROLLOUT_ROWS,
+    Rollout,
+    Scales,
+)
 from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.errors import RunConfigError
 from bridge.preflight.run import Run
 
-FRAMEWORKS: Mapping[str, Mapping[str, Any]] = ROWS["frameworks"]
-DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+FRAMEWORKS: Mapping[str, Mapping[str, Any]] = ROLLOUT_ROWS["frameworks"]
+DTYPE_TOKENS = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+}
 BY_GPU = "the GPU and the release of {engine}: DeepGEMM on Blackwell asks for powers of two"
 OTHER_ENGINE = "the engine {engine}, whose use of {framework}'s options is not read"
 NAMED_ENGINE = "the engine that {key} names, whose use of {framework}'s options is not read"
@@ -23,11 +36,11 @@ HANDED_OVER = "{option}, which is handed to the engine over the options that are
 BY_CHECKPOINT = (
     "{checkpoint}: its config.json has a quantization_config or none (--rollout config.json)"
 )
-GENERATION = "policy.generation."
-ROLLOUT = "actor_rollout_ref.rollout."
+NEMO_RL_PREFIX = "policy.generation."
+VERL_PREFIX = "actor_rollout_ref.rollout."
 
 
-def rollout_of(run: Run) -> Rollout:
+def read_rollout(run: Run) -> Rollout:
     """Return the rollout of a run of reinforcement learning; RunConfigError where its file states no engine."""
     framework = run.reading.framework
     options = run.reading.generation
@@ -38,7 +51,7 @@ def rollout_of(run: Run) -> Rollout:
     return _READERS[framework](run, options)
 
 
-class _HandedConfig(NamedTuple):
+class _EngineConfig(NamedTuple):
     """The quantization config that a framework hands to its engine, or what decides it."""
 
     config: Mapping[str, Any] | None
@@ -47,34 +60,34 @@ class _HandedConfig(NamedTuple):
     """What decides a config that is not known, as a noun."""
 
     @classmethod
-    def of_scheme(cls, framework: str, scheme: str) -> _HandedConfig:
+    def from_scheme(cls, framework: str, scheme: str) -> _EngineConfig:
         """Return the config that a framework's code writes for a scheme."""
         return cls(FRAMEWORKS[framework]["quantised"][scheme])
 
     @classmethod
-    def without(cls) -> _HandedConfig:
+    def without(cls) -> _EngineConfig:
         """Return the config of an engine that quantises nothing."""
         return cls({})
 
     @classmethod
-    def unknown(cls, decided_by: str) -> _HandedConfig:
+    def unknown(cls, decided_by: str) -> _EngineConfig:
         """Return a config that is not known, by the noun of what decides it."""
         return cls(None, decided_by)
 
 
-def _nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
-    engine = str(options.get(f"{GENERATION}backend", ""))
+def _read_nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
+    engine = str(options.get(f"{NEMO_RL_PREFIX}backend", ""))
     if engine != VLLM:
-        return _unread(run, engine, f"{GENERATION}backend")
-    of_vllm = _vllm_options(options)
+        return _make_unread_rollout(run, engine, f"{NEMO_RL_PREFIX}backend")
+    of_vllm = _get_vllm_options(options)
     precision = of_vllm.get("precision")
-    handed = _handed_by_nemo_rl(options, of_vllm)
+    handed = _make_nemo_rl_config(options, of_vllm)
     scales = Scales()
-    dtype = DTYPES.get(str(precision))
+    dtype = DTYPE_TOKENS.get(str(precision))
     if precision == "fp8":
         dtype = "bf16"
         if not of_vllm.get("is_mx"):
-            scales = _scales_of_nemo_rl(of_vllm)
+            scales = _make_nemo_rl_scales(of_vllm)
     kept_parts: list[str] = []
     for part in of_vllm.get("quantization_ignored_layer_kws", ()):
         kept_parts.append(str(part))
@@ -89,13 +102,13 @@ def _nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
         dtype=dtype,
         cache=str(of_vllm.get("kv_cache_dtype", MODEL_DTYPE)),
         scales=scales,
-        sent=_sent_by_nemo_rl(run, is_quantised=bool(handed.config)),
+        sent=_describe_nemo_rl_transfer(run, is_quantised=bool(handed.config)),
     )
 
 
-def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _get_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of NeMo-RL's block `vllm_cfg` that have a value."""
-    prefix = f"{GENERATION}vllm_cfg."
+    prefix = f"{NEMO_RL_PREFIX}vllm_cfg."
     of_vllm: dict[str, Any] = {}
     for name, value in options.items():
         if name.startswith(prefix) and value is not None:
@@ -103,30 +116,30 @@ def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return of_vllm
 
 
-def _handed_by_nemo_rl(options: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> _HandedConfig:
+def _make_nemo_rl_config(options: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> _EngineConfig:
     """Return the quantization config that NeMo-RL hands to vLLM.
 
     Without precision=fp8 a checkpoint in FP8 stops when weights are first sent: fp8.load_weights
     asks for the settings of init_fp8, which did not run. So nothing is quantised there.
     """
     for name, value in options.items():
-        is_engine_option = name.startswith(f"{GENERATION}vllm_kwargs.")
+        is_engine_option = name.startswith(f"{NEMO_RL_PREFIX}vllm_kwargs.")
         is_over = is_engine_option and ("quantization" in name or "hf_overrides" in name)
-        if value is not None and (is_over or name == f"{GENERATION}quant_cfg"):
-            return _HandedConfig.unknown(HANDED_OVER.format(option=name))
+        if value is not None and (is_over or name == f"{NEMO_RL_PREFIX}quant_cfg"):
+            return _EngineConfig.unknown(HANDED_OVER.format(option=name))
     precision = of_vllm.get("precision")
     if precision is None:
-        decider = f"{GENERATION}vllm_cfg.precision, which is not stated"
-        return _HandedConfig.unknown(decider)
+        decider = f"{NEMO_RL_PREFIX}vllm_cfg.precision, which is not stated"
+        return _EngineConfig.unknown(decider)
     if precision != "fp8":
-        return _HandedConfig.without()
+        return _EngineConfig.without()
     scheme = "blockwise"
     if of_vllm.get("is_mx"):
         scheme = "mxfp8"
-    return _HandedConfig.of_scheme("NeMo-RL", scheme)
+    return _EngineConfig.from_scheme("NeMo-RL", scheme)
 
 
-def _scales_of_nemo_rl(of_vllm: Mapping[str, Any]) -> Scales:
+def _make_nemo_rl_scales(of_vllm: Mapping[str, Any]) -> Scales:
     """Return the scales of NeMo-RL's blocks.
 
     NeMo-RL casts the weights. The scales of inputs are DeepGEMM's where DeepGEMM is asked for.
@@ -141,7 +154,7 @@ def _scales_of_nemo_rl(of_vllm: Mapping[str, Any]) -> Scales:
     return Scales(weights=weights, inputs=inputs)
 
 
-def _sent_by_nemo_rl(run: Run, *, is_quantised: bool) -> str:
+def _describe_nemo_rl_transfer(run: Run, *, is_quantised: bool) -> str:
     is_exported = run.model.get("fp8_param") and run.model.get("fp8_recipe") == "blockwise"
     if is_exported:
         return "Weights are sent as the FP8 values and scales that training stores (fp8_param with blockwise)."
@@ -150,52 +163,52 @@ def _sent_by_nemo_rl(run: Run, *, is_quantised: bool) -> str:
     return "Weights are sent in the dtype of training."
 
 
-def _verl(run: Run, options: Mapping[str, Any]) -> Rollout:
-    engine = str(options.get(f"{ROLLOUT}name") or "")
+def _read_verl(run: Run, options: Mapping[str, Any]) -> Rollout:
+    engine = str(options.get(f"{VERL_PREFIX}name") or "")
     if engine not in FRAMEWORKS["verl"]["engines"]:
-        return _unread(run, engine, f"{ROLLOUT}name")
-    handed = _handed_by_verl(options, engine)
+        return _make_unread_rollout(run, engine, f"{VERL_PREFIX}name")
+    handed = _make_verl_config(options, engine)
     scales = Scales()
     kept_ends: tuple[str, ...] = ()
     sent = "Weights are sent in the dtype of training."
-    if options.get(f"{ROLLOUT}quantization") == "fp8":
+    if options.get(f"{VERL_PREFIX}quantization") == "fp8":
         scales = Scales(decided_by=BY_GPU.format(engine=engine))
         sent = "Weights of linear layers are quantised by their names before they are sent."
         if engine == VLLM:
             kept_ends = (".mlp.gate",)
             sent = "Weights are sent in the dtype of training, and quantised where they are loaded."
-    cache = options.get(f"{ROLLOUT}engine_kwargs.{engine}.kv_cache_dtype") or MODEL_DTYPE
-    dtype = options.get(f"{ROLLOUT}dtype") or "bfloat16"
+    cache = options.get(f"{VERL_PREFIX}engine_kwargs.{engine}.kv_cache_dtype") or MODEL_DTYPE
+    dtype = options.get(f"{VERL_PREFIX}dtype") or "bfloat16"
     return Rollout(
         engine=engine,
         framework="verl",
         quantization=handed.config,
         quantization_decided_by=handed.decided_by,
         kept_ends=kept_ends,
-        dtype=DTYPES.get(str(dtype)),
+        dtype=DTYPE_TOKENS.get(str(dtype)),
         cache=str(cache),
         scales=scales,
         sent=sent,
     )
 
 
-def _handed_by_verl(options: Mapping[str, Any], engine: str) -> _HandedConfig:
+def _make_verl_config(options: Mapping[str, Any], engine: str) -> _EngineConfig:
     """Return the quantization config that verl hands to its engine."""
-    files = (f"{ROLLOUT}quantization_config_file", f"{ROLLOUT}qat.enable")
+    files = (f"{VERL_PREFIX}quantization_config_file", f"{VERL_PREFIX}qat.enable")
     for name, value in options.items():
-        is_engine_option = name.startswith(f"{ROLLOUT}engine_kwargs.{engine}.")
+        is_engine_option = name.startswith(f"{VERL_PREFIX}engine_kwargs.{engine}.")
         is_over = is_engine_option and ("quantization" in name or "override" in name)
         if value not in (None, False) and (is_over or name.startswith(files)):
-            return _HandedConfig.unknown(HANDED_OVER.format(option=name))
-    method = options.get(f"{ROLLOUT}quantization")
+            return _EngineConfig.unknown(HANDED_OVER.format(option=name))
+    method = options.get(f"{VERL_PREFIX}quantization")
     if method is None:
-        return _HandedConfig.unknown(BY_CHECKPOINT.format(checkpoint="the checkpoint"))
+        return _EngineConfig.unknown(BY_CHECKPOINT.format(checkpoint="the checkpoint"))
     if method != "fp8":
-        return _HandedConfig.unknown(f"{ROLLOUT}quantization={method}, which is not read")
-    return _HandedConfig.of_scheme("verl", "blockwise")
+        return _EngineConfig.unknown(f"{VERL_PREFIX}quantization={method}, which is not read")
+    return _EngineConfig.from_scheme("verl", "blockwise")
 
 
-def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
+def _read_slime(run: Run, options: Mapping[str, Any]) -> Rollout:
     cache = options.get("--sglang-kv-cache-dtype") or MODEL_DTYPE
     dtype = options.get("--sglang-dtype")
     checkpoint = run.reading.own_fields.get("argument.hf_checkpoint", "--hf-checkpoint")
@@ -207,7 +220,7 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
         framework=run.reading.framework,
         quantization=None,
         quantization_decided_by=decided_by,
-        dtype=DTYPES.get(str(dtype)),
+        dtype=DTYPE_TOKENS.get(str(dtype)),
         cache=str(cache),
         scales=Scales(decided_by=BY_GPU.format(engine="SGLang")),
         quantised_by_name=frozenset(FRAMEWORKS["slime"]["quantised_by_name"]),
@@ -215,7 +228,7 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _unread(run: Run, engine: str, key: str) -> Rollout:
+def _make_unread_rollout(run: Run, engine: str, key: str) -> Rollout:
     """Return the rollout of an engine whose use of the framework's options is not read.
 
     Args:
@@ -237,9 +250,9 @@ def _unread(run: Run, engine: str, key: str) -> Rollout:
 
 
 _READERS: Mapping[str, Callable[[Run, Mapping[str, Any]], Rollout]] = {
-    "NeMo-RL": _nemo_rl,
-    "verl": _verl,
-    "slime": _slime,
-    "miles": _slime,
-    "slime or miles": _slime,
+    "NeMo-RL": _read_nemo_rl,
+    "verl": _read_verl,
+    "slime": _read_slime,
+    "miles": _read_slime,
+    "slime or miles": _read_slime,
 }

@@ -1,4 +1,4 @@
-"""`rollout_table`: a comparison of training and rollout for people, with the settings that would agree."""
+"""`make_rollout_table`: a comparison of training and rollout for people, with the settings that would agree."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from bridge.convert.rollout.comparison import (
     RolloutComparison,
     RolloutRow,
 )
-from bridge.report.table import table
+from bridge.report.table import make_table
 
-VERDICTS = {
+VERDICT_SENTENCES = {
     EQUAL: "Training and rollout are equal.",
     DIFFERS: "Training and rollout differ.",
     UNKNOWN: "Training and rollout are equal as far as it is known; the rest cannot be known from this file.",
 }
 
 
-def rollout_table(
-    found: RolloutComparison, name: str, agreements: Sequence[Agreement]
+def make_rollout_table(
+    comparison: RolloutComparison, name: str, agreements: Sequence[Agreement]
 ) -> RenderableType:
     """Return the comparison as something rich can print."""
     rows = []
-    for row in found.rows:
-        columns = {"": row.verdict, "module or tensor": row.subject, "layers": _places(row)}
+    for row in comparison.rows:
+        columns = {"": row.verdict, "module or tensor": row.subject, "layers": _format_modules(row)}
         rows.append({**columns, "training": row.training, "rollout": row.rollout})
-    engine = found.rollout.engine or "an engine that is not named"
+    engine = comparison.rollout.engine or "an engine that is not named"
     title = f"training: {name}\nrollout: {engine}"
-    shown = table(rows, title=title, wraps=("training", "rollout", "layers"))
-    lines = [_verdict_of(found)]
-    for row in found.rows:
+    shown = make_table(rows, title=title, wraps=("training", "rollout", "layers"))
+    lines = [_describe_verdict(comparison)]
+    for row in comparison.rows:
         if row.verdict == DIFFERS:
             lines.append(f"  {row.sentence()}")
-    lines.extend(f"  {sentence}" for sentence in _unknown(found.rows))
-    if found.rollout.sent:
-        lines.append(f"  {found.rollout.sent}")
-    lines.extend(f"  {note}" for note in found.notes)
+    lines.extend(f"  {sentence}" for sentence in _describe_unknown_rows(comparison.rows))
+    if comparison.rollout.sent:
+        lines.append(f"  {comparison.rollout.sent}")
+    lines.extend(f"  {note}" for note in comparison.notes)
     for agreement in agreements:
-        lines.extend(_agreement_lines(agreement))
+        lines.extend(_format_agreement(agreement))
     return Group(shown, *(Text(line) for line in lines))
 
 
-def _verdict_of(found: RolloutComparison) -> str:
+def _describe_verdict(comparison: RolloutComparison) -> str:
     """Return the verdict as a sentence."""
-    layers_agree = any(row.layers and row.verdict == EQUAL for row in found.rows)
-    if found.verdict == UNKNOWN and not layers_agree:
+    layers_agree = any(row.layers and row.verdict == EQUAL for row in comparison.rows)
+    if comparison.verdict == UNKNOWN and not layers_agree:
         return "It cannot be known from this file whether training and rollout agree."
-    return VERDICTS[found.verdict]
+    return VERDICT_SENTENCES[comparison.verdict]
 
 
-def _places(row: RolloutRow) -> str:
+def _format_modules(row: RolloutRow) -> str:
     """Return the layers of a row and the number of its modules."""
     if row.modules is None:
         return row.layers
@@ -69,7 +69,7 @@ def _places(row: RolloutRow) -> str:
     return f"{row.layers} ({count})"
 
 
-def _unknown(rows: Sequence[RolloutRow]) -> list[str]:
+def _describe_unknown_rows(rows: Sequence[RolloutRow]) -> list[str]:
     """Return a sentence for everything that one source decides."""
     subjects_of: dict[str, list[str]] = {}
     for row in rows:
@@ -82,7 +82,7 @@ def _unknown(rows: Sequence[RolloutRow]) -> list[str]:
     return sentences
 
 
-def _agreement_lines(agreement: Agreement) -> list[str]:
+def _format_agreement(agreement: Agreement) -> list[str]:
     """Return the settings of an agreement, a line each, below a heading."""
     config = agreement.quantization_config
     if agreement.why_not:

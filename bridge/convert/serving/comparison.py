@@ -1,18 +1,18 @@
-"""`compare`: the scheme of each linear layer in training and in a serving config."""
+"""`compare_with_serving`: the scheme of each linear layer in training and in a serving config."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
+from bridge.convert.serving.formats import MODELOPT, VLLM, format_scheme
 from bridge.convert.serving.manifest import Manifest
-from bridge.convert.serving.names import split
-from bridge.convert.serving.reader import ServingConfig
+from bridge.convert.serving.module_names import describe_fused_conflicts
+from bridge.convert.serving.serving_config import ServingConfig
 from bridge.errors import PayloadError
-from bridge.plan.precision_plan import compact
+from bridge.plan.precision_plan import format_ranges
 from bridge.precision.foreign_names import PROJ
 
-CACHE = "key-value cache"
+CACHE_SUBJECT = "key-value cache"
 """Role of the keys and values that serving stores, which training has in high precision."""
 
 
@@ -39,9 +39,9 @@ class ServedRow:
         noun = "modules"
         if self.modules == 1:
             noun = "module"
-        where = f"{self.role} ({self.modules} {noun}, layers {compact(self.layers)})"
+        where = f"{self.role} ({self.modules} {noun}, layers {format_ranges(self.layers)})"
         who = " and ".join(self.readers) or "Serving"
-        training, serving = title_of(self.training), title_of(self.serving)
+        training, serving = format_scheme(self.training), format_scheme(self.serving)
         if self.serving is None:
             return f"{who} does not quantise {where}; training does: {training}."
         if self.training is None:
@@ -72,7 +72,7 @@ class ServingComparison:
         }
 
 
-def compare(
+def compare_with_serving(
     manifest: Manifest, config: ServingConfig, reader: str | None = None
 ) -> ServingComparison:
     """Return the comparison of a manifest of training with a serving config.
@@ -93,20 +93,20 @@ def compare(
     readers = config.readers
     if reader in config.readers:
         readers = [reader]
-    rows = list(_rows(manifest, config, readers))
+    rows = list(_make_rows(manifest, config, readers))
     if config.kv_cache is not None:
-        rows.append(_cache_row(manifest, config.kv_cache))
+        rows.append(_make_cache_row(manifest, config.kv_cache))
     refused: tuple[str, ...] = ()
     if reader in {None, VLLM}:
-        refused = tuple(_refused_by_vllm(manifest, config))
+        refused = tuple(_list_vllm_refusals(manifest, config))
     return ServingComparison(mode=manifest.mode, rows=tuple(rows), refused=refused)
 
 
-def _cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
+def _make_cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
     """Return the row of the keys and values that serving stores, one for each attention layer."""
     layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
     return ServedRow(
-        role=CACHE,
+        role=CACHE_SUBJECT,
         training=None,
         serving=kv_cache,
         modules=len(layers),
@@ -116,7 +116,7 @@ def _cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
     )
 
 
-def _refused_by_vllm(manifest: Manifest, config: ServingConfig) -> Iterator[str]:
+def _list_vllm_refusals(manifest: Manifest, config: ServingConfig) -> Iterator[str]:
     """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
     Of ModelOpt's list vLLM compares the whole names of the group first, and refuses a part of them.
@@ -128,17 +128,17 @@ def _refused_by_vllm(manifest: Manifest, config: ServingConfig) -> Iterator[str]
         return
     schemes: dict[str, str | None] = {}
     for row in manifest.rows:
-        for name in row.each():
+        for name in row.iterate_served_names():
             if config.method != MODELOPT:
                 schemes[name] = config.scheme_of(name, reader)
             elif name in config.kept:
                 schemes[name] = None
             else:
                 schemes[name] = MODELOPT
-    yield from split(schemes)
+    yield from describe_fused_conflicts(schemes)
 
 
-class _Kind(NamedTuple):
+class _ModuleKind(NamedTuple):
     """Modules of one name within their layers that have one scheme on either side."""
 
     role: str
@@ -155,16 +155,18 @@ class _Members:
     readers: dict[str, None] = field(default_factory=dict)
 
 
-def _rows(manifest: Manifest, config: ServingConfig, readers: Sequence[str]) -> Iterator[ServedRow]:
+def _make_rows(
+    manifest: Manifest, config: ServingConfig, readers: Sequence[str]
+) -> Iterator[ServedRow]:
     """Yield a row for each kind of module."""
-    members_of: dict[_Kind, _Members] = {}
+    members_of: dict[_ModuleKind, _Members] = {}
     for row in manifest.rows:
-        for name in row.each():
+        for name in row.iterate_served_names():
             for reader in readers:
                 serving = None
                 if row.role not in manifest.plain:
                     serving = config.scheme_of(name, reader)
-                kind = _Kind(row.role, row.scheme, serving)
+                kind = _ModuleKind(row.role, row.scheme, serving)
                 members = members_of.setdefault(kind, _Members())
                 members.names[name] = None
                 members.layers[row.layer] = None

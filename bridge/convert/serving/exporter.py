@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge.convert.serving.formats import COMPRESSED, SERVED, SYSTEMS, VLLM
+from bridge.convert.serving.formats import COMPRESSED_TENSORS, SERVED_SCHEMES, SERVING_SYSTEMS, VLLM
 from bridge.convert.serving.manifest import Manifest, ManifestRow
-from bridge.convert.serving.names import split
+from bridge.convert.serving.module_names import describe_fused_conflicts
 from bridge.read.foreign.reports import ExportReport, Unmapped
 
 
@@ -29,8 +29,8 @@ def export(manifest: Manifest, system: str) -> ExportReport:
         RunConfigError: The names of modules are not known.
     """
     manifest.require_names()
-    target = SYSTEMS[system]
-    schemes = _schemes(manifest, target)
+    target = SERVING_SYSTEMS[system]
+    schemes = _list_statable_schemes(manifest, target)
     quantised: list[ManifestRow] = []
     kept: list[ManifestRow] = []
     for row in manifest.rows:
@@ -40,12 +40,12 @@ def export(manifest: Manifest, system: str) -> ExportReport:
             kept.append(row)
     payload: dict[str, Any] = {}
     if len(schemes) == 1 and schemes[0] in target.get("fp8", ()):
-        payload = _fp8_config(schemes[0], target, kept)
+        payload = _make_fp8_config(schemes[0], target, kept)
     elif schemes:
-        payload = _compressed_config(schemes, quantised, kept)
-    unmapped = list(_differences(manifest, target, schemes))
+        payload = _make_compressed_config(schemes, quantised, kept)
+    unmapped = list(_list_differences(manifest, target, schemes))
     if system == VLLM:
-        unmapped += _refused_by_vllm(manifest, schemes)
+        unmapped += _list_vllm_refusals(manifest, schemes)
     for note in manifest.notes:
         remedy = "Compare the two by hand."
         detail = note.rstrip(".")
@@ -53,22 +53,22 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     return ExportReport(payload=payload, unmapped=tuple(unmapped))
 
 
-def _schemes(manifest: Manifest, target: Mapping[str, Any]) -> list[str]:
+def _list_statable_schemes(manifest: Manifest, target: Mapping[str, Any]) -> list[str]:
     """Return the schemes of a manifest that a config of the system can state together."""
-    served = [name for name in manifest.schemes if name in SERVED]
+    served = [name for name in manifest.schemes if name in SERVED_SCHEMES]
     if len(served) < 2:
         return served
-    mixed = target.get("mixed", SERVED)
+    mixed = target.get("mixed", SERVED_SCHEMES)
     return [name for name in served if name in mixed] or served[:1]
 
 
-def _differences(
+def _list_differences(
     manifest: Manifest, target: Mapping[str, Any], schemes: Sequence[str]
 ) -> Iterator[Unmapped]:
     """Yield the schemes and modules that the config cannot state, and those with other values."""
     for scheme in manifest.schemes:
         if scheme not in schemes:
-            yield _unwritten_scheme(manifest, target, scheme)
+            yield _make_unwritten_record(manifest, target, scheme)
         elif scheme in target["differences"]:
             yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
     roles: dict[str, None] = {}
@@ -82,11 +82,11 @@ def _differences(
         yield Unmapped("module", role, "semantics", detail, remedy)
 
 
-def _unwritten_scheme(manifest: Manifest, target: Mapping[str, Any], scheme: str) -> Unmapped:
+def _make_unwritten_record(manifest: Manifest, target: Mapping[str, Any], scheme: str) -> Unmapped:
     """Return the record of a scheme that the config does not state."""
     count = sum(row.scheme == scheme for row in manifest.rows)
     why = "has no form for it"
-    if scheme in SERVED:
+    if scheme in SERVED_SCHEMES:
         why = "reads it where the model has no other scheme"
     listed = f"{count} rows of the manifest are listed as not quantised"
     detail = f"{target['title']} {why}; {listed}"
@@ -99,21 +99,21 @@ def _is_quantised(row: ManifestRow, manifest: Manifest, schemes: Sequence[str]) 
     return row.scheme in schemes and row.role not in manifest.plain
 
 
-def _refused_by_vllm(manifest: Manifest, schemes: Sequence[str]) -> Iterator[Unmapped]:
+def _list_vllm_refusals(manifest: Manifest, schemes: Sequence[str]) -> Iterator[Unmapped]:
     """Yield the groups of modules that vLLM loads as one, and to which the config gives several schemes."""
     scheme_of: dict[str, str | None] = {}
     for row in manifest.rows:
         scheme = None
         if _is_quantised(row, manifest, schemes):
             scheme = row.scheme
-        for name in row.each():
+        for name in row.iterate_served_names():
             scheme_of[name] = scheme
-    for sentence in split(scheme_of):
+    for sentence in describe_fused_conflicts(scheme_of):
         remedy = "Give them one precision in training."
         yield Unmapped("module", "fused", "unsupported", sentence.rstrip("."), remedy)
 
 
-def _fp8_config(
+def _make_fp8_config(
     scheme: str, target: Mapping[str, Any], kept: Iterable[ManifestRow]
 ) -> dict[str, Any]:
     """Return a config of the fp8 dialect, which has one scheme."""
@@ -123,23 +123,23 @@ def _fp8_config(
             names[name.partition(".*")[0]] = None
     further_keys = target.get("keys", {}).get(scheme, {})
     return {
-        **SERVED[scheme]["fp8"],
+        **SERVED_SCHEMES[scheme]["fp8"],
         **further_keys,
         "fmt": "e4m3",
         "modules_to_not_convert": list(names),
     }
 
 
-def _compressed_config(
+def _make_compressed_config(
     schemes: Sequence[str], quantised: Sequence[ManifestRow], kept: Sequence[ManifestRow]
 ) -> dict[str, Any]:
     """Return a config of compressed-tensors, with a group for each scheme."""
     groups: dict[str, Any] = {}
     for number, scheme in enumerate(schemes):
-        form = SERVED[scheme]
+        form = SERVED_SCHEMES[scheme]
         targets = ["Linear"]
         if len(schemes) > 1:
-            targets = _patterns(row for row in quantised if row.scheme == scheme)
+            targets = _make_patterns(row for row in quantised if row.scheme == scheme)
         groups[f"group_{number}"] = {
             "targets": targets,
             "weights": dict(form["weights"]),
@@ -148,18 +148,18 @@ def _compressed_config(
         }
     whole_format = "mixed-precision"
     if len(schemes) == 1:
-        whole_format = SERVED[schemes[0]]["format"]
+        whole_format = SERVED_SCHEMES[schemes[0]]["format"]
     return {
-        "quant_method": COMPRESSED,
+        "quant_method": COMPRESSED_TENSORS,
         "format": whole_format,
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": _patterns(kept),
+        "ignore": _make_patterns(kept),
         "kv_cache_scheme": None,
     }
 
 
-def _patterns(rows: Iterable[ManifestRow]) -> list[str]:
+def _make_patterns(rows: Iterable[ManifestRow]) -> list[str]:
     """Return names as compressed-tensors matches them; those of experts as an expression."""
     patterns: dict[str, None] = {}
     for row in rows:

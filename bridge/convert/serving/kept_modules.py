@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from bridge.convert.serving.formats import COMPRESSED, FUSED, MODELOPT, SGLANG, VLLM
+from bridge.convert.serving.formats import COMPRESSED_TENSORS, FUSED_MODULES, MODELOPT, SGLANG, VLLM
 
-EXPRESSION = "re:"
+EXPRESSION_PREFIX = "re:"
 """Beginning of an entry that is a regular expression, in compressed-tensors."""
 _EXPERTS = ".experts."
-SGLANG_NAMES = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
+SGLANG_LAYER_NAMES = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
 """vLLM's name of a layer that is loaded as one -> SGLang's, where the two differ."""
-LOW_RANK = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+LOW_RANK_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Projections of multi-latent attention whose names SGLang looks for within its names of layers."""
 
 
@@ -51,23 +51,23 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
         dialect: The `quant_method` of the config, `MODELOPT` for every one of ModelOpt's.
         system: The system that reads the config; empty where all systems read the dialect alike.
     """
-    module = ServedModule(name=name, layer_name=layer_name_of(name))
+    module = ServedModule(name=name, layer_name=get_layer_name(name))
     if dialect == MODELOPT and system == VLLM:
         return _is_kept_by_vllm_of_modelopt(entries, module)
     if dialect == MODELOPT:
-        return any(_sglang_of_modelopt(entry, module) for entry in entries)
-    keeps = KEEPS[dialect, system]
+        return any(_is_kept_by_sglang_of_modelopt(entry, module) for entry in entries)
+    keeps = KEEP_RULES[dialect, system]
     return any(keeps(entry, module) for entry in entries)
 
 
 def is_match(entry: str, name: str) -> bool:
     """Return whether an entry of compressed-tensors names a module: by its whole name, or by an expression."""
-    if entry.startswith(EXPRESSION):
-        return re.match(entry.removeprefix(EXPRESSION), name) is not None
+    if entry.startswith(EXPRESSION_PREFIX):
+        return re.match(entry.removeprefix(EXPRESSION_PREFIX), name) is not None
     return entry == name
 
 
-def layer_name_of(name: str) -> str:
+def get_layer_name(name: str) -> str:
     """Return the name of a module, or for an expert the name of all experts of its layer."""
     before, _, after = name.partition(_EXPERTS)
     if not after:
@@ -75,38 +75,38 @@ def layer_name_of(name: str) -> str:
     return f"{before}.experts"
 
 
-def _compressed_tensors(entry: str, module: ServedModule) -> bool:
+def _is_kept_by_compressed_tensors(entry: str, module: ServedModule) -> bool:
     return is_match(entry, module.name)
 
 
-def _vllm(entry: str, module: ServedModule) -> bool:
+def _is_kept_by_vllm(entry: str, module: ServedModule) -> bool:
     if module.is_expert:
         return module.layer_name in entry
     return entry == module.name
 
 
-def _sglang(entry: str, module: ServedModule) -> bool:
+def _is_kept_by_sglang(entry: str, module: ServedModule) -> bool:
     return f".{entry}." in f".{module.layer_name}."
 
 
-def _transformers(entry: str, module: ServedModule) -> bool:
+def _is_kept_by_transformers(entry: str, module: ServedModule) -> bool:
     if module.layer_name.endswith(entry):
         return True
     return re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", module.layer_name) is not None
 
 
-KEEPS: Mapping[tuple[str, str], Callable[[str, ServedModule], bool]] = {
-    (COMPRESSED, ""): _compressed_tensors,
-    ("fp8", VLLM): _vllm,
-    ("fp8", SGLANG): _sglang,
-    ("fp8", "hf"): _transformers,
-    ("mxfp8", SGLANG): _sglang,
-    ("mxfp8", "hf"): _transformers,
+KEEP_RULES: Mapping[tuple[str, str], Callable[[str, ServedModule], bool]] = {
+    (COMPRESSED_TENSORS, ""): _is_kept_by_compressed_tensors,
+    ("fp8", VLLM): _is_kept_by_vllm,
+    ("fp8", SGLANG): _is_kept_by_sglang,
+    ("fp8", "hf"): _is_kept_by_transformers,
+    ("mxfp8", SGLANG): _is_kept_by_sglang,
+    ("mxfp8", "hf"): _is_kept_by_transformers,
 }
 """Dialect and system -> whether an entry keeps a module; ModelOpt's lists have functions below."""
 
 
-def _loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
+def _get_loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
     """Return the name under which a system loads a module: that of the layer which it is a part of.
 
     Args:
@@ -114,7 +114,7 @@ def _loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
         name_of: vLLM's name of a layer -> the system's, where the two differ.
     """
     parent, _, last = module.name.rpartition(".")
-    for layer, parts in FUSED.items():
+    for layer, parts in FUSED_MODULES.items():
         if last in parts and not module.is_expert:
             return f"{parent}.{name_of.get(layer, layer)}"
     return module.layer_name
@@ -126,9 +126,9 @@ def _is_kept_by_vllm_of_modelopt(entries: Sequence[str], module: ServedModule) -
     Modules that are loaded as one are left out where the list has the name of each, or an entry
     that is a part of vLLM's name for them.
     """
-    loaded = _loaded_name(module, {})
+    loaded = _get_loaded_name(module, {})
     parent, _, layer = loaded.rpartition(".")
-    parts = FUSED.get(layer, [])
+    parts = FUSED_MODULES.get(layer, [])
     if parts and all(f"{parent}.{part}" in entries for part in parts):
         return True
     for entry in entries:
@@ -138,17 +138,17 @@ def _is_kept_by_vllm_of_modelopt(entries: Sequence[str], module: ServedModule) -
     return False
 
 
-def _sglang_of_modelopt(entry: str, module: ServedModule) -> bool:
+def _is_kept_by_sglang_of_modelopt(entry: str, module: ServedModule) -> bool:
     """Return whether SGLang leaves a module out by an entry of ModelOpt's list.
 
     The entry is a part of the module's name between dots, an expression with ``*`` for SGLang's
     name or for a part of it, or it ends in a projection of low rank which SGLang's name contains.
     """
-    if _sglang(entry, module):
+    if _is_kept_by_sglang(entry, module):
         return True
-    loaded = _loaded_name(module, SGLANG_NAMES)
+    loaded = _get_loaded_name(module, SGLANG_LAYER_NAMES)
     parts = loaded.split(".")
     if any(fnmatchcase(name, entry) for name in (loaded, *parts)):
         return True
     tail = entry.rpartition(".")[-1]
-    return tail in LOW_RANK and tail in parts[-1]
+    return tail in LOW_RANK_PROJECTIONS and tail in parts[-1]

@@ -14,19 +14,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from bridge.convert.serving.names import BY_TYPE, Family, family_of, place_of
+from bridge.convert.serving.module_names import (
+    FAMILY_BY_TYPE,
+    ModelFamily,
+    get_family,
+    parse_module_path,
+)
 from bridge.errors import RunConfigError, listed
-from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
+from bridge.plan.precision_plan import LOW_FORMATS, PlanLayer, PlanModule, PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.runtime.audit.record import GemmRow, Record
 
-KINDS = frozenset({"linear", "router", "gate", "head"})
+LINEAR_KINDS = frozenset({"linear", "router", "gate", "head"})
 """Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
-ATTENTION = (
+FP8_ATTENTION_NOTE = (
     "The attention core runs in FP8 in training, "
     "which no quantisation config of weights and inputs states."
 )
-LARGEST = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
 """Bytes of the largest manifest or serving config that is read."""
 
 
@@ -52,9 +57,9 @@ class ManifestRow:
     @property
     def role(self) -> str:
         """The module's name without its layer: "mlp.router", "output_layer"."""
-        return place_of(self.module).role
+        return parse_module_path(self.module).role
 
-    def each(self) -> Iterator[str]:
+    def iterate_served_names(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
         for name in self.served:
             copies = 1
@@ -81,7 +86,7 @@ class Manifest:
     """Facts that the rows do not show, as sentences."""
 
     @classmethod
-    def of(
+    def from_plan(
         cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None
     ) -> Self:
         """Return the manifest of a plan.
@@ -95,21 +100,21 @@ class Manifest:
         Raises:
             RunConfigError: No family has this model type.
         """
-        family = family_of(plan.shape, model_type)
-        gemms = _forward_gemms(record)
+        family = get_family(plan.shape, model_type)
+        gemms = _collect_forward_gemms(record)
         rows: list[ManifestRow] = []
         overruled = 0
         for layer in plan.layers:
             for module in layer.modules:
-                if module.kind not in KINDS:
+                if module.kind not in LINEAR_KINDS:
                     continue
-                planned = _planned(plan, family, layer, module)
-                row = _as_run(planned, gemms.get((layer.label, module.name)))
+                planned = _make_planned_row(plan, family, layer, module)
+                row = _apply_gemm_record(planned, gemms.get((layer.label, module.name)))
                 overruled += row != planned
                 rows.append(row)
         notes: list[str] = []
         if plan.settings.attention:
-            notes.append(ATTENTION)
+            notes.append(FP8_ATTENTION_NOTE)
         notes += plan.settings.notes
         if overruled:
             count = f"{overruled} of {len(rows)} rows"
@@ -124,10 +129,12 @@ class Manifest:
         )
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Return the manifest of a file that `manifest --json` wrote; RunConfigError for another file."""
         try:
-            content = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
+            content = json.loads(
+                strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_FILE_BYTES)
+            )
             rows: list[ManifestRow] = []
             for row in content.pop("rows"):
                 rows.append(ManifestRow(**{**row, "served": tuple(row["served"])}))
@@ -148,7 +155,7 @@ class Manifest:
         if self.family:
             where = f"in family {self.family}"
         rule = f"the Hugging Face names of {listed(roles[:4])} are not known {where}"
-        types = ", ".join(BY_TYPE)
+        types = ", ".join(FAMILY_BY_TYPE)
         remedy = f"State one of --model-type {types}, if the model is exported as one of these."
         raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
 
@@ -159,7 +166,7 @@ class Manifest:
         return tuple(scheme for scheme, _ in counts.most_common())
 
 
-def _forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmRow]:
+def _collect_forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmRow]:
     """Return (layer, module) -> its forward GEMM in the record of a run; empty without a record."""
     gemms: dict[tuple[str, str], GemmRow] = {}
     if record is not None:
@@ -169,7 +176,7 @@ def _forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmRow]:
     return gemms
 
 
-def _as_run(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
+def _apply_gemm_record(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
     """Return a row as the run multiplied; as planned where the record has no such GEMM."""
     if gemm is None:
         return planned
@@ -179,8 +186,8 @@ def _as_run(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
     return replace(planned, scheme=scheme, format=gemm.right)
 
 
-def _planned(
-    plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule
+def _make_planned_row(
+    plan: PrecisionPlan, family: ModelFamily, layer: PlanLayer, module: PlanModule
 ) -> ManifestRow:
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
@@ -188,7 +195,7 @@ def _planned(
     if forward is not None:
         multiplied = forward.format
     scheme = None
-    if multiplied in LOW:
+    if multiplied in LOW_FORMATS:
         scheme = module.scheme
     copies = 1
     if module.name.startswith("experts.") and plan.shape.experts is not None:

@@ -18,26 +18,26 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 
 from types import MappingProxyType
 
-from bridge.precision.mode import mode_of
-from bridge.read.foreign.effective_fields import inert_in_every_system
+from bridge.precision.mode import get_mode
+from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.foreign.semantics import semantics_of
-from bridge.runtime.pytorch.loop import compute_dtype
+from bridge.read.foreign.semantics import get_semantics
+from bridge.runtime.pytorch.loop import get_compute_dtype
 
-TORCH_SCALER = MappingProxyType(
+TORCH_SCALER_DEFAULTS = MappingProxyType(
     {"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1}
 )
 """Field -> its value for the defaults of `torch.amp.GradScaler`."""
 
-ARGUMENTS_OF_SCALER = {
+SCALER_ARGUMENTS = {
     "initial_loss_scale": "init_scale",
     "loss_scale_window": "growth_interval",
     "hysteresis": "hysteresis",
 }
 
 
-def amp_fields(compute: str) -> dict[str, object]:
+def make_amp_fields(compute: str) -> dict[str, object]:
     """Return the fields of autocast to a dtype over FP32 weights; those of FP32 for "fp32"."""
     autocast = {"autocast_enabled": True, "autocast_dtype": compute}
     if compute == "fp32":
@@ -61,7 +61,7 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
         return
     if not why:
         why = f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
-    mode = mode_of(builder.config)
+    mode = get_mode(builder.config)
     compute = str(builder.values["autocast_dtype"])
     facts = {
         "why": why,
@@ -70,7 +70,7 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
         "compute": compute,
         "casts": compute.upper(),
     }
-    if semantics_of(builder.config) != "amp_o1":
+    if get_semantics(builder.config) != "amp_o1":
         builder.record("pytorch.no-autocast-around-half-weights", "autocast_enabled", **facts)
     elif mode == "fp32":
         builder.record("pytorch.no-autocast-over-fp32-weights", "autocast_enabled", **facts)
@@ -86,9 +86,9 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
         The dtype that autocast casts to, "fp32" without autocast.
     """
     config = builder.config
-    mode = mode_of(config)
-    semantics = semantics_of(config)
-    compute = compute_dtype(config)
+    mode = get_mode(config)
+    semantics = get_semantics(config)
+    compute = get_compute_dtype(config)
     builder.exported_mode = "fp32"
     if compute == "fp16":
         builder.exported_mode = "fp16"
@@ -107,7 +107,9 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
             builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
         return compute
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
-        if field == mode or (field in config.stated and field not in inert_in_every_system(config)):
+        if field == mode or (
+            field in config.stated and field not in collect_inert_everywhere(config)
+        ):
             builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
     if not config.grad_reduce_in_fp32:
         builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
@@ -125,10 +127,10 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
     Returns:
         The dtype that the weights are cast to.
     """
-    mode = mode_of(builder.config)
-    compute = compute_dtype(builder.config)
+    mode = get_mode(builder.config)
+    compute = get_compute_dtype(builder.config)
     builder.exported_mode = compute
-    if semantics_of(builder.config) == "amp_o1":
+    if get_semantics(builder.config) == "amp_o1":
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
         builder.record_if_stated(autocast, *fields, compute=compute)
     else:
@@ -139,11 +141,11 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
 
 def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
     """State the defaults of a `GradScaler` that `where`, a program, makes, and record them."""
-    for field, value in TORCH_SCALER.items():
+    for field, value in TORCH_SCALER_DEFAULTS.items():
         row = "torch-scaler-default"
         if field == "hysteresis":
             row = "torch-scaler-halves"
-        setting = f"GradScaler.{ARGUMENTS_OF_SCALER[field]}"
+        setting = f"GradScaler.{SCALER_ARGUMENTS[field]}"
         builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
     builder.record("pytorch.torch-scaler-has-no-smallest-scale", "GradScaler.min_scale", None)
 
@@ -155,7 +157,7 @@ def report_scaler(builder: ExportBuilder, where: str) -> None:
     if builder.config.loss_scale is not None:
         builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
         return
-    for field, default in TORCH_SCALER.items():
+    for field, default in TORCH_SCALER_DEFAULTS.items():
         if builder.values[field] == default:
             builder.map(field)
         else:

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.read.text.dotted import value_at
+from bridge.read.text.dotted import get_dotted_value
 
 if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
-ABSENT = object()
+ABSENT_VALUE = object()
 
 
 def _is_mapping(value: object) -> bool:
@@ -44,7 +44,7 @@ def _is_anything(_value: object) -> bool:
     return True
 
 
-ALTERNATIVES: Mapping[str, Callable[[object], bool]] = {
+VALUE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "any": _is_anything,
     "blocks": _is_mapping,
     "plain": _is_plain,
@@ -53,7 +53,7 @@ ALTERNATIVES: Mapping[str, Callable[[object], bool]] = {
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognition:
     """Why a document is taken for a file of some system."""
 
     certainty: float
@@ -68,29 +68,29 @@ class DocumentSign:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.columns = columns
 
-    def recognise(self, document: "Document") -> Recognised | None:
+    def recognise(self, document: "Document") -> Recognition | None:
         """Return why a document is taken for the system's; None where the row does not fit."""
         content = document.mapping
-        if not all(_is_there(content, name) for name in self.columns.get("all", ())):
+        if not all(_has_setting(content, name) for name in self.columns.get("all", ())):
             return None
-        if any(_is_there(content, name) for name in self.columns.get("none", ())):
+        if any(_has_setting(content, name) for name in self.columns.get("none", ())):
             return None
         facts: dict[str, str] = {}
-        for column, counts in ALTERNATIVES.items():
+        for column, counts in VALUE_CHECKS.items():
             if column not in self.columns:
                 continue
-            name = _first_there(content, self.columns[column], counts)
+            name = _find_first_setting(content, self.columns[column], counts)
             if name is None:
                 return None
             facts[column] = name
         name, pattern = self.columns.get("matches", ("", ""))
-        facts["value"] = str(value_at(content, name, ""))
+        facts["value"] = str(get_dotted_value(content, name, ""))
         if re.fullmatch(pattern, facts["value"]) is None:
             return None
-        return Recognised(self.columns["certainty"], self.columns["evidence"].format(**facts))
+        return Recognition(self.columns["certainty"], self.columns["evidence"].format(**facts))
 
 
-def first_recognised(signs: Iterable[DocumentSign], document: "Document") -> Recognised | None:
+def recognise_by_signs(signs: Iterable[DocumentSign], document: "Document") -> Recognition | None:
     """Return why a document is taken for a system's: by the first row that fits."""
     for sign in signs:
         recognised = sign.recognise(document)
@@ -99,17 +99,19 @@ def first_recognised(signs: Iterable[DocumentSign], document: "Document") -> Rec
     return None
 
 
-def _is_there(content: object, name: str, counts: Callable[[object], bool] = _is_anything) -> bool:
+def _has_setting(
+    content: object, name: str, counts: Callable[[object], bool] = _is_anything
+) -> bool:
     """Return whether a setting is there with a value that counts."""
-    value = value_at(content, name, ABSENT)
-    return value is not ABSENT and counts(value)
+    value = get_dotted_value(content, name, ABSENT_VALUE)
+    return value is not ABSENT_VALUE and counts(value)
 
 
-def _first_there(
+def _find_first_setting(
     content: object, names: Iterable[str], counts: Callable[[object], bool]
 ) -> str | None:
     """Return the first of several settings that is there with a value that counts, or None."""
     for name in names:
-        if _is_there(content, name, counts):
+        if _has_setting(content, name, counts):
             return name
     return None

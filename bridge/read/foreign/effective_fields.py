@@ -1,8 +1,8 @@
-"""`effective_fields`: the fields of a config that have an effect, by which precisions are compared.
+"""`compute_effective_fields`: the fields of a config that have an effect, by which precisions are compared.
 
 Two configs that state different fields can ask for the same run: a scheme has no effect while its
 format is off, amax settings have none outside delayed scaling, an unstated dtype is that of the
-mode. `effective_fields` leaves out the inert fields and fills in the derived values; `recipe_named`
+mode. `compute_effective_fields` leaves out the inert fields and fills in the derived values; `find_equivalent_recipe`
 finds the registered recipe with the same effective fields.
 """
 
@@ -13,25 +13,25 @@ from typing import Any
 from bridge.errors import BridgeWarning
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.nearest import compute_alike
+from bridge.registry.nearest_recipe import has_same_computation
 from bridge.registry.registry import REGISTRY
-from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
+from bridge.rules.inert import LOSS_SCALER_FIELDS, find_inert_fields
 
-MEGATRONS_LAYER_COUNT = 1
+DEFAULT_LAYER_COUNT = 1
 """Layers at each end that Megatron keeps in BF16 where their number is not stated."""
-SECOND_NAMES = ("fp8_param", "fp4_param")
+ALIAS_FIELDS = ("fp8_param", "fp4_param")
 """Other names of `fp8_param_gather` and `fp4_param_gather`."""
 
 
-def effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
+def compute_effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
     """Return the fields that have an effect, as they act: dtypes resolved, inert fields left out.
 
     Needs no torch.
     """
-    mode = mode_of(config)
+    mode = get_mode(config)
     values = config.to_dict(full=True)
     values["fp32"] = mode == "fp32"
     values["params_dtype"] = values["params_dtype"] or mode
@@ -40,47 +40,49 @@ def effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
     if config.first_last_layers_bf16:
         for name in LAYER_COUNTS:
             if not is_stated(config, name):
-                values[name] = MEGATRONS_LAYER_COUNT
+                values[name] = DEFAULT_LAYER_COUNT
     values["modules"] = values["modules"] or None  # an empty list of rows is none
     values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
-    return _without(values, {*inert_in_every_system(config), *SECOND_NAMES})
+    return _remove_names(values, {*collect_inert_everywhere(config), *ALIAS_FIELDS})
 
 
-def inert_in_every_system(config: MixedPrecisionConfig) -> dict[str, str]:
+def collect_inert_everywhere(config: MixedPrecisionConfig) -> dict[str, str]:
     """Return each field that has no effect in Megatron Core or in any other system -> the reason.
 
     A system that runs autocast to FP16 scales the loss under it, as Megatron Core does in FP16.
     """
-    inert = inert_fields(config)
+    inert = find_inert_fields(config)
     values = config.to_dict()
-    dtype = values.get("autocast_dtype") or values.get("params_dtype") or mode_of(config)
+    dtype = values.get("autocast_dtype") or values.get("params_dtype") or get_mode(config)
     if config.autocast_enabled and dtype == "fp16" and not config.loss_scale:
-        return _without(inert, SCALER_SCHEDULE)
+        return _remove_names(inert, LOSS_SCALER_FIELDS)
     return inert
 
 
-def recipe_named(config: MixedPrecisionConfig) -> str | None:
+def find_equivalent_recipe(config: MixedPrecisionConfig) -> str | None:
     """Return the name of the first registered recipe with the same effective fields, or None.
 
     Misnamed recipes are passed over. A recipe that states no field of Megatron's own fits a config
     that states some over it.
     """
-    wanted = effective_fields(config)
+    wanted = compute_effective_fields(config)
     for recipe in REGISTRY.recipes():
         if "misnamed" in recipe.tags:
             continue
-        candidate = _made(recipe.name)
-        if candidate is None or not compute_alike(candidate, config):
+        candidate = _maybe_get_recipe(recipe.name)
+        if candidate is None or not has_same_computation(candidate, config):
             continue
         ignored: Collection[str] = MEGATRON_FIELDS
         if candidate.stated.intersection(MEGATRON_FIELDS):
             ignored = ()
-        if _without(effective_fields(candidate), ignored) == _without(wanted, ignored):
+        if _remove_names(compute_effective_fields(candidate), ignored) == _remove_names(
+            wanted, ignored
+        ):
             return recipe.name
     return None
 
 
-def _made(name: str) -> MixedPrecisionConfig | None:
+def _maybe_get_recipe(name: str) -> MixedPrecisionConfig | None:
     """Return the config of a recipe; None for a recipe of a plugin that fails."""
     with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         try:
@@ -89,6 +91,6 @@ def _made(name: str) -> MixedPrecisionConfig | None:
             return None
 
 
-def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def _remove_names(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return values without those of some names."""
     return {name: value for name, value in values.items() if name not in names}

@@ -13,22 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
-from bridge.precision.mode import mode_of, scheme_of
-from bridge.precision.statements import field_names
-from bridge.read.foreign.effective_fields import inert_in_every_system
+from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.statements import list_field_names
+from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.reports import ExportReport, Unmapped
 from bridge.read.foreign.sentence import Sentence
-from bridge.read.foreign.table import UnwrittenFields, sentence_named
-from bridge.runtime.pytorch.loop import checked
+from bridge.read.foreign.table import UnwrittenFields, format_sentence
+from bridge.runtime.pytorch.loop import finalize_config
 
-OFF = {
+INACTIVE_VALUES = {
     name: default
     for name, default in FIELD_DEFAULTS.items()
     if default is False or name in MEGATRON_FIELDS
 }
-OFF |= {"fp8": None, "fp4": None, "loss_scale": None, "fp8_wgrad": True}
+INACTIVE_VALUES |= {"fp8": None, "fp4": None, "loss_scale": None, "fp8_wgrad": True}
 """Field -> the value of it that another system honours by not having the field."""
-NO_SETTING: Mapping[str, tuple[str, str]] = {
+NO_SETTING_REASONS: Mapping[str, tuple[str, str]] = {
     "pipeline_dtype": (
         "does not say in what pipeline stages send activations",
         "Nothing to do without such stages.",
@@ -58,11 +58,11 @@ class ExportBuilder:
     """
 
     def __init__(self, config: object, system: str) -> None:
-        self.config = config = checked(config)
+        self.config = config = finalize_config(config)
         self.system = system
         self.values = config.to_dict(full=True)
         """Field -> its value, stated or not."""
-        self.exported_mode = mode_of(config)
+        self.exported_mode = get_mode(config)
         """The mode that the other system reads in the payload."""
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: dict[str, list[Unmapped]] = {}
@@ -77,7 +77,7 @@ class ExportBuilder:
 
     def map_dtype(self, field: str, *settings: str) -> bool:
         """Map a dtype to the settings of the mode, and return True, where it is that of the mode."""
-        follows_mode = self.values[field] in (None, mode_of(self.config))
+        follows_mode = self.values[field] in (None, get_mode(self.config))
         if follows_mode:
             self.map(field, *settings)
         return follows_mode
@@ -89,7 +89,7 @@ class ExportBuilder:
 
     def record(self, sentence: str, field: str, /, **facts: object) -> None:
         """Record that a field, stated or not, cannot be converted exactly, in the words of a sentence."""
-        words = sentence_named(sentence, system=self.system, **facts)
+        words = format_sentence(sentence, system=self.system, **facts)
         self.report(field, words.reason, words.detail, words.remedy)
 
     def record_if_stated(self, sentence: str, /, *fields: str, **facts: object) -> None:
@@ -111,17 +111,17 @@ class ExportBuilder:
         """
         known = {
             **self.values,
-            "mode": mode_of(self.config),
-            "scheme": scheme_of(self.config),
+            "mode": get_mode(self.config),
+            "scheme": get_scheme(self.config),
             "system": self.system,
             **facts,
         }
-        unread = inert_in_every_system(self.config)
-        names = field_names(self.config)
+        unread = collect_inert_everywhere(self.config)
+        names = list_field_names(self.config)
         for field in names:
             is_mentioned = field in self.mapped or field in self.unmapped
             if field in self.config.stated and not is_mentioned:
-                self._account_for(field, unread.get(field), unwritten, known)
+                self._map_or_report(field, unread.get(field), unwritten, known)
         unmapped: list[Unmapped] = []
         mapped: dict[str, tuple[str, ...]] = {}
         for name in names:
@@ -132,7 +132,7 @@ class ExportBuilder:
             payload=payload, unmapped=tuple(unmapped), mapped=mapped, files=self.files
         )
 
-    def _account_for(
+    def _map_or_report(
         self,
         field: str,
         unread: str | None,
@@ -148,26 +148,28 @@ class ExportBuilder:
             facts: Facts that these name.
         """
         value = self.values[field]
-        sentence = _sentence_about(field, unwritten, facts)
+        sentence = _find_sentence(field, unwritten, facts)
         is_unread_default = unread is not None and value == getattr(type(self.config), field)
         if field == self.exported_mode and not value:
             detail = f"what {self.system} does instead is {field} to Megatron"
             remedy = "See the record of the mode that was stated."
             self.report(field, "semantics", detail, remedy)
-        elif is_unread_default or (field in OFF and value == OFF[field]):
+        elif is_unread_default or (field in INACTIVE_VALUES and value == INACTIVE_VALUES[field]):
             self.map(field)
         elif unread is not None:
             remedy = "Drop it: it changes nothing in this recipe either."
             self.report(field, "dead knob", unread, remedy)
         elif sentence is not None:
-            self.report(field, *sentence.filled(facts))
+            self.report(field, *sentence.fill(facts))
         else:
-            clause, remedy = NO_SETTING.get(field, ("has no such setting", "Do without it there."))
+            clause, remedy = NO_SETTING_REASONS.get(
+                field, ("has no such setting", "Do without it there.")
+            )
             reason = "semantics" if field == "modules" else "unsupported"
             self.report(field, reason, f"{self.system} {clause}", remedy)
 
 
-def _sentence_about(
+def _find_sentence(
     field: str, unwritten: Sequence[UnwrittenFields], facts: Mapping[str, object]
 ) -> Sentence | None:
     """Return the first sentence about a field without a setting; None where there is none."""

@@ -16,20 +16,20 @@ from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.foreign.effective_fields import recipe_named
-from bridge.read.foreign.reports import REASONS, ImportReport, Unmapped
-from bridge.read.foreign.semantics import semantics_of
-from bridge.read.foreign.table import sentence_named
+from bridge.read.foreign.effective_fields import find_equivalent_recipe
+from bridge.read.foreign.reports import DEFAULT_REMEDIES, ImportReport, Unmapped
+from bridge.read.foreign.semantics import get_semantics
+from bridge.read.foreign.table import format_sentence
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.fields import DEFAULTS
+from bridge.target.fields import OWNER_DEFAULTS
 
-DELAYED = {
-    name: DEFAULTS["model"][name]
+DELAYED_SCALING_DEFAULTS = {
+    name: OWNER_DEFAULTS["model"][name]
     for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
 }
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
 MODES = ("fp32", "fp16", "bf16")
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ImportBuilder:
@@ -72,7 +72,7 @@ class ImportBuilder:
         sentence: str,
         setting: str,
         value: object,
-        fields: Mapping[str, Any] = NOTHING,
+        fields: Mapping[str, Any] = NO_FIELDS,
         /,
         **facts: object,
     ) -> None:
@@ -86,13 +86,13 @@ class ImportBuilder:
             facts: What else stands in the words.
         """
         self.fields.update(fields)
-        words = sentence_named(sentence, **{"system": self.system, "value": value, **facts})
+        words = format_sentence(sentence, **{"system": self.system, "value": value, **facts})
         self.report(setting, value, words.reason, words.detail, words.remedy)
 
-    def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
+    def imply(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
         """State a default of the system that decides, since the setting is not written, and record it."""
         detail = why or f"it is not written, and {self.system} takes this value"
-        self.report(setting, value, "implied default", detail, REASONS["implied default"])
+        self.report(setting, value, "implied default", detail, DEFAULT_REMEDIES["implied default"])
         self.fields.update(fields)
 
     def imply_scheme(
@@ -100,10 +100,10 @@ class ImportBuilder:
         spell: Callable[[str], str],
         *,
         fp8_recipe: str = "delayed",
-        delayed: Mapping[str, Any] = DELAYED,
+        delayed: Mapping[str, Any] = DELAYED_SCALING_DEFAULTS,
         in_fp32: bool | None = None,
         layers: int | None = None,
-        why: Mapping[str, str] = NOTHING,
+        why: Mapping[str, str] = NO_FIELDS,
     ) -> None:
         """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
 
@@ -122,7 +122,7 @@ class ImportBuilder:
         if fields.get("fp4"):
             defaults["fp4_recipe"] = "nvfp4"
         if fields.get("fp8") and fields.get("fp8_recipe", fp8_recipe) == "delayed":
-            for name in DELAYED:
+            for name in DELAYED_SCALING_DEFAULTS:
                 defaults[name] = delayed[name]
         if in_fp32 is not None:
             defaults["grad_reduce_in_fp32"] = in_fp32
@@ -131,7 +131,7 @@ class ImportBuilder:
                 defaults[name] = layers
         for name, value in defaults.items():
             if name not in fields:
-                self.implied(spell(name), value, why.get(name, ""), **{name: value})
+                self.imply(spell(name), value, why.get(name, ""), **{name: value})
 
     def leave_mode(self, decided_by: str, *, default: str | None = "fp32") -> None:
         """Leave the mode unstated, and record what decides it.
@@ -172,16 +172,16 @@ class ImportBuilder:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
             raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
-        semantics = semantics or semantics_of(config)
+        semantics = semantics or get_semantics(config)
         if self.decided_by is not None:
             semantics = "unstated"
             self._report_scheme_without_mode()
         is_of_megatron = semantics in (
-            semantics_of(config),
+            get_semantics(config),
             "fsdp_policy",
         )  # FP32 shards are masters
         if recipe is None and is_whole and is_of_megatron:
-            recipe = recipe_named(config)
+            recipe = find_equivalent_recipe(config)
         return ImportReport(
             config=config,
             semantics=semantics,

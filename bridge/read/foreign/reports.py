@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from bridge.read.foreign.effective_fields import recipe_named
-from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.effective_fields import find_equivalent_recipe
+from bridge.read.foreign.semantics import get_semantics
 from bridge.registry.config import MixedPrecisionConfig
 
-REASONS: Mapping[str, str] = {
+DEFAULT_REMEDIES: Mapping[str, str] = {
     "unsupported": "Set it up by hand where you train next.",  # the other side has no such setting
     "approximated": "Nothing to do.",  # the nearest setting of the other side was taken
     "implied default": "Write it down if the run depends on it.",  # it is not written, and the system's default decides
@@ -42,8 +42,10 @@ class Unmapped:
     remedy: str
 
     def __post_init__(self) -> None:
-        if self.reason not in REASONS:
-            raise ValueError(f"reason: must be one of {', '.join(REASONS)}, got {self.reason!r}.")
+        if self.reason not in DEFAULT_REMEDIES:
+            raise ValueError(
+                f"reason: must be one of {', '.join(DEFAULT_REMEDIES)}, got {self.reason!r}."
+            )
 
     def __str__(self) -> str:
         return f"{self.field}={self.value!r} ({self.reason}): {self.detail}. {self.remedy}"
@@ -94,9 +96,9 @@ class ImportReport:
         return replace(
             self,
             config=config,
-            semantics=semantics_of(config),
+            semantics=get_semantics(config),
             unmapped=(*kept, assumed),
-            recipe=recipe_named(config),
+            recipe=find_equivalent_recipe(config),
             decided_by=None,
         )
 

@@ -1,4 +1,4 @@
-"""`rows`: the content of a file in `bridge/read/rows`, the facts about other systems as YAML."""
+"""`load_rows`: the content of a file in `bridge/read/rows`, the facts about other systems as YAML."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -6,10 +6,10 @@ from typing import Any
 
 from bridge.precision.package_yaml import package_yaml
 
-FOLDER = files("bridge.read").joinpath("rows")
+ROWS_FOLDER = files("bridge.read").joinpath("rows")
 
 
-def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
+def load_rows(name: str, folder: Traversable = ROWS_FOLDER) -> dict[str, Any]:
     """Return the content of `rows/NAME.yaml`."""
     content: dict[str, Any] = package_yaml(folder.joinpath(f"{name}.yaml"))
     return content

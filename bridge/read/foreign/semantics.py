@@ -1,8 +1,8 @@
-"""`SEMANTICS`: the computations that a mode can stand for; `semantics_of` names that of a config."""
+"""`SEMANTICS`: the computations that a mode can stand for; `get_semantics` names that of a config."""
 
 from collections.abc import Mapping
 
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.registry.config import MixedPrecisionConfig
 
 SEMANTICS: Mapping[str, str] = {
@@ -18,13 +18,13 @@ SEMANTICS: Mapping[str, str] = {
 The first four are all called "bf16 mixed" by one system or another."""
 
 
-def semantics_of(config: MixedPrecisionConfig) -> str:
+def get_semantics(config: MixedPrecisionConfig) -> str:
     """Return the key of `SEMANTICS` for the computation that a config asks of Megatron Core.
 
     FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
     which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
     """
-    mode = mode_of(config)
+    mode = get_mode(config)
     weights = config.to_dict().get("params_dtype") or mode
     if config.autocast_enabled and weights == "fp32":
         return "amp_o1"

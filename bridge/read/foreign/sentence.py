@@ -9,7 +9,7 @@ of a file stand in braces.
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from bridge.read.foreign.reports import REASONS
+from bridge.read.foreign.reports import DEFAULT_REMEDIES
 
 
 class Sentence(NamedTuple):
@@ -22,19 +22,19 @@ class Sentence(NamedTuple):
     remedy: str
 
     @classmethod
-    def of_row(cls, row: str | Mapping[str, Any], reason: str = "unsupported") -> Self:
+    def from_row(cls, row: str | Mapping[str, Any], reason: str = "unsupported") -> Self:
         """Return the sentence of a row; `reason` is that of a row without one."""
-        columns = columns_of(row)
+        columns = get_columns(row)
         reason = columns.get("reason", reason)
-        remedy = columns.get("remedy") or REASONS[reason]
+        remedy = columns.get("remedy") or DEFAULT_REMEDIES[reason]
         return cls(reason, columns["detail"], remedy)
 
-    def filled(self, facts: Mapping[str, object]) -> Self:
+    def fill(self, facts: Mapping[str, object]) -> Self:
         """Return the sentence with the facts of a file in place of its braces."""
         return self._replace(detail=self.detail.format(**facts), remedy=self.remedy.format(**facts))
 
 
-def columns_of(row: str | Mapping[str, Any]) -> dict[str, Any]:
+def get_columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a row, which may be written as its `detail` alone."""
     if isinstance(row, str):
         return {"detail": row}

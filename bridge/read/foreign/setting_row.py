@@ -1,4 +1,4 @@
-"""`SettingRow`: what a table says of one setting of a system, and `Part`, the rows of a document or block.
+"""`SettingRow`: what a table says of one setting of a system, and `TablePart`, the rows of a document or block.
 
     margin: {field: fp8_margin, reads: whole, least: 0, default: 0}      # becomes a field
     msamp.enabled: MS-AMP keeps gradients and optimizer state in 8 bits  # cannot be converted
@@ -42,21 +42,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.read.foreign.reports import REASONS
-from bridge.read.foreign.row_files import rows
-from bridge.read.foreign.sentence import Sentence, columns_of
+from bridge.read.foreign.reports import DEFAULT_REMEDIES
+from bridge.read.foreign.row_files import load_rows
+from bridge.read.foreign.sentence import Sentence, get_columns
 from bridge.read.text.settings import Settings
 
-LOOKS_LIKE_PRECISION = re.compile(
+PRECISION_NAME_PATTERN = re.compile(
     r"fp(8|4|16|32|64)|bf16|tf32|nvfp|mxfp|float\d|bfloat|half|(^|_)(amp|int[48])(_|$)|precision|dtype|data_type"
     r"|quantiz|quant_|amax|hysteresis|loss_scale|grad_reduce_in|autocast|upcast|\dbit"
     r"|query_key_layer"
 )
-PATTERN = re.compile(r"[*<\[]")
+WILDCARD_PATTERN = re.compile(r"[*<\[]")
 """In the name of a row that fits several settings."""
-COLUMNS_OF_A_GROUP = ("decisive", "fields", "rows", "part")
+GROUP_COLUMNS = ("decisive", "fields", "rows", "part")
 """Columns of a group; the others are shared by its rows."""
-TAKEN_AS_WRITTEN = ("", "optimizer", "block")
+UNPARSED_READS = ("", "optimizer", "block")
 """Values of `reads` for which any value is taken."""
 
 
@@ -80,7 +80,7 @@ class SettingRow:
     needs: Sequence[str] = ()
     when: str | None = None
 
-    def value_in(self, settings: Settings, key: str) -> object:
+    def read_value(self, settings: Settings, key: str) -> object:
         """Return the value of the field, or of the setting, that is written under a key.
 
         Raises:
@@ -88,7 +88,7 @@ class SettingRow:
         """
         if self.words is not None:
             return self.words[str(settings.word(key, tuple(self.words)))]
-        if self.reads in TAKEN_AS_WRITTEN:
+        if self.reads in UNPARSED_READS:
             return settings[key]
         limits = {}
         if self.least is not None:
@@ -107,7 +107,7 @@ class SettingRow:
         """Return whether a value changes nothing; 0 is not False here."""
         return any(value == usual and type(value) is type(usual) for usual in self.harmless)
 
-    def first_unmet(self, facts: Mapping[str, object]) -> str | None:
+    def find_unmet_need(self, facts: Mapping[str, object]) -> str | None:
         """Return the first fact that the row needs and that does not hold; None where all hold."""
         for need in self.needs:
             if not facts[need]:
@@ -117,31 +117,31 @@ class SettingRow:
     @property
     def sentence(self) -> Sentence:
         """The sentence of the row itself, for any value but those of `values`."""
-        remedy = self.remedy or REASONS[self.reason]
+        remedy = self.remedy or DEFAULT_REMEDIES[self.reason]
         return Sentence(reason=self.reason, detail=self.detail, remedy=remedy)
 
-    def sentence_about(self, value: object) -> Sentence | None:
+    def find_sentence(self, value: object) -> Sentence | None:
         """Return the sentence about a value that was read; None where there is nothing to report."""
         detail = self.detail
         if self.reads == "optimizer":
-            detail = _clause_about_optimizer(value)
+            detail = _get_optimizer_clause(value)
         if not detail:
             return None
         return self.sentence._replace(detail=detail)
 
 
-def _clause_about_optimizer(value: object) -> str:
+def _get_optimizer_clause(value: object) -> str:
     """Return the clause about an optimizer by its name; empty for an optimizer without a clause."""
     name = ""
     if isinstance(value, str):
         name = value.lower()
-    for pattern, clause in rows("optimizers").items():
+    for pattern, clause in load_rows("optimizers").items():
         if re.search(pattern, name):
             return str(clause or "")
     return ""
 
 
-class Part:
+class TablePart:
     """The rows of a document, or of a block that stands in several places.
 
     The name of a row is that of a setting ("zero_optimization.stage") or a pattern: `*` and `[ab]`
@@ -156,16 +156,16 @@ class Part:
 
     def add(self, group: Mapping[str, Any]) -> None:
         """Add the rows of a group, each with the columns that stand next to them."""
-        shared = {name: value for name, value in group.items() if name not in COLUMNS_OF_A_GROUP}
+        shared = {name: value for name, value in group.items() if name not in GROUP_COLUMNS}
         columns_by_name: dict[str, Mapping[str, Any]] = {}
         for name in group.get("decisive", ()):
             columns_by_name[name] = shared
         for name in group.get("fields", ()):
             columns_by_name[name] = {**shared, "field": name}
         for name, row in group.get("rows", {}).items():
-            columns_by_name[name] = {"harmless": (False,), **shared, **columns_of(row)}
+            columns_by_name[name] = {"harmless": (False,), **shared, **get_columns(row)}
         for name, columns in columns_by_name.items():
-            if PATTERN.search(name):
+            if WILDCARD_PATTERN.search(name):
                 self.patterns[name] = SettingRow(**columns)
             else:
                 self.named[name] = SettingRow(**columns)
@@ -175,22 +175,22 @@ class Part:
         if name in self.named:
             return self.named[name]
         for pattern, row in self.patterns.items():
-            if _fits(name, pattern):
+            if _matches_pattern(name, pattern):
                 return row
         return None
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a setting's name fits the pattern of a row."""
     segments = name.split(".")
     wanted = pattern.split(".")
     if wanted[0] == "**":
         segments = segments[1 - len(wanted) :]
         wanted = wanted[1:]
-    return len(segments) == len(wanted) and all(map(_segment_fits, segments, wanted))
+    return len(segments) == len(wanted) and all(map(_matches_segment, segments, wanted))
 
 
-def _segment_fits(segment: str, wanted: str) -> bool:
+def _matches_segment(segment: str, wanted: str) -> bool:
     if wanted == "<precision>":
-        return LOOKS_LIKE_PRECISION.search(segment.lower()) is not None
+        return PRECISION_NAME_PATTERN.search(segment.lower()) is not None
     return fnmatchcase(segment, wanted)

@@ -36,10 +36,10 @@ from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.read.foreign.document_signs import DocumentSign, Recognised, first_recognised
-from bridge.read.foreign.row_files import FOLDER, rows
+from bridge.read.foreign.document_signs import DocumentSign, Recognition, recognise_by_signs
+from bridge.read.foreign.row_files import ROWS_FOLDER, load_rows
 from bridge.read.foreign.sentence import Sentence
-from bridge.read.foreign.setting_row import Part, SettingRow
+from bridge.read.foreign.setting_row import TablePart, SettingRow
 from bridge.read.text.settings import Settings
 
 if TYPE_CHECKING:
@@ -95,23 +95,23 @@ class Table:
         self.signs = [DocumentSign(columns) for columns in content.get("recognised", ())]
         self.needs: dict[str, Sentence | None] = {}
         for fact, row in content.get("needs", {}).items():
-            self.needs[fact] = Sentence.of_row(row, "dead knob") if row else None
+            self.needs[fact] = Sentence.from_row(row, "dead knob") if row else None
         self.sentences: dict[str, Sentence] = {}
         for name, row in content.get("sentences", {}).items():
-            self.sentences[name] = Sentence.of_row(row)
+            self.sentences[name] = Sentence.from_row(row)
         self.unwritten: list[UnwrittenFields] = []
         for row in content.get("unwritten", ()):
             unwritten = UnwrittenFields(
-                fields=row["fields"], when=row.get("when"), sentence=Sentence.of_row(row)
+                fields=row["fields"], when=row.get("when"), sentence=Sentence.from_row(row)
             )
             self.unwritten.append(unwritten)
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, TablePart] = {}
         for group in content.get("settings", ()):
-            self.parts.setdefault(group.get("part", ""), Part()).add(group)
+            self.parts.setdefault(group.get("part", ""), TablePart()).add(group)
 
-    def recognise(self, document: "Document") -> Recognised | None:
+    def recognise(self, document: "Document") -> Recognition | None:
         """Return why a document is taken for the system's, by the first row of `recognised` that fits."""
-        return first_recognised(self.signs, document)
+        return recognise_by_signs(self.signs, document)
 
     def read(
         self,
@@ -133,7 +133,7 @@ class Table:
         """
         part_rows = self.parts[part]
         paths: set[str] = set()
-        for setting in _settings_in(settings, part_rows, facts):
+        for setting in _walk_settings(settings, part_rows, facts):
             if setting.row is not None:
                 paths.add(setting.path)
                 self._read_setting(builder, setting, setting.row, facts)
@@ -141,46 +141,46 @@ class Table:
                 read_unknown(builder, setting.name, setting.key, setting.value)
         for path, row in part_rows.named.items():
             if row.default is not None and path not in paths:
-                self._imply_default(builder, settings.name(path), row, facts)
+                self._state_default(builder, settings.name(path), row, facts)
 
     def _read_setting(
         self, builder: "ImportBuilder", setting: _Setting, row: SettingRow, facts: Facts
     ) -> None:
         """Map or report one setting that is written."""
         value = setting.value
-        unmet = row.first_unmet(facts)
+        unmet = row.find_unmet_need(facts)
         sentence: Sentence | None
         if row.values is not None and str(value) in row.values:
-            sentence = Sentence.of_row(row.values[str(value)], row.reason)
+            sentence = Sentence.from_row(row.values[str(value)], row.reason)
         elif unmet is not None:
             sentence = self.needs[unmet]
         else:
-            value = row.value_in(setting.block, setting.key)
-            sentence = row.sentence_about(value)
+            value = row.read_value(setting.block, setting.key)
+            sentence = row.find_sentence(value)
         is_unread = unmet is not None and sentence is None
         is_reported = sentence is not None or row.field is None
         if is_unread or (is_reported and row.is_harmless(value)):
             builder.map(setting.name)
         elif sentence is not None:
-            filled = sentence.filled({**facts, "value": value})
+            filled = sentence.fill({**facts, "value": value})
             builder.report(setting.name, value, *filled)
         elif row.field is not None:
             if value is None and row.nulls == "unstated":
                 builder.map(setting.name)
             else:
                 builder.map(setting.name, **{row.field: value})
-            _report_also(builder, setting.name, row, (value, setting.value))
+            _report_mapped_value(builder, setting.name, row, (value, setting.value))
 
-    def _imply_default(
+    def _state_default(
         self, builder: "ImportBuilder", name: str, row: SettingRow, facts: Facts
     ) -> None:
         """State the default of a setting that is not written, where something reads it."""
-        if row.first_unmet(facts) is not None:
+        if row.find_unmet_need(facts) is not None:
             return
         written = row.written(row.default)
         why = f"{written} in {row.since or self.version}"
-        builder.implied(name, written, why, **{str(row.field): row.default})
-        _report_also(builder, name, row, (row.default,))
+        builder.imply(name, written, why, **{str(row.field): row.default})
+        _report_mapped_value(builder, name, row, (row.default,))
 
     def write(
         self,
@@ -220,12 +220,12 @@ class Table:
 
     def wrong(self, sentence: str, settings: Settings, key: str, **facts: object) -> PayloadError:
         """Return the error about a value that the system refuses, in the words of a sentence."""
-        filled = self.sentences[sentence].filled(facts)
+        filled = self.sentences[sentence].fill(facts)
         return settings.wrong(key, filled.detail, settings.values.get(key), filled.remedy)
 
 
-def _settings_in(
-    block: Settings, part: Part, facts: Facts, prefix: str = "", *, yields_unknown: bool = True
+def _walk_settings(
+    block: Settings, part: TablePart, facts: Facts, prefix: str = "", *, yields_unknown: bool = True
 ) -> Iterator[_Setting]:
     """Yield the settings of a block, and of the blocks in it, in their order.
 
@@ -249,10 +249,12 @@ def _settings_in(
         if is_entered:
             inner = block.section(key)
             is_known = row is not None
-            yield from _settings_in(inner, part, facts, f"{prefix}{key}.", yields_unknown=is_known)
+            yield from _walk_settings(
+                inner, part, facts, f"{prefix}{key}.", yields_unknown=is_known
+            )
 
 
-def _report_also(
+def _report_mapped_value(
     builder: "ImportBuilder", name: str, row: SettingRow, values: Sequence[object]
 ) -> None:
     """Report a value that is mapped, where the row has a sentence for it."""
@@ -262,12 +264,12 @@ def _report_also(
 
 
 @cache
-def table(system: str, folder: Traversable = FOLDER) -> Table:
+def load_table(system: str, folder: Traversable = ROWS_FOLDER) -> Table:
     """Return the table of a system."""
-    return Table(rows(system, folder))
+    return Table(load_rows(system, folder))
 
 
-def sentence_named(name: str, /, **facts: object) -> Sentence:
+def format_sentence(name: str, /, **facts: object) -> Sentence:
     """Return a sentence by its name, "SYSTEM.SENTENCE", with the facts of a file in it."""
     system, _, sentence = name.partition(".")
-    return table(system).sentences[sentence].filled(facts)
+    return load_table(system).sentences[sentence].fill(facts)

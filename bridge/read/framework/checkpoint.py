@@ -20,21 +20,21 @@ from bridge.preflight.file_reading import RunChoice
 from bridge.read.framework.hf_config import (
     MBRIDGE,
     BridgedModel,
-    decided_fields,
-    model_of,
-    read_config,
+    list_unknown_fields,
+    build_bridged_model,
+    load_hf_config,
 )
-from bridge.read.text.neighbours import found_above
+from bridge.read.text.repository_files import find_repository_file
 
-CONFIG = "config.json"
-UNNAMED = "the checkpoint"
+CONFIG_FILE = "config.json"
+UNNAMED_CHECKPOINT = "the checkpoint"
 """A checkpoint whose name no file states."""
-READ = "{name}: {file} decides the model's sizes, by {bridge}."
-NOT_FOLLOWED = "{file}: {why}; the sizes of the model are not known from it."
-HUB = "HF_HUB_CACHE"
+SIZES_READ_FROM_FILE = "{name}: {file} decides the model's sizes, by {bridge}."
+CONFIG_NOT_FOLLOWED = "{file}: {why}; the sizes of the model are not known from it."
+HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
 """Variable with the folder of downloaded checkpoints; HF_HOME has that folder in it."""
-HUB_FOLDER = Path("~/.cache/huggingface")
-HOME = ("${HOME}", "$HOME")
+DEFAULT_HF_HOME = Path("~/.cache/huggingface")
+HOME_VARIABLES = ("${HOME}", "$HOME")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Checkpoint:
             return ()
         return (self.source,)
 
-    def unstated(self, section: Mapping[str, object]) -> dict[str, object]:
+    def get_unstated_fields(self, section: Mapping[str, object]) -> dict[str, object]:
         """Return the model's fields that a section does not state."""
         return {name: value for name, value in self.model.fields.items() if name not in section}
 
@@ -71,7 +71,7 @@ class Checkpoint:
             section: The fields of the model that are known.
             known: Other fields, whose values the framework sets itself.
         """
-        fields = decided_fields(is_read=bool(self.model.fields))
+        fields = list_unknown_fields(is_read=bool(self.model.fields))
         if self.bridge == MBRIDGE:
             fields.append("moe_router_dtype")
         opened = {}
@@ -101,26 +101,26 @@ def read_checkpoint(
         RunConfigError: The stated folder has no `config.json`.
         UnreadFileError: The file cannot be read.
     """
-    shown = UNNAMED
+    shown = UNNAMED_CHECKPOINT
     if name:
         shown = str(name)
-    source = f"{CONFIG} of {shown}"
-    file = _stated(choice.checkpoint) or _at_hand(shown, path)
+    source = f"{CONFIG_FILE} of {shown}"
+    file = _resolve_stated_config(choice.checkpoint) or _find_local_config(shown, path)
     if file is None:
         return Checkpoint(source=source, bridge=bridge)
     try:
-        config = read_config(file)
+        config = load_hf_config(file)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    model = model_of({**config, **(overrides or {})}, bridge)
+    model = build_bridged_model({**config, **(overrides or {})}, bridge)
     unknown = []
     read_too = []
     not_followed = None
     if model.unread is not None:
-        not_followed = NOT_FOLLOWED.format(file=file, why=model.unread)
+        not_followed = CONFIG_NOT_FOLLOWED.format(file=file, why=model.unread)
         unknown.append(not_followed)
     else:
-        read_too.append(READ.format(name=shown, file=file, bridge=bridge))
+        read_too.append(SIZES_READ_FROM_FILE.format(name=shown, file=file, bridge=bridge))
     if model.other_parts is not None:
         unknown.append(f"{file}, {model.other_parts}")
     return Checkpoint(
@@ -133,35 +133,35 @@ def read_checkpoint(
     )
 
 
-def _stated(folder: str | None) -> Path | None:
+def _resolve_stated_config(folder: str | None) -> Path | None:
     """Return the `config.json` that the command line states; None where it states none."""
     if folder is None:
         return None
     file = Path(folder).expanduser()
     if file.suffix != ".json":
-        file /= CONFIG
+        file /= CONFIG_FILE
     if not file.is_file():
-        rule = f"must be a folder with a {CONFIG}"
+        rule = f"must be a folder with a {CONFIG_FILE}"
         remedy = "Give the folder of the checkpoint."
         raise RunConfigError.of("--context checkpoint", rule, folder, remedy)
     return file
 
 
-def _at_hand(name: str, path: Path) -> Path | None:
+def _find_local_config(name: str, path: Path) -> Path | None:
     """Return the `config.json` of a checkpoint; None where it is not at hand."""
-    for variable in HOME:
+    for variable in HOME_VARIABLES:
         if name.startswith(f"{variable}/"):
             name = f"~{name.removeprefix(variable)}"
-    local = found_above(f"{Path(name).expanduser()}/{CONFIG}", path)
-    return local or _downloaded(name)
+    local = find_repository_file(f"{Path(name).expanduser()}/{CONFIG_FILE}", path)
+    return local or _find_downloaded_config(name)
 
 
-def _downloaded(name: str) -> Path | None:
+def _find_downloaded_config(name: str) -> Path | None:
     """Return the `config.json` of a checkpoint that was downloaded from Hugging Face; None where it was not."""
     if name.count("/") != 1 or name.startswith((".", "~", "$", "/")):
         return None
-    home = Path(os.environ.get("HF_HOME", HUB_FOLDER)).expanduser()
-    hub = Path(os.environ.get(HUB, home / "hub")).expanduser()
+    home = Path(os.environ.get("HF_HOME", DEFAULT_HF_HOME)).expanduser()
+    hub = Path(os.environ.get(HUB_CACHE_VARIABLE, home / "hub")).expanduser()
     snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
-    found = sorted(snapshots.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
-    return found[-1] if found else None
+    config_files = sorted(snapshots.glob(f"*/{CONFIG_FILE}"), key=lambda file: file.stat().st_mtime)
+    return config_files[-1] if config_files else None

@@ -20,16 +20,18 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read.framework.arguments import reading_of_arguments
-from bridge.read.framework.table import framework_table
-from bridge.read.megatron_lm.arguments import runs_of
+from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
+from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.megatron_lm.written_arguments import parse_runs
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at
-from bridge.target.fields import whole_number
+from bridge.read.text.dotted import get_dotted_value
+from bridge.target.fields import parse_integer
 
-BLOCKS = ("system", "model", "data")
+ARGUMENT_BLOCKS = ("system", "model", "data")
 """Blocks of arguments, of which a later one goes over an earlier one."""
-ROUNDED = "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
+WIDTH_IS_ROUNDED = (
+    "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
+)
 ENTRY = "experiment.task.entrypoint"
 """Key of an experiment's file with the program that is started."""
 TOWER_ENTRY = "task.entrypoint"
@@ -40,42 +42,44 @@ BUILD_A_TOWER = re.compile(r"train_(?:llava\w*|qwen2_5_vl|robobrain_x0)\.py")
 """Programs with a vision tower in front of a language model of Megatron Core's."""
 MAX_EXPERIMENTS = 50
 """Files in the folder above that are looked at."""
-OVER_IT = "The experiment's file, which names this one in its defaults, may set further arguments."
+EXPERIMENT_FILE_NOT_READ = (
+    "The experiment's file, which names this one in its defaults, may set further arguments."
+)
 
 
-def is_of(whole: Mapping[str, Any]) -> bool:
+def is_of(config: Mapping[str, Any]) -> bool:
     """Return whether a file of these contents has the arguments of a training."""
-    model = whole.get("model")
+    model = config.get("model")
     is_sized = isinstance(model, Mapping) and "num_layers" in model
-    return is_sized and isinstance(whole.get("system"), Mapping)
+    return is_sized and isinstance(config.get("system"), Mapping)
 
 
-def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
+def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
     """Return what a file says of its run; RunConfigError for one that has no arguments of a training."""
     choice.refuse_for(path)
     arguments: dict[str, Any] = {}
-    for block in BLOCKS:
-        content = whole.get(block)
+    for block in ARGUMENT_BLOCKS:
+        content = config.get(block)
         if isinstance(content, Mapping):
-            arguments |= dict(_flat(content))
+            arguments |= dict(_flatten_block(content))
     program = _other_program(path)
     if program is not None:
         has_tower = BUILD_A_TOWER.fullmatch(PurePosixPath(program).name) is not None
         arguments[TOWER_ENTRY if has_tower else ENTRY] = program
     read_too = []
-    width = _rounded_width(arguments)
+    width = _compute_rounded_width(arguments)
     if width is not None:
         arguments["ffn_hidden_size"] = width
-        read_too.append(ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
-    (run,) = runs_of([*_words(arguments)])
-    run.framework = framework_table("flagscale")
-    reading = reading_of_arguments(
+        read_too.append(WIDTH_IS_ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
+    (run,) = parse_runs([*_format_command_line(arguments)])
+    run.framework = load_framework_table("flagscale")
+    reading = build_reading_from_arguments(
         run,
         run.framework,
         str(path),
         origins=dict.fromkeys(arguments, path.name),
         read_too=read_too,
-        unknown=[OVER_IT],
+        unknown=[EXPERIMENT_FILE_NOT_READ],
     )
     if ENTRY in arguments:
         kind = f"none of Megatron Core's ({PurePosixPath(arguments[ENTRY]).name})"
@@ -92,7 +96,7 @@ def _other_program(path: Path) -> str | None:
             experiment = Document.load(file).mapping
         except PayloadError:
             continue
-        program = value_at(experiment, ENTRY)
+        program = get_dotted_value(experiment, ENTRY)
         names = _names_in(experiment.get("defaults"), path.parent.name)
         if program is None or not names:
             continue
@@ -117,16 +121,16 @@ def _names_in(defaults: object, group: str) -> list[str]:
     return names
 
 
-def _flat(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_block(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each argument of a block with its value; those of a mapping within it too, without its name."""
     for name, value in block.items():
         if isinstance(value, Mapping):
-            yield from _flat(value)
+            yield from _flatten_block(value)
         elif value is not None:
             yield str(name), value
 
 
-def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
+def _format_command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yield the words of a command line with these arguments."""
     for name, value in arguments.items():
         if value is False:
@@ -138,13 +142,13 @@ def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def _rounded_width(arguments: Mapping[str, Any]) -> int | None:
+def _compute_rounded_width(arguments: Mapping[str, Any]) -> int | None:
     """Return the width of an MLP that `multiple_of` rounds up; None where it does not decide it.
 
     Source: flagscale/backends/Megatron-LM/megatron/training/arguments.py.patch validate_args.
     """
-    multiple = whole_number(arguments.get("multiple_of"))
-    hidden = whole_number(arguments.get("hidden_size"))
+    multiple = parse_integer(arguments.get("multiple_of"))
+    hidden = parse_integer(arguments.get("hidden_size"))
     if "ffn_hidden_size" in arguments or arguments.get("swiglu") is not True:
         return None
     if not multiple or hidden is None:

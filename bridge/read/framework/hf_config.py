@@ -1,4 +1,4 @@
-"""`model_of`: the model's config that a framework's bridge makes of a Hugging Face `config.json`.
+"""`build_bridged_model`: the model's config that a framework's bridge makes of a Hugging Face `config.json`.
 
     made = model_of({"model_type": "qwen3", "num_hidden_layers": 36, ...}, bridge=MEGATRON_BRIDGE)
     made.fields["num_layers"]    # 36
@@ -18,26 +18,26 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
-from bridge.read.foreign.row_files import rows
-from bridge.read.text.dotted import value_at
-from bridge.target.fields import whole_number
+from bridge.read.foreign.row_files import load_rows
+from bridge.read.text.dotted import get_dotted_value
+from bridge.target.fields import parse_integer
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
 """The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
-DTYPES = ("torch_dtype", "dtype")
+DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
-DENSE_FIRST = "first_k_dense_replace"
-SHARED = "n_shared_experts"
-LINEAR = "linear_attention"
+DENSE_LAYERS_KEY = "first_k_dense_replace"
+SHARED_EXPERTS_KEY = "n_shared_experts"
+LINEAR_ATTENTION = "linear_attention"
 """A kind of `layer_types`."""
-MOST_DIVISOR = 128
+MAX_VOCAB_DIVISOR = 128
 """Source: Megatron Bridge 067f987d models/conversion/model_bridge.py: make_vocab_size_divisible_by."""
-MTP_PATTERN = "mtp_hybrid_override_pattern"
-REPEATED = "mtp_use_repeated_layer"
+MTP_PATTERN_KEY = "mtp_hybrid_override_pattern"
+MTP_REPEATED_LAYER_KEY = "mtp_use_repeated_layer"
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
 NO_LAYERS = "it states no {key}"
-OTHER_BRIDGE = "{bridge} makes no model of its model_type {family}"
-TWO_PARTS = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+UNSUPPORTED_BY_BRIDGE = "{bridge} makes no model of its model_type {family}"
+OTHER_PARTS_NOT_COUNTED = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,19 +65,19 @@ class _Family:
     sets: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, object] = field(default_factory=dict)
     inner: str = ""
-    adds: Mapping[str, object] = field(default_factory=dict)
+    megatron_bridge_fields: Mapping[str, object] = field(default_factory=dict)
     needs: str = ""
     vocab_divisor: int | None = None
-    made_by: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
+    bridges: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
 
 
-def read_config(path: Path) -> Mapping[str, object]:
+def load_hf_config(path: Path) -> Mapping[str, object]:
     """Return what a `config.json` holds.
 
     Raises:
         PayloadError: It cannot be read, or holds no mapping.
     """
-    text = strict_yaml.decoded(
+    text = strict_yaml.decode_text(
         strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError
     )
     try:
@@ -89,151 +89,156 @@ def read_config(path: Path) -> Mapping[str, object]:
     return content
 
 
-def decided_fields(*, is_read: bool) -> list[str]:
+def list_unknown_fields(*, is_read: bool) -> list[str]:
     """Return the fields of a model that its checkpoint decides and that are not known.
 
     Args:
         is_read: Whether its `config.json` is read.
     """
-    table = _table()
+    table = _load_table()
     names: list[str] = table["unread"].split()
     if not is_read:
         names = [*table["decided"].split(), *names]
     return names
 
 
-def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
+def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedModel:
     """Return the model that a bridge makes of the contents of a `config.json`."""
     name = str(config.get("model_type"))
-    family = _families().get(name)
+    family = _load_families().get(name)
     inner = config
     if family is not None:
-        inner = _block(config, family.inner)
-    dtype = _dtype(config) or _dtype(inner)
+        inner = _get_block(config, family.inner)
+    dtype = _find_dtype(config) or _find_dtype(inner)
     if family is None:
         return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
-    if bridge not in family.made_by:
-        return BridgedModel(dtype=dtype, unread=OTHER_BRIDGE.format(bridge=bridge, family=name))
+    if bridge not in family.bridges:
+        return BridgedModel(
+            dtype=dtype, unread=UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)
+        )
     if family.needs and not inner.get(family.needs):
         return BridgedModel(dtype=dtype, unread=NO_LAYERS.format(key=family.needs))
     other_parts = None
     if family.inner:
-        other_parts = TWO_PARTS.format(inner=family.inner)
+        other_parts = OTHER_PARTS_NOT_COUNTED.format(inner=family.inner)
         tied = "tie_word_embeddings"
         inner = {**inner, tied: config.get(tied, inner.get(tied, False))}
-    fields = _fields(inner, family)
+    fields = _build_fields(inner, family)
     if not family.inner:
-        fields = {**_table()["bridges"][bridge], **fields}
+        fields = {**_load_table()["bridges"][bridge], **fields}
     if bridge == MEGATRON_BRIDGE:
-        fields |= family.adds
+        fields |= family.megatron_bridge_fields
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
         dtype=dtype,
-        vocab_divisor=family.vocab_divisor or _power_of_two(fields.get("vocab_size")),
+        vocab_divisor=family.vocab_divisor or _compute_vocab_divisor(fields.get("vocab_size")),
         other_parts=other_parts,
     )
 
 
-def _power_of_two(vocab_size: object) -> int:
-    """Return the largest power of two that divides a vocabulary, up to `MOST_DIVISOR`."""
-    size = whole_number(vocab_size)
+def _compute_vocab_divisor(vocab_size: object) -> int:
+    """Return the largest power of two that divides a vocabulary, up to `MAX_VOCAB_DIVISOR`."""
+    size = parse_integer(vocab_size)
     divisor = 1
-    while size and divisor < MOST_DIVISOR and size % (2 * divisor) == 0:
+    while size and divisor < MAX_VOCAB_DIVISOR and size % (2 * divisor) == 0:
         divisor *= 2
     return divisor
 
 
-def _fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
+def _build_fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
     """Return the fields of the language model that a mapping of keys describes."""
-    found: dict[str, object] = {}
+    model_fields: dict[str, object] = {}
     for name, keys in family.fields.items():
         stated = [config[key] for key in keys if config.get(key) is not None]
         if stated:
-            found[name] = stated[0]
+            model_fields[name] = stated[0]
         elif name in family.absent:
-            found[name] = family.absent[name]
-    found |= family.sets
+            model_fields[name] = family.absent[name]
+    model_fields |= family.sets
     for name in family.without:
-        found.pop(name, None)
+        model_fields.pop(name, None)
     kinds = config.get("layer_types")
-    if "linear_attention_freq" in found and isinstance(kinds, list):
-        found["linear_attention_freq"] = [int(kind == LINEAR) for kind in kinds]
-    _put_experts(found, config)
-    if not found.get("mtp_num_layers"):
-        found.pop("mtp_num_layers", None)
-    if config.get(MTP_PATTERN):
-        found["mtp_hybrid_override_pattern"] = config[MTP_PATTERN]
-        found["mtp_use_repeated_layer"] = config.get(REPEATED, True)
+    if "linear_attention_freq" in model_fields and isinstance(kinds, list):
+        model_fields["linear_attention_freq"] = [int(kind == LINEAR_ATTENTION) for kind in kinds]
+    _write_expert_fields(model_fields, config)
+    if not model_fields.get("mtp_num_layers"):
+        model_fields.pop("mtp_num_layers", None)
+    if config.get(MTP_PATTERN_KEY):
+        model_fields["mtp_hybrid_override_pattern"] = config[MTP_PATTERN_KEY]
+        model_fields["mtp_use_repeated_layer"] = config.get(MTP_REPEATED_LAYER_KEY, True)
     # No bridge pads the vocabulary.
-    found["make_vocab_size_divisible_by"] = 1
-    return found
+    model_fields["make_vocab_size_divisible_by"] = 1
+    return model_fields
 
 
-def _put_experts(found: dict[str, object], config: Mapping[str, object]) -> None:
+def _write_expert_fields(model_fields: dict[str, object], config: Mapping[str, object]) -> None:
     """Write which layers have experts, and the width of those that are shared; without experts, nothing."""
-    if found.get("num_moe_experts") is None:
+    if model_fields.get("num_moe_experts") is None:
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
-            found.pop(name, None)
+            model_fields.pop(name, None)
         return
-    layers, dense = whole_number(found.get("num_layers")), whole_number(config.get(DENSE_FIRST))
+    layers, dense = (
+        parse_integer(model_fields.get("num_layers")),
+        parse_integer(config.get(DENSE_LAYERS_KEY)),
+    )
     if layers is not None and dense is not None:
-        found["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
+        model_fields["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
     shared, width = (
-        whole_number(config.get(SHARED)),
-        whole_number(found.get("moe_ffn_hidden_size")),
+        parse_integer(config.get(SHARED_EXPERTS_KEY)),
+        parse_integer(model_fields.get("moe_ffn_hidden_size")),
     )
     if shared and width is not None:
-        found.setdefault("moe_shared_expert_intermediate_size", shared * width)
+        model_fields.setdefault("moe_shared_expert_intermediate_size", shared * width)
 
 
-def _dtype(config: Mapping[str, object]) -> str | None:
-    for key in DTYPES:
+def _find_dtype(config: Mapping[str, object]) -> str | None:
+    for key in DTYPE_KEYS:
         if config.get(key) is not None:
             return str(config[key]).removeprefix("torch.")
     return None
 
 
-def _block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
+def _get_block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
     """Return the mapping at a path with dots; the whole one at an empty path, an empty one where there is none."""
     if not path:
         return config
-    block = value_at(config, path)
+    block = get_dotted_value(config, path)
     if not isinstance(block, Mapping):
         return {}
     return block
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    return rows("hf_config")
+def _load_table() -> Mapping[str, Any]:
+    return load_rows("hf_config")
 
 
 @cache
-def _families() -> dict[str, _Family]:
-    table = _table()
-    everywhere = {name: _listed(keys) for name, keys in table["fields"].items()}
+def _load_families() -> dict[str, _Family]:
+    table = _load_table()
+    everywhere = {name: _as_tuple(keys) for name, keys in table["fields"].items()}
     base = _Family(fields=everywhere)
     families: dict[str, _Family] = {}
     for name, columns in table["families"].items():
         below = families.get(columns.get("like", ""), base)
-        fields = {key: _listed(keys) for key, keys in columns.get("fields", {}).items()}
+        fields = {key: _as_tuple(keys) for key, keys in columns.get("fields", {}).items()}
         families[name] = _Family(
             fields={**below.fields, **fields},
             without=columns.get("without", ()),
             sets=columns.get("sets", below.sets),
             absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
-            adds=columns.get("adds", {}),
+            megatron_bridge_fields=columns.get("adds", {}),
             needs=columns.get("needs", ""),
             vocab_divisor=columns.get("vocab_divisor"),
-            made_by=columns.get("made_by", base.made_by),
+            bridges=columns.get("made_by", base.bridges),
         )
     return families
 
 
-def _listed(keys: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(keys: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(keys, str):
         return (keys,)
     return tuple(keys)

@@ -1,4 +1,4 @@
-"""`model_arguments`: the arguments of a model that a launch script of miles asks a Python file of its clone for.
+"""`find_model_arguments`: the arguments of a model that a launch script of miles asks a Python file of its clone for.
 
     MODEL_ARGS_LINE="$(python3 "${REPO_ROOT}/miles/utils/external_utils/model_args_utils.py" "qwen3-4B")"
     read -ra MODEL_ARGS <<< "${MODEL_ARGS_LINE}"
@@ -23,11 +23,11 @@ MODEL_ARGUMENTS_CALL = re.compile(
 )
 A_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 """A variable with the name of the model's file; it is read where the script writes one text into it."""
-MODELS = Path("scripts", "models")
-FUNCTION = "model_args"
+MODELS_FOLDER = Path("scripts", "models")
+MODEL_FUNCTION = "model_args"
 MAX_SOURCED_FILES = 4
 """Files of models that are derived from each other."""
-READ = "{name}: read from {path}."
+ARGUMENTS_READ_FROM_FILE = "{name}: read from {path}."
 Value = str | int | float | bool | None
 
 
@@ -39,19 +39,21 @@ class ModelArguments(NamedTuple):
     """As in `FileReading`."""
 
 
-def model_arguments(text: str, path: str) -> ModelArguments:
+def find_model_arguments(text: str, path: str) -> ModelArguments:
     """Return the variables of a script that hold a model's arguments; none of a file that is absent or not read."""
     variables: dict[str, str] = {}
     read_too: list[str] = []
     for call in MODEL_ARGUMENTS_CALL.finditer(text):
         name = f"{_text_of(call['model'], text)}.py"
-        file = _file_near(Path(path), name)
+        file = _find_model_file(Path(path), name)
         if file is None:
             continue
-        arguments = arguments_of(file)
+        arguments = evaluate_model_file(file)
         if arguments is not None:
             variables[call["name"]] = arguments
-            read_too.append(READ.format(name=call["name"], path=MODELS / name))
+            read_too.append(
+                ARGUMENTS_READ_FROM_FILE.format(name=call["name"], path=MODELS_FOLDER / name)
+            )
     return ModelArguments(variables, tuple(read_too))
 
 
@@ -69,13 +71,13 @@ def _text_of(word: str, script: str) -> str:
     return text
 
 
-def arguments_of(
+def evaluate_model_file(
     file: Path, stated: Mapping[str, Value] | None = None, depth: int = MAX_SOURCED_FILES
 ) -> str | None:
     """Return the arguments that a model's file returns, on one line; None where it has more in it than is read."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        return _Model(file, depth).returned(tree, stated or {})
+        return _ModelFileEvaluator(file, depth).evaluate_function(tree, stated or {})
     except (
         OSError,
         UnicodeDecodeError,
@@ -93,14 +95,14 @@ class _UnreadError(Exception):
     """A piece of a file that is not read."""
 
 
-class _Model:
+class _ModelFileEvaluator:
     """One model's file while it is read; _UnreadError for what is not read."""
 
     def __init__(self, file: Path, depth: int) -> None:
         self.file, self.depth = file, depth
         self.names: dict[str, Value] = {"__file__": str(file)}
 
-    def returned(self, tree: ast.Module, stated: Mapping[str, Value]) -> str:
+    def evaluate_function(self, tree: ast.Module, stated: Mapping[str, Value]) -> str:
         """Return what the function of the file returns with these arguments."""
         for node in tree.body:
             if isinstance(node, ast.Assign):
@@ -108,15 +110,15 @@ class _Model:
         (function,) = [
             node
             for node in tree.body
-            if isinstance(node, ast.FunctionDef) and node.name == FUNCTION
+            if isinstance(node, ast.FunctionDef) and node.name == MODEL_FUNCTION
         ]
         parameters = function.args
-        places = [*parameters.args, *parameters.kwonlyargs]
+        parameter_nodes = [*parameters.args, *parameters.kwonlyargs]
         defaults = [*parameters.defaults, *parameters.kw_defaults]
         is_variadic = parameters.posonlyargs or parameters.vararg or parameters.kwarg
-        if len(places) != len(defaults) or is_variadic:
-            raise _UnreadError(FUNCTION)
-        for argument, default in zip(places, defaults, strict=True):
+        if len(parameter_nodes) != len(defaults) or is_variadic:
+            raise _UnreadError(MODEL_FUNCTION)
+        for argument, default in zip(parameter_nodes, defaults, strict=True):
             if argument.arg in stated:
                 self.names[argument.arg] = stated[argument.arg]
             elif default is not None:
@@ -130,7 +132,7 @@ class _Model:
                 return " ".join(str(self._value(node.value)).split())
             else:
                 raise _UnreadError(ast.dump(node))
-        raise _UnreadError(FUNCTION)
+        raise _UnreadError(MODEL_FUNCTION)
 
     def _assign(self, node: ast.Assign) -> None:
         (target,) = node.targets
@@ -149,35 +151,35 @@ class _Model:
         if isinstance(node, ast.FormattedValue) and node.format_spec is None:
             return self._value(node.value)
         if isinstance(node, ast.BinOp):
-            return self._combined(node)
+            return self._evaluate_binary(node)
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-            return self._first(node.values)
+            return self._evaluate_or(node.values)
         if isinstance(node, ast.IfExp):
-            if self._holds(node.test):
+            if self._evaluate_condition(node.test):
                 return self._value(node.body)
             return self._value(node.orelse)
         if isinstance(node, ast.Call):
-            return self._called(node)
+            return self._evaluate_call(node)
         raise _UnreadError(ast.dump(node))
 
-    def _first(self, values: list[ast.expr]) -> Value:
+    def _evaluate_or(self, values: list[ast.expr]) -> Value:
         """Return the first value that is set; a variable of the environment is not."""
         for value in values:
             if ast.unparse(value).startswith("os.environ.get("):
                 continue
-            found = self._value(value)
-            if found:
-                return found
+            result = self._value(value)
+            if result:
+                return result
         raise _UnreadError("or")
 
-    def _holds(self, test: ast.expr) -> bool:
+    def _evaluate_condition(self, test: ast.expr) -> bool:
         """Return whether `name is not None` holds."""
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
             is_none = self._value(test.left) is self._value(test.comparators[0])
             return is_none == isinstance(test.ops[0], ast.Is)
         raise _UnreadError(ast.dump(test))
 
-    def _combined(self, node: ast.BinOp) -> Value:
+    def _evaluate_binary(self, node: ast.BinOp) -> Value:
         left, right = self._value(node.left), self._value(node.right)
         if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
             return left + right
@@ -190,7 +192,7 @@ class _Model:
                 return left * right
         raise _UnreadError(ast.dump(node))
 
-    def _called(self, node: ast.Call) -> Value:
+    def _evaluate_call(self, node: ast.Call) -> Value:
         name = ast.unparse(node.func)
         keywords = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
         if name == "int" and not keywords:
@@ -201,15 +203,15 @@ class _Model:
             return f"[{','.join(['0'] * min(dense, layers) + ['1'] * (layers - dense))}]"
         if name == "load_sibling_model_args" and self.depth:
             other = self.file.with_name(f"{self._value(node.args[1])}.py")
-            arguments = arguments_of(other, keywords, self.depth - 1)
+            arguments = evaluate_model_file(other, keywords, self.depth - 1)
             if arguments is not None:
                 return arguments
         raise _UnreadError(name)
 
 
-def _file_near(path: Path, name: str) -> Path | None:
+def _find_model_file(path: Path, name: str) -> Path | None:
     """Return a model's file in the clone that a script lies in; None outside of one."""
     for folder in path.resolve().parents:
-        if (folder / MODELS / name).is_file():
-            return folder / MODELS / name
+        if (folder / MODELS_FOLDER / name).is_file():
+            return folder / MODELS_FOLDER / name
     return None

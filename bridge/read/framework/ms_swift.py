@@ -17,16 +17,16 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MCORE_BRIDGE
-from bridge.read.framework.names import GENERATION
-from bridge.read.framework.table import FrameworkTable, framework_table
+from bridge.read.framework.framework_options import GENERATION_PURPOSE
+from bridge.read.framework.framework_table import FrameworkTable, load_framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
-from bridge.read.framework.tree_run import reading_of_tree
-from bridge.read.launch.launches import Launch
-from bridge.read.launch.word import Word
+from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.launch.launch import Launch
+from bridge.read.launch.shell_word import ShellWord
 from bridge.read.text.document import Document
-from bridge.read.text.hydra_words import value_of
-from bridge.read.text.neighbours import found_above
-from bridge.target.fields import FIELDS
+from bridge.read.text.hydra_overrides import parse_override_value
+from bridge.read.text.repository_files import find_repository_file
+from bridge.target.fields import OWNER_FIELDS
 
 TABLE_NAME = "ms_swift"
 
@@ -38,12 +38,12 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 # Values.
 OWNERS = ("model", "optimizer", "ddp")
-DECIDED_WITH_THE_MODE = (
+MODE_DEPENDENT_SETTINGS = (
     "model.params_dtype",
     "model.pipeline_dtype",
     "ddp.grad_reduce_in_fp32",
 )
-MODES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+MODE_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """Value of `torch_dtype` -> the mode that it becomes where none is stated."""
 
 # Sentences.
@@ -56,28 +56,28 @@ MODE_DECIDER = "the torch_dtype of {checkpoint}"
 FP32_BECOMES_FP16 = (
     "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
 )
-MODE_OF_THE_CHECKPOINT = (
+MODE_FROM_CHECKPOINT = (
     "The mode is {mode}, since {source} has torch_dtype={dtype} and no argument states a mode."
 )
 NUMBER_OF_GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
-ROLES = ("train", "rollout", "teacher")
+RAY_GROUPS = ("train", "rollout", "teacher")
 """Groups of a file for Ray, each with the arguments of the processes of a role."""
-GPUS_OF_A_ROLE = "gpus"
+GROUP_GPUS_KEY = "gpus"
 """Argument of a group that is none of Megatron's: the GPUs of the role."""
-GPUS_OF_TRAINING = "train.gpus"
+TRAINING_GPUS_KEY = "train.gpus"
 
 
-def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
+def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
     """Return what a YAML file of arguments says of a run."""
-    variables = whole.get(ENVIRONMENT_SECTION)
+    variables = config.get(ENVIRONMENT_SECTION)
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    arguments = _of_training(whole)
-    return _reading(
+    arguments = _select_training_arguments(config)
+    return _build_reading(
         arguments,
         environment,
-        read_checkpoint(_checkpoint_name(arguments), path, choice, MCORE_BRIDGE),
+        read_checkpoint(_get_checkpoint_name(arguments), path, choice, MCORE_BRIDGE),
     )
 
 
@@ -87,12 +87,12 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     Raises:
         UnreadFileError: It trains nothing, or its file is not found.
     """
-    words = list(launch.arguments)
+    tokens = list(launch.arguments)
     command = ""
     if launch.program.endswith(".py"):
         command = PurePosixPath(launch.program).stem
-    elif words and not words[0].startswith("-"):
-        command = words.pop(0)
+    elif tokens and not tokens[0].startswith("-"):
+        command = tokens.pop(0)
     if command and command not in TRAINING_COMMANDS:
         raise UnreadFileError(
             CONVERTS_A_CHECKPOINT.format(path=script, command=command), kind="trains nothing"
@@ -102,22 +102,22 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     }
     arguments: dict[str, object] = {}
     read_too = []
-    name = _file_name(words)
+    name = _pop_file_name(tokens)
     if name is not None:
-        path = found_above(name, script)
+        path = find_repository_file(name, script)
         if path is None:
             raise UnreadFileError(
                 FILE_NOT_FOUND.format(path=script, name=name), kind="its file is not found"
             )
-        arguments, variables = _read_file(path)
+        arguments, variables = _load_arguments_file(path)
         environment = {**variables, **environment}
         read_too.append(f"{name}: read from {path}.")
-    arguments |= _arguments_of(words)
-    checkpoint = read_checkpoint(_checkpoint_name(arguments), script, choice, MCORE_BRIDGE)
-    reading = _reading(arguments, environment, checkpoint)
+    arguments |= _parse_arguments(tokens)
+    checkpoint = read_checkpoint(_get_checkpoint_name(arguments), script, choice, MCORE_BRIDGE)
+    reading = _build_reading(arguments, environment, checkpoint)
     late = [
         f"{word}: may hold further arguments, which are not read."
-        for word in words
+        for word in tokens
         if word.startswith("$")
     ]
     return replace(
@@ -127,76 +127,76 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     )
 
 
-def _read_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
+def _load_arguments_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
     """Return the arguments of a file, and its environment variables."""
     try:
-        whole = Document.load(path).mapping
+        config = Document.load(path).mapping
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    variables = whole.get(ENVIRONMENT_SECTION)
+    variables = config.get(ENVIRONMENT_SECTION)
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    return _of_training(whole), environment
+    return _select_training_arguments(config), environment
 
 
-def _file_name(words: list[Word]) -> Word | None:
+def _pop_file_name(tokens: list[ShellWord]) -> ShellWord | None:
     """Take the name of the file off a command line: its first word, or the value of `--config` for Ray."""
-    if words and words[0].endswith(FILE_SUFFIXES):
-        return words.pop(0)
-    if "--use_ray" in words and "--config" in words[:-1]:
-        place = words.index(Word("--config"))
-        words.pop(place)
-        return words.pop(place)
+    if tokens and tokens[0].endswith(FILE_SUFFIXES):
+        return tokens.pop(0)
+    if "--use_ray" in tokens and "--config" in tokens[:-1]:
+        index = tokens.index(ShellWord("--config"))
+        tokens.pop(index)
+        return tokens.pop(index)
     return None
 
 
-def _of_training(whole: Mapping[str, object]) -> dict[str, object]:
+def _select_training_arguments(config: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of the processes that train.
 
     In a file for Ray the group `train` stands over the arguments of all roles, and the engine of the rollout has a
     group of its own (swift/ray/megatron/driver_utils.py parse_ray_yaml).
     """
     groups: dict[str, Mapping[str, object]] = {}
-    for role in ROLES:
-        group = whole.get(role)
+    for role in RAY_GROUPS:
+        group = config.get(role)
         if isinstance(group, Mapping):
             groups[role] = group
     arguments: dict[str, object] = {}
-    for name, value in whole.items():
+    for name, value in config.items():
         if name != ENVIRONMENT_SECTION and name not in groups:
             arguments[str(name)] = value
     for name, value in groups.get("rollout", {}).items():
-        row = framework_table(TABLE_NAME).own_names(name)
-        if row is not None and row.purpose == GENERATION:
+        row = load_framework_table(TABLE_NAME).find_option(name)
+        if row is not None and row.purpose == GENERATION_PURPOSE:
             arguments[name] = value
     for name, value in groups.get("train", {}).items():
-        key = GPUS_OF_TRAINING if name == GPUS_OF_A_ROLE else str(name)
+        key = TRAINING_GPUS_KEY if name == GROUP_GPUS_KEY else str(name)
         arguments[key] = value
     return arguments
 
 
-def _arguments_of(words: Iterable[Word]) -> dict[str, object]:
+def _parse_arguments(tokens: Iterable[ShellWord]) -> dict[str, object]:
     """Return name -> value of the arguments of a command line; several values are a list."""
-    found: dict[str, list[Word]] = {}
+    values_of_name: dict[str, list[ShellWord]] = {}
     name = ""
-    for word in words:
+    for word in tokens:
         if word.startswith("--"):
             option, sign, value = word.partition("=")
             name = option.lstrip("-").replace("-", "_")
-            found[name] = [Word(value)] if sign else []
+            values_of_name[name] = [ShellWord(value)] if sign else []
         elif name and not word.startswith("$@"):
-            found[name].append(word)
-    return {name: _value(values) for name, values in found.items()}
+            values_of_name[name].append(word)
+    return {name: _parse_value(values) for name, values in values_of_name.items()}
 
 
-def _value(words: list[Word]) -> object:
+def _parse_value(tokens: list[ShellWord]) -> object:
     values: list[object] = []
-    for word in words:
+    for word in tokens:
         if word.is_unknown:
             values.append(str(word))
         else:
-            values.append(value_of(word))
+            values.append(parse_override_value(word))
     if not values:
         return True
     if len(values) == 1:
@@ -204,48 +204,52 @@ def _value(words: list[Word]) -> object:
     return values
 
 
-def _checkpoint_name(arguments: Mapping[str, object]) -> object:
+def _get_checkpoint_name(arguments: Mapping[str, object]) -> object:
     """Return the name of the checkpoint that arguments state; None where they state none."""
     return arguments.get("model", arguments.get("mcore_model"))
 
 
-def _reading(
+def _build_reading(
     arguments: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
 ) -> FileReading:
-    table = framework_table(TABLE_NAME)
-    found = _read(table, arguments)
-    decider = _read_mode(found, arguments, checkpoint)
-    _read_batch(found, arguments)
-    for role in OWNERS:
-        found.sections.setdefault(role, {})
+    table = load_framework_table(TABLE_NAME)
+    tree = _read_settings(table, arguments)
+    decider = _write_mode(tree, arguments, checkpoint)
+    _write_batch_sizes(tree, arguments)
+    for owner_name in OWNERS:
+        tree.sections.setdefault(owner_name, {})
     if decider is not None:
-        found.opened = {**dict.fromkeys(DECIDED_WITH_THE_MODE, decider), **found.opened}
+        tree.opened = {**dict.fromkeys(MODE_DEPENDENT_SETTINGS, decider), **tree.opened}
     known = ("moe_router_dtype", "moe_grouped_gemm")
-    reading = reading_of_tree(table, found, checkpoint, known=known)
+    reading = build_reading_from_tree(table, tree, checkpoint, known=known)
     granularity = str(arguments.get("recompute_granularity"))
     return replace(
         reading,
         base=MEGATRON_CORE,
         own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
-        unknown=(*_unknown(arguments, environment, checkpoint), *reading.unknown),
+        unknown=(*_describe_open_settings(arguments, environment, checkpoint), *reading.unknown),
         mode_decided_by=decider,
     )
 
 
-def _read(table: FrameworkTable, arguments: Mapping[str, object]) -> TreeReading:
+def _read_settings(table: FrameworkTable, arguments: Mapping[str, object]) -> TreeReading:
     """Return what arguments say: those of the table by its rows, and the others by Megatron's names."""
-    found = read_tree(table, arguments)
+    tree = read_tree(table, arguments)
     for name, value in arguments.items():
-        if name in table.fields or table.own_names(name) is not None or isinstance(value, Mapping):
+        if (
+            name in table.fields
+            or table.find_option(name) is not None
+            or isinstance(value, Mapping)
+        ):
             continue
-        for role in OWNERS:
-            if name in FIELDS[role]:
-                found.put(f"{role}.{name}", _plain(name, value), name)
-    return found
+        for owner_name in OWNERS:
+            if name in OWNER_FIELDS[owner_name]:
+                tree.put(f"{owner_name}.{name}", _normalise_value(name, value), name)
+    return tree
 
 
-def _plain(name: str, value: object) -> object:
+def _normalise_value(name: str, value: object) -> object:
     """Return a value as Megatron has it: "none" is None, and Flash Attention is one back end in all versions."""
     if value == "none" and name in ("recompute_granularity", "moe_router_dtype"):
         return None
@@ -254,66 +258,68 @@ def _plain(name: str, value: object) -> object:
     return value
 
 
-def _read_mode(
-    found: TreeReading, arguments: Mapping[str, object], checkpoint: Checkpoint
+def _write_mode(
+    tree: TreeReading, arguments: Mapping[str, object], checkpoint: Checkpoint
 ) -> str | None:
     """Write the switches of the mode, and return what decides it where nothing states it."""
     stated = [arguments.get(name) for name in ("bf16", "fp16")]
     if any(value is True for value in stated):
         for name in ("bf16", "fp16"):
-            found.put(f"model.{name}", arguments.get(name) is True)
-            found.put(f"optimizer.{name}", arguments.get(name) is True)
+            tree.put(f"model.{name}", arguments.get(name) is True)
+            tree.put(f"optimizer.{name}", arguments.get(name) is True)
         return None
     if any(is_late(value) for value in (*stated, arguments.get("torch_dtype"))):
-        return _first_late(*stated, arguments.get("torch_dtype"))
-    dtype = _dtype(arguments, checkpoint)
-    if dtype in MODES:
+        return _get_first_late(*stated, arguments.get("torch_dtype"))
+    dtype = _get_dtype(arguments, checkpoint)
+    if dtype in MODE_OF_DTYPE:
         for name in ("bf16", "fp16"):
-            is_on = MODES[dtype] == name and arguments.get(name) is not False
-            found.put(f"model.{name}", is_on, "torch_dtype")
-            found.put(f"optimizer.{name}", is_on)
+            is_on = MODE_OF_DTYPE[dtype] == name and arguments.get(name) is not False
+            tree.put(f"model.{name}", is_on, "torch_dtype")
+            tree.put(f"optimizer.{name}", is_on)
         return None
     if stated == [False, False]:
         return None
     return MODE_DECIDER.format(
-        checkpoint=_checkpoint_name(arguments) or "the checkpoint of the run"
+        checkpoint=_get_checkpoint_name(arguments) or "the checkpoint of the run"
     )
 
 
-def _first_late(*values: object) -> str:
+def _get_first_late(*values: object) -> str:
     """Return the first of values that only the run knows."""
     late = [str(value) for value in values if is_late(value)]
     return late[0]
 
 
-def _dtype(arguments: Mapping[str, object], checkpoint: Checkpoint) -> str:
+def _get_dtype(arguments: Mapping[str, object], checkpoint: Checkpoint) -> str:
     """Return the dtype of the weights: that of the arguments, or that of the checkpoint; empty where none is known."""
     return str(arguments.get("torch_dtype") or checkpoint.model.dtype or "")
 
 
-def _read_batch(found: TreeReading, arguments: Mapping[str, object]) -> None:
+def _write_batch_sizes(tree: TreeReading, arguments: Mapping[str, object]) -> None:
     """Write the tokens of a sequence: a pack of samples, or the greatest length of one."""
     length = arguments.get("packing_length", arguments.get("max_length"))
     if isinstance(length, int):
-        found.put("model.seq_length", length)
+        tree.put("model.seq_length", length)
 
 
-def _unknown(
+def _describe_open_settings(
     arguments: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
 ) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
-    dtype = _dtype(arguments, checkpoint)
+    dtype = _get_dtype(arguments, checkpoint)
     is_stated = arguments.get("bf16") is True or arguments.get("fp16") is True
     if dtype == "float32" and not is_stated:
         sentences.append(FP32_BECOMES_FP16)
-    elif dtype in MODES and not is_stated and arguments.get("torch_dtype") is None:
+    elif dtype in MODE_OF_DTYPE and not is_stated and arguments.get("torch_dtype") is None:
         sentences.append(
-            MODE_OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
+            MODE_FROM_CHECKPOINT.format(
+                mode=MODE_OF_DTYPE[dtype], dtype=dtype, source=checkpoint.source
+            )
         )
-    gpus = arguments.get(GPUS_OF_TRAINING)
+    gpus = arguments.get(TRAINING_GPUS_KEY)
     if gpus is not None:
-        sentences.append(NUMBER_OF_GPUS.format(stated=f"{GPUS_OF_TRAINING}={gpus}", all=gpus))
+        sentences.append(NUMBER_OF_GPUS.format(stated=f"{TRAINING_GPUS_KEY}={gpus}", all=gpus))
         return sentences
     each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
     if each.isdecimal() and nodes.isdecimal():

@@ -18,16 +18,25 @@ from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoic
 from bridge.read import framework_signs
 from bridge.read.framework import hf_config
 from bridge.read.framework.checkpoint import read_checkpoint
-from bridge.read.framework.table import framework_table
+from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
-from bridge.read.framework.tree_run import reading_of_tree
-from bridge.read.launch.launches import Launch
-from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, composed, is_open, resolved
+from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.launch.launch import Launch
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.inherited_config import (
+    ConfigTree,
+    read_inherited_config,
+    is_unresolved,
+    resolve_interpolations,
+)
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at
-from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
-from bridge.read.text.neighbours import found_above
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.hydra_overrides import (
+    HydraOverride,
+    parse_hydra_overrides,
+    apply_hydra_overrides,
+)
+from bridge.read.text.repository_files import find_repository_file
 
 TABLE_NAME = "nemo_rl"
 
@@ -36,10 +45,10 @@ MEGATRON_BLOCK = "policy.megatron_cfg"
 FP8_BLOCK = f"{MEGATRON_BLOCK}.fp8_cfg"
 MEGATRON_SWITCH = f"{MEGATRON_BLOCK}.enabled"
 DTENSOR_SWITCH = "policy.dtensor_cfg.enabled"
-PRECISION = "policy.precision"
+PRECISION_KEY = "policy.precision"
 
 # Words of its command lines.
-PROGRAMS = {
+DEFAULT_CONFIG_OF_PROGRAM = {
     "run_distillation.py": "distillation_math.yaml",
     "run_dpo.py": "dpo.yaml",
     "run_eval.py": "evals/eval.yaml",
@@ -55,7 +64,7 @@ PROGRAMS = {
 """Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
 
 # Values.
-MODES = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
+SWITCHES_OF_PRECISION = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
 """Value of `policy.precision` -> the switches of the model that are on."""
 
 # Sentences.
@@ -76,11 +85,11 @@ NUMBER_OF_GPUS = (
 GENERATION_PRECISION = "{key}={value}: {engine} generates samples in it, and trains nothing."
 
 
-def read(
+def read_config(
     whole: Mapping[str, object],
     path: Path,
     choice: RunChoice,
-    words: list[HydraWord] | None = None,
+    overrides: list[HydraOverride] | None = None,
 ) -> FileReading:
     """Return what a file says of a run.
 
@@ -88,33 +97,33 @@ def read(
         whole: The file's mapping.
         path: Its path, from whose folder `defaults` are looked up.
         choice: What the command line says of it.
-        words: Overrides of a command line, which are written over it.
+        overrides: Overrides of a command line, which are written over it.
 
     Raises:
         UnreadFileError: Its policy trains on PyTorch's DTensor, or it trains none.
     """
     try:
-        config = composed(path, whole)
+        config = read_inherited_config(path, whole)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    refused = write_over(config.values, words or [], is_whole=not config.missing)
-    values = resolved(config.values)
+    refused = apply_hydra_overrides(config.values, overrides or [], is_complete=not config.missing)
+    values = resolve_interpolations(config.values)
     _refuse_other_backends(values, path, config.missing)
-    table = framework_table(TABLE_NAME)
-    found = read_tree(table, _policy(values))
-    _read_mode(found, values)
-    _read_recomputation(found, values)
-    _read_batch(found, values)
+    table = load_framework_table(TABLE_NAME)
+    tree = read_tree(table, _drop_disabled_blocks(values))
+    _write_mode(tree, values)
+    _write_recomputation(tree, values)
+    _write_batch_sizes(tree, values)
     checkpoint = read_checkpoint(
-        value_at(values, table.checkpoint["named"]),
+        get_dotted_value(values, table.checkpoint["named"]),
         path,
         choice,
         hf_config.MEGATRON_BRIDGE,
-        _block(_block(values, "policy"), "hf_config_overrides"),
+        _get_block(_get_block(values, "policy"), "hf_config_overrides"),
     )
-    reading = reading_of_tree(table, found, checkpoint)
+    reading = build_reading_from_tree(table, tree, checkpoint)
     origins = dict(reading.origins)
-    for key, path_of_setting in found.names.items():
+    for key, path_of_setting in tree.names.items():
         if key in config.origins:
             origins[path_of_setting] = config.origins[key]
     decider = None
@@ -127,17 +136,20 @@ def read(
         reading,
         base=MEGATRON_BRIDGE,
         origins=origins,
-        environment=_environment(values),
-        unknown=(*_unknown(found, values), *reading.unknown),
+        environment=_collect_environment(values),
+        unknown=(*_describe_open_settings(tree, values), *reading.unknown),
         read_too=(first, *bases, *others),
         unstated_by=decider,
-        refused=(*refused, *_refused(values)),
+        refused=(*refused, *_find_refused_settings(values)),
     )
 
 
-def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None:
+def _refuse_other_backends(values: ConfigTree, path: Path, missing: list[str]) -> None:
     """Raise UnreadFileError where the policy does not train on Megatron Core."""
-    is_megatron, is_dtensor = value_at(values, MEGATRON_SWITCH), value_at(values, DTENSOR_SWITCH)
+    is_megatron, is_dtensor = (
+        get_dotted_value(values, MEGATRON_SWITCH),
+        get_dotted_value(values, DTENSOR_SWITCH),
+    )
     names = {"megatron": MEGATRON_SWITCH, "dtensor": DTENSOR_SWITCH}
     if is_megatron is True and is_dtensor is True:
         raise UnreadFileError(TWO_BACK_ENDS.format(path=path, **names), kind="states two back ends")
@@ -160,12 +172,12 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
     raise UnreadFileError(sentence, kind="states no back end")
 
 
-def _policy(values: Tree) -> Tree:
+def _drop_disabled_blocks(values: ConfigTree) -> ConfigTree:
     """Return the tree without the blocks that are switched off, which NeMo-RL does not read."""
-    policy = dict(_block(values, "policy"))
-    megatron = dict(_block(policy, "megatron_cfg"))
+    policy = dict(_get_block(values, "policy"))
+    megatron = dict(_get_block(policy, "megatron_cfg"))
     for name in ("fp8_cfg", "peft"):
-        if _block(megatron, name).get("enabled") is not True:
+        if _get_block(megatron, name).get("enabled") is not True:
             megatron.pop(name, None)
     if megatron.get("activation_checkpointing") is not True:
         for name in ("recompute_granularity", "recompute_modules"):
@@ -174,33 +186,33 @@ def _policy(values: Tree) -> Tree:
     return {**values, "policy": policy}
 
 
-def _block(values: Mapping[str, object], name: str) -> Mapping[str, object]:
+def _get_block(values: Mapping[str, object], name: str) -> Mapping[str, object]:
     block = values.get(name)
     if isinstance(block, dict):
         return block
     return {}
 
 
-def _read_mode(found: TreeReading, values: Tree) -> None:
+def _write_mode(tree: TreeReading, values: ConfigTree) -> None:
     """Write the switches of the mode that `policy.precision` asks for."""
-    precision = value_at(values, PRECISION)
+    precision = get_dotted_value(values, PRECISION_KEY)
     if precision is None:
         return
-    if is_open(precision):
+    if is_unresolved(precision):
         for name in ("bf16", "fp16"):
-            found.put(f"model.{name}", precision)
+            tree.put(f"model.{name}", precision)
         return
     for name in ("bf16", "fp16"):
-        found.put(f"model.{name}", name in MODES.get(str(precision), ()))
-    if precision in MODES:
-        found.put("model.params_dtype", precision, PRECISION)
+        tree.put(f"model.{name}", name in SWITCHES_OF_PRECISION.get(str(precision), ()))
+    if precision in SWITCHES_OF_PRECISION:
+        tree.put("model.params_dtype", precision, PRECISION_KEY)
 
 
-def _read_recomputation(found: TreeReading, values: Tree) -> None:
+def _write_recomputation(tree: TreeReading, values: ConfigTree) -> None:
     """Write what `activation_checkpointing` asks for: whole layers, one by one, where nothing else is stated."""
-    if value_at(values, f"{MEGATRON_BLOCK}.activation_checkpointing") is not True:
+    if get_dotted_value(values, f"{MEGATRON_BLOCK}.activation_checkpointing") is not True:
         return
-    model = found.sections.setdefault("model", {})
+    model = tree.sections.setdefault("model", {})
     if model.setdefault("recompute_granularity", "full") == "full":
         model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
         model.pop("recompute_modules", None)
@@ -208,57 +220,67 @@ def _read_recomputation(found: TreeReading, values: Tree) -> None:
         model.pop("recompute_modules", None)
 
 
-def _read_batch(found: TreeReading, values: Tree) -> None:
+def _write_batch_sizes(tree: TreeReading, values: ConfigTree) -> None:
     """Write the tokens of a micro-batch: one sequence of packed samples, or samples of the greatest length."""
-    if value_at(values, "policy.sequence_packing.enabled") is True:
-        tokens: object = value_at(values, "policy.sequence_packing.train_mb_tokens")
+    if get_dotted_value(values, "policy.sequence_packing.enabled") is True:
+        tokens: object = get_dotted_value(values, "policy.sequence_packing.train_mb_tokens")
         samples: object = 1
     else:
-        tokens = value_at(values, "policy.max_total_sequence_length")
-        samples = value_at(values, "policy.train_micro_batch_size")
+        tokens = get_dotted_value(values, "policy.max_total_sequence_length")
+        samples = get_dotted_value(values, "policy.train_micro_batch_size")
     if tokens is not None:
-        found.put("model.seq_length", tokens)
+        tree.put("model.seq_length", tokens)
     if samples is not None:
-        found.put("train.micro_batch_size", samples)
+        tree.put("train.micro_batch_size", samples)
 
 
-def _environment(values: Tree) -> dict[str, str]:
-    variables = _block(_block(_block(values, "policy"), "megatron_cfg"), "env_vars")
+def _collect_environment(values: ConfigTree) -> dict[str, str]:
+    variables = _get_block(_get_block(_get_block(values, "policy"), "megatron_cfg"), "env_vars")
     return {
         name: str(value)
         for name, value in variables.items()
-        if value is not None and not is_open(value)
+        if value is not None and not is_unresolved(value)
     }
 
 
-def _unknown(found: TreeReading, values: Tree) -> list[str]:
+def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
     """Return what the file leaves open, as sentences."""
     sentences = []
-    nodes, each = value_at(values, "cluster.num_nodes"), value_at(values, "cluster.gpus_per_node")
+    nodes, each = (
+        get_dotted_value(values, "cluster.num_nodes"),
+        get_dotted_value(values, "cluster.gpus_per_node"),
+    )
     if isinstance(nodes, int) and isinstance(each, int):
         sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
-    engine = found.generation.get("policy.generation.backend")
-    for key, value in found.generation.items():
+    engine = tree.generation.get("policy.generation.backend")
+    for key, value in tree.generation.items():
         if (
             key.endswith(".precision")
             and f".{engine}_cfg." in key
-            and value != value_at(values, PRECISION)
+            and value != get_dotted_value(values, PRECISION_KEY)
         ):
             sentences.append(GENERATION_PRECISION.format(key=key, value=value, engine=engine))
     return sentences
 
 
-def _refused(values: Tree) -> list[Finding]:
+def _find_refused_settings(values: ConfigTree) -> list[Finding]:
     """Return what NeMo-RL refuses of a file."""
     faults = []
-    precision = value_at(values, PRECISION)
-    if precision is not None and precision not in MODES and not is_open(precision):
+    precision = get_dotted_value(values, PRECISION_KEY)
+    if (
+        precision is not None
+        and precision not in SWITCHES_OF_PRECISION
+        and not is_unresolved(precision)
+    ):
         faults.append(
             Finding(
-                path=PRECISION, rule=PRECISION_RULE, value=precision, remedy="Write one of these"
+                path=PRECISION_KEY,
+                rule=PRECISION_RULE,
+                value=precision,
+                remedy="Write one of these",
             )
         )
-    scheme = value_at(values, FP8_BLOCK)
+    scheme = get_dotted_value(values, FP8_BLOCK)
     if isinstance(scheme, dict) and scheme.get("enabled") is True:
         for name in ("fp8", "fp8_recipe", "fp8_param"):
             if name not in scheme:
@@ -269,8 +291,8 @@ def _refused(values: Tree) -> list[Finding]:
                         remedy=f"State {FP8_BLOCK}.{name}",
                     )
                 )
-    block = _block(_block(values, "policy"), "megatron_cfg")
-    for name, value in _block(block, "model_overrides").items():
+    block = _get_block(_get_block(values, "policy"), "megatron_cfg")
+    for name, value in _get_block(block, "model_overrides").items():
         if name in block:
             key = f"{MEGATRON_BLOCK}.model_overrides.{name}"
             faults.append(
@@ -290,9 +312,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     Raises:
         UnreadFileError: The file is not found, or only the run knows its name.
     """
-    config = _config_of(launch)
+    config = _find_config_option(launch)
     if config is None:
-        name = _default_of(launch)
+        name = _find_default_config(launch)
     else:
         name = str(config)
     if name is None:
@@ -300,7 +322,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         raise UnreadFileError(
             f"{script}: {rule}. Give the YAML file of the run.", kind="names no file of the run"
         )
-    path = found_above(name, script)
+    path = find_repository_file(name, script)
     if path is None:
         rule = f"starts {launch.name} with the file {name}, which is not found from here"
         raise UnreadFileError(
@@ -310,11 +332,11 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         whole = Document.load(path).mapping
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    reading = read(whole, path, choice, hydra_words(launch.arguments))
+    reading = read_config(whole, path, choice, parse_hydra_overrides(launch.arguments))
     late = [word for word in launch.arguments if word.startswith("$") and word != config]
     return replace(
         reading,
-        environment={**_exported(launch), **reading.environment},
+        environment={**_collect_exported_variables(launch), **reading.environment},
         read_too=(
             reading.read_too[0],
             f"--config {name}: read from {path}.",
@@ -327,23 +349,23 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     )
 
 
-def _config_of(launch: Launch) -> Word | None:
+def _find_config_option(launch: Launch) -> ShellWord | None:
     """Return the file that a command line names; None where it names none."""
-    for word, behind in zip(launch.arguments, (*launch.arguments[1:], Word()), strict=True):
+    for word, next_word in zip(launch.arguments, (*launch.arguments[1:], ShellWord()), strict=True):
         name, sign, value = word.partition("=")
         if name == "--config":
-            return Word(value) if sign else behind
+            return ShellWord(value) if sign else next_word
     return None
 
 
-def _default_of(launch: Launch) -> str | None:
+def _find_default_config(launch: Launch) -> str | None:
     """Return the file that a program of NeMo-RL takes without `--config`, by the path of the program."""
     program = PurePosixPath(launch.program)
-    default = PROGRAMS.get(program.name)
+    default = DEFAULT_CONFIG_OF_PROGRAM.get(program.name)
     if default is None:
         return None
     return str(program.parent / "configs" / default)
 
 
-def _exported(launch: Launch) -> dict[str, str]:
+def _collect_exported_variables(launch: Launch) -> dict[str, str]:
     return {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}

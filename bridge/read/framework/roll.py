@@ -18,15 +18,15 @@ from pathlib import Path
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework.checkpoint import CONFIG, UNNAMED, Checkpoint
-from bridge.read.framework.table import framework_table
+from bridge.read.framework.checkpoint import CONFIG_FILE, UNNAMED_CHECKPOINT, Checkpoint
+from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
-from bridge.read.framework.tree_run import reading_of_tree
-from bridge.read.launch.launches import Launch
-from bridge.read.text.composed import Tree, resolved
+from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.launch.launch import Launch
+from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at
-from bridge.read.text.neighbours import found_above
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.repository_files import find_repository_file
 
 TABLE_NAME = "roll"
 
@@ -67,15 +67,15 @@ def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileRead
         UnreadFileError: Its actor trains without Megatron Core.
     """
     choice.refuse_checkpoint(path)
-    values = resolved(dict(whole))
+    values = resolve_interpolations(dict(whole))
     _refuse_other_trainers(whole, values, path)
-    table = framework_table(TABLE_NAME)
+    table = load_framework_table(TABLE_NAME)
     found = read_tree(table, values)
     _read_mode(found, values)
     _read_batch(found, values)
     for role in ("model", "optimizer", "ddp"):
         found.sections.setdefault(role, {})
-    reading = reading_of_tree(table, found, _checkpoint(values))
+    reading = build_reading_from_tree(table, found, _checkpoint(values))
     return replace(
         reading,
         base=MEGATRON_CORE,
@@ -93,7 +93,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     options = {str(word): str(value) for word, value in pairwise(launch.arguments)}
     folder, stem = options.get("--config_path", ""), options.get("--config_name", "")
     file = f"{folder}/{stem.removesuffix('.yaml')}.yaml"
-    path = found_above(file, script)
+    path = find_repository_file(file, script)
     if path is None:
         sentence = NO_FILE.format(path=script, name=launch.name, file=file)
         raise UnreadFileError(sentence, kind="its file is not found")
@@ -112,9 +112,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     )
 
 
-def _refuse_other_trainers(whole: Mapping[str, object], values: Tree, path: Path) -> None:
+def _refuse_other_trainers(whole: Mapping[str, object], values: ConfigTree, path: Path) -> None:
     """Raise UnreadFileError where the actor does not train on Megatron Core, or another worker trains."""
-    strategy = value_at(values, STRATEGY)
+    strategy = get_dotted_value(values, STRATEGY)
     if strategy == MEGATRON:
         return
     if strategy is not None:
@@ -128,10 +128,10 @@ def _refuse_other_trainers(whole: Mapping[str, object], values: Tree, path: Path
     raise UnreadFileError(NO_STRATEGY.format(path=path, key=STRATEGY), kind="states no strategy")
 
 
-def _read_mode(found: TreeReading, values: Tree) -> None:
+def _read_mode(found: TreeReading, values: ConfigTree) -> None:
     """Write the switches of the mode: those of the strategy, or the dtype of the actor's model."""
-    stated = {name: value_at(values, f"{SETTINGS}.{name}") for name in ("bf16", "fp16")}
-    dtype = value_at(values, DTYPE) or DEFAULT_DTYPE
+    stated = {name: get_dotted_value(values, f"{SETTINGS}.{name}") for name in ("bf16", "fp16")}
+    dtype = get_dotted_value(values, DTYPE) or DEFAULT_DTYPE
     for name, value in stated.items():
         if value is not None:
             found.put(f"model.{name}", value, f"{SETTINGS}.{name}")
@@ -141,30 +141,33 @@ def _read_mode(found: TreeReading, values: Tree) -> None:
             found.put(f"model.{name}", dtype == name, DTYPE)
 
 
-def _read_batch(found: TreeReading, values: Tree) -> None:
+def _read_batch(found: TreeReading, values: ConfigTree) -> None:
     """Write the tokens of a micro-batch: samples of the greatest length, or samples up to a number of tokens."""
-    tokens = value_at(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
-    if value_at(values, f"{ACTOR}.use_dynamic_batching_in_train") is True and tokens is not None:
+    tokens = get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
+    if (
+        get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True
+        and tokens is not None
+    ):
         found.put("model.seq_length", tokens)
         found.put("train.micro_batch_size", 1)
         return
-    length = value_at(values, "sequence_length")
+    length = get_dotted_value(values, "sequence_length")
     if length is not None:
         found.put("model.seq_length", length)
 
 
-def _checkpoint(values: Tree) -> Checkpoint:
+def _checkpoint(values: ConfigTree) -> Checkpoint:
     """Return the checkpoint of the actor, whose config.json mcore_adapter reads by rules that are not known here."""
     for key in MODEL_NAMES:
-        name = value_at(values, key)
+        name = get_dotted_value(values, key)
         if name is not None:
-            return Checkpoint(source=f"{CONFIG} of {name}", bridge=BRIDGE)
-    return Checkpoint(source=f"{CONFIG} of {UNNAMED}", bridge=BRIDGE)
+            return Checkpoint(source=f"{CONFIG_FILE} of {name}", bridge=BRIDGE)
+    return Checkpoint(source=f"{CONFIG_FILE} of {UNNAMED_CHECKPOINT}", bridge=BRIDGE)
 
 
-def _unknown(values: Tree) -> Iterator[str]:
+def _unknown(values: ConfigTree) -> Iterator[str]:
     """Yield what the file leaves open, as sentences."""
-    mapped = MAPPED_RANGE.fullmatch(str(value_at(values, GPUS)))
+    mapped = MAPPED_RANGE.fullmatch(str(get_dotted_value(values, GPUS)))
     if mapped is not None:
         yield NUMBER_OF_GPUS.format(key=GPUS, count=int(mapped[2]) - int(mapped[1]))
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import bounded
-from bridge.read.framework.names import GENERATION
-from bridge.read.framework.table import Drop, FrameworkTable
-from bridge.read.launch.word import Word
-from bridge.read.text.composed import is_open
+from bridge.read.framework.framework_options import GENERATION_PURPOSE
+from bridge.read.framework.framework_table import DroppedOption, FrameworkTable
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.inherited_config import is_unresolved
 from bridge.rules.program import DroppedField
-from bridge.target.fields import FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class TreeReading:
     """Key of the tree, or a place of the table -> the setting, or the section, that it becomes."""
     open_values: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    unplanned: str | None = None
+    no_plan_reason: str | None = None
     uncounted: list[str] = field(default_factory=list)
     opened: dict[str, str] = field(default_factory=dict)
     generation: dict[str, object] = field(default_factory=dict)
@@ -40,44 +40,46 @@ class TreeReading:
 
     def put(self, path: str, value: object, key: str = "") -> None:
         """Write a value of a setting into its section; `key` is where the tree states it."""
-        role, _, name = path.partition(".")
-        self.sections.setdefault(role, {})[name] = value
+        owner_name, _, name = path.partition(".")
+        self.sections.setdefault(owner_name, {})[name] = value
         if key:
             self.names[key] = path
         if is_late(value):
             self.open_values[path] = str(value)
-            del self.sections[role][name]
+            del self.sections[owner_name][name]
 
 
 def is_late(value: object) -> bool:
     """Return whether only the run knows a value."""
-    return is_open(value) or (isinstance(value, str) and Word(value).is_unknown)
+    return is_unresolved(value) or (isinstance(value, str) and ShellWord(value).is_unknown)
 
 
-def leaves_of(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+def iterate_leaves(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
     """Yield each key of a tree that holds no mapping, or an empty one, with its value."""
     for name, value in values.items():
         key = f"{path}{name}"
         if isinstance(value, Mapping) and value:
-            yield from leaves_of(value, f"{key}.")
+            yield from iterate_leaves(value, f"{key}.")
         else:
             yield key, value
 
 
 def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReading:
     """Return what a tree says of a run, by the table of its framework."""
-    found = TreeReading()
-    for key, value in leaves_of(values):
-        row = table.own_names(key)
+    tree = TreeReading()
+    for key, value in iterate_leaves(values):
+        row = table.find_option(key)
         if row is not None:
-            _read_own(found, table, key, value)
+            _read_framework_option(tree, table, key, value)
             continue
-        paths = table.place_of(key)
-        drop = table.drop_of(key)
+        paths = table.get_megatron_settings(key)
+        drop = table.find_dropped_option(key)
         if drop is not None:
-            reached = [drop.into] if drop.into else paths
-            found.dropped += [
-                _dropped(table, drop, key, path, value) for path in reached if _is_field(path)
+            reached = [drop.target_setting] if drop.target_setting else paths
+            tree.dropped += [
+                _make_dropped_field(table, drop, key, path, value)
+                for path in reached
+                if _is_field(path)
             ]
             if key not in table.fields:
                 continue
@@ -85,18 +87,20 @@ def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReadin
             if (
                 "." not in path.partition(".")[2]
             ):  # a mapping in the place of a value has no field of its own
-                found.put(path, value, key)
-    found.names |= table.places
-    return found
+                tree.put(path, value, key)
+    tree.names |= table.places
+    return tree
 
 
 def _is_field(path: str) -> bool:
     """Return whether a path is that of a field of Megatron's."""
-    role, _, name = path.partition(".")
-    return name in FIELDS.get(role, {})
+    owner_name, _, name = path.partition(".")
+    return name in OWNER_FIELDS.get(owner_name, {})
 
 
-def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: object) -> DroppedField:
+def _make_dropped_field(
+    table: FrameworkTable, drop: DroppedOption, key: str, path: str, value: object
+) -> DroppedField:
     return DroppedField(
         key=key,
         path=path,
@@ -105,27 +109,29 @@ def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: obje
         code=table.code,
         because=drop.because,
         source=drop.source,
-        mended=drop.mended,
+        fixed_in=drop.fixed_in,
         instead=drop.instead.format(name=path.partition(".")[2]),
     )
 
 
-def _read_own(found: TreeReading, table: FrameworkTable, key: str, value: object) -> None:
+def _read_framework_option(
+    tree: TreeReading, table: FrameworkTable, key: str, value: object
+) -> None:
     """Note what a name of the framework's own does to the run."""
-    row = table.own_names(key)
+    row = table.find_option(key)
     if row is None:
         return
-    if row.purpose == GENERATION:
-        found.generation[key] = value
+    if row.purpose == GENERATION_PURPOSE:
+        tree.generation[key] = value
         return
     if not row.is_on(value):
         return
-    sentence = bounded(row.says.format(option=key, value=value))
-    if row.unplans:
-        found.unplanned = found.unplanned or sentence
+    sentence = bounded(row.sentence.format(option=key, value=value))
+    if row.has_no_plan:
+        tree.no_plan_reason = tree.no_plan_reason or sentence
     elif sentence:
-        found.unknown.append(sentence)
-    if row.opens:
-        found.uncounted.append(key)
-        for path in row.opens:
-            found.opened.setdefault(path, key)
+        tree.unknown.append(sentence)
+    if row.opened_settings:
+        tree.uncounted.append(key)
+        for path in row.opened_settings:
+            tree.opened.setdefault(path, key)

@@ -18,22 +18,26 @@ from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
-from bridge.read.framework.table import framework_table
+from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
-from bridge.read.framework.tree_run import reading_of_tree
-from bridge.read.launch.launches import Launch
-from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, resolved
+from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.launch.launch import Launch
+from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at
-from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.hydra_overrides import (
+    HydraOverride,
+    parse_hydra_overrides,
+    apply_hydra_overrides,
+)
 
 TABLE_NAME = "verl"
 
 # Keys of its files.
-ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
-DTYPE = f"{ACTOR}.megatron.dtype"
+ACTOR_BLOCK = "actor_rollout_ref.actor"
+MODEL_BLOCK = "actor_rollout_ref.model"
+DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
 
 # Words of its command lines.
 HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
@@ -51,7 +55,7 @@ GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
 """In the name of a program that trains nothing."""
 
 # Values.
-MODES = {"bfloat16": "bf16", "float16": "fp16"}
+MODE_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
 OPTIMIZER_DTYPES = {
     "optim.main_grads_dtype": "fp32",
@@ -84,23 +88,23 @@ ROLLOUT_IS_QUANTISED = (
 )
 
 
-def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
+def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
     """Return what a YAML file with verl's whole configuration says of a run.
 
     Raises:
         UnreadFileError: Its actor trains on PyTorch.
     """
-    values = resolved(dict(whole))
-    strategy = value_at(values, f"{ACTOR}.strategy")
+    values = resolve_interpolations(dict(config))
+    strategy = get_dotted_value(values, f"{ACTOR_BLOCK}.strategy")
     if strategy != "megatron":
-        found = framework_signs.recognise_file(
-            Document(path=str(path), text="", kind="yaml", of=whole)
+        framework = framework_signs.recognise_file(
+            Document(path=str(path), text="", kind="yaml", of=config)
         )
-        if found is not None:
+        if framework is not None:
             raise UnreadFileError(
-                replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"
+                replace(framework, tree="").refusal(str(path)), kind=f"looks like {framework.name}"
             )
-    return _reading(values, path, choice)
+    return _build_reading(values, path, choice)
 
 
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
@@ -109,23 +113,23 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     Raises:
         UnreadFileError: Its actor trains on PyTorch, or only the run knows on what.
     """
-    words = hydra_words(launch.arguments)
-    strategy = _strategy(launch, words)
+    overrides = parse_hydra_overrides(launch.arguments)
+    strategy = _find_strategy(launch, overrides)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATING_PROGRAM.search(launch.program):
         raise UnreadFileError(TRAINS_NOTHING.format(**facts), kind="trains nothing")
-    if Word(strategy).is_unknown:
+    if ShellWord(strategy).is_unknown:
         raise UnreadFileError(
             STRATEGY_NOT_KNOWN.format(**facts), kind="only the run knows its engine"
         )
     if strategy != "megatron":
         raise UnreadFileError(TRAINS_ON_PYTORCH.format(**facts), kind="verl without Megatron Core")
-    values: Tree = {}
-    settings = [word for word in words if word.key not in HYDRA_GROUPS]
-    write_over(values, settings, is_whole=False)
+    values: ConfigTree = {}
+    settings = [word for word in overrides if word.key not in HYDRA_GROUPS]
+    apply_hydra_overrides(values, settings, is_complete=False)
     if SUPERVISED_PROGRAM.search(launch.program):
-        values = _as_actor(values)
-    reading = _reading(values, script, choice)
+        values = _move_engine_to_actor(values)
+    reading = _build_reading(values, script, choice)
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
@@ -135,18 +139,18 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     return replace(reading, environment=exported, unknown=(*reading.unknown, *sources))
 
 
-def _strategy(launch: Launch, words: Sequence[HydraWord]) -> str:
+def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str:
     """Return the strategy of the actor, or of the engine of supervised training."""
-    stated = {word.key: str(word.value) for word in words}
+    stated = {word.key: str(word.value) for word in overrides}
     if SUPERVISED_PROGRAM.search(launch.program):
         return stated.get("engine.strategy", stated.get("engine", "fsdp"))
-    named = stated.get(f"{ACTOR}.strategy")
+    named = stated.get(f"{ACTOR_BLOCK}.strategy")
     if named is not None:
         return named
-    engine = stated.get("model_engine", stated.get(f"{ACTOR}.model_engine"))
+    engine = stated.get("model_engine", stated.get(f"{ACTOR_BLOCK}.model_engine"))
     if engine is not None:
         return STRATEGY_OF_ENGINE.get(engine, engine)
-    config = _config_name(launch)
+    config = _find_config_name(launch)
     if config.is_unknown:
         return config
     for strategy in ("megatron", "veomni", "torchtitan"):
@@ -155,125 +159,133 @@ def _strategy(launch: Launch, words: Sequence[HydraWord]) -> str:
     return "fsdp"
 
 
-def _config_name(launch: Launch) -> Word:
+def _find_config_name(launch: Launch) -> ShellWord:
     """Return the primary config that a command line names; empty where it names none."""
-    for word, behind in zip(launch.arguments, (*launch.arguments[1:], Word()), strict=True):
+    for word, next_word in zip(launch.arguments, (*launch.arguments[1:], ShellWord()), strict=True):
         name, sign, value = word.partition("=")
         if name in ("--config-name", "-cn"):
-            return Word(value) if sign else behind
-    return Word()
+            return ShellWord(value) if sign else next_word
+    return ShellWord()
 
 
-def _as_actor(values: Tree) -> Tree:
+def _move_engine_to_actor(values: ConfigTree) -> ConfigTree:
     """Return the tree of supervised training with its engine where the actor of the others has it."""
     actor = {"megatron": values.get("engine", {}), "optim": values.get("optim", {})}
     model = values.get("model", {})
     return {**values, "actor_rollout_ref": {"actor": actor, "model": model}}
 
 
-def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
+def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileReading:
     """Return the reading of a tree of verl's settings, whose actor trains on Megatron Core."""
-    table = framework_table(TABLE_NAME)
-    found = read_tree(table, values)
-    _read_mode(found, values)
-    _read_batch(found, values)
-    for role in ("model", "optimizer", "ddp"):
-        found.sections.setdefault(role, {})
+    table = load_framework_table(TABLE_NAME)
+    tree = read_tree(table, values)
+    _write_mode(tree, values)
+    _write_batch_sizes(tree, values)
+    for owner_name in ("model", "optimizer", "ddp"):
+        tree.sections.setdefault(owner_name, {})
     absent: list[str] = []
-    if value_at(values, f"{MODEL}.mtp.enable") is not True:
+    if get_dotted_value(values, f"{MODEL_BLOCK}.mtp.enable") is not True:
         absent.append("mtp_num_layers")
-    checkpoint = _checkpoint(values, path, choice)
+    checkpoint = _read_actor_checkpoint(values, path, choice)
     known = ("moe_router_load_balancing_type",)
-    reading = reading_of_tree(table, found, checkpoint, absent=absent, known=known)
+    reading = build_reading_from_tree(table, tree, checkpoint, absent=absent, known=known)
     own_fields: dict[str, object] = dict(OPTIMIZER_DTYPES)
-    optim = value_at(values, f"{ACTOR}.optim")
+    optim = get_dotted_value(values, f"{ACTOR_BLOCK}.optim")
     if isinstance(optim, Mapping):
         own_fields |= {f"optim.{key}": value for key, value in optim.items()}
     mode_decider = None
-    dtype = value_at(values, DTYPE)
+    dtype = get_dotted_value(values, DTYPE_KEY)
     if is_late(dtype):
-        mode_decider = f"{DTYPE}={dtype}"
+        mode_decider = f"{DTYPE_KEY}={dtype}"
     return replace(
         reading,
         base=MEGATRON_CORE,
         own_fields=own_fields,
-        unknown=(*_unknown(found, values), *reading.unknown),
+        unknown=(*_describe_open_settings(tree, values), *reading.unknown),
         mode_decided_by=mode_decider,
-        refused=tuple(_refused(values)),
+        refused=tuple(_find_refused_settings(values)),
     )
 
 
-def _checkpoint(values: Tree, path: Path, choice: RunChoice) -> Checkpoint:
+def _read_actor_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) -> Checkpoint:
     """Return what is known of the checkpoint that the actor starts from."""
-    table = framework_table(TABLE_NAME)
+    table = load_framework_table(TABLE_NAME)
     bridge = MEGATRON_BRIDGE
-    if value_at(values, f"{ACTOR}.megatron.vanilla_mbridge") is True:
+    if get_dotted_value(values, f"{ACTOR_BLOCK}.megatron.vanilla_mbridge") is True:
         bridge = MBRIDGE
-    overrides = value_at(values, f"{MODEL}.override_config")
+    overrides = get_dotted_value(values, f"{MODEL_BLOCK}.override_config")
     if not isinstance(overrides, Mapping):
         overrides = {}
-    name = value_at(values, table.checkpoint["named"])
+    name = get_dotted_value(values, table.checkpoint["named"])
     return read_checkpoint(name, path, choice, bridge, overrides)
 
 
-def _read_mode(found: TreeReading, values: Tree) -> None:
+def _write_mode(tree: TreeReading, values: ConfigTree) -> None:
     """Write the switches of the mode that `megatron.dtype` asks for; its default is a row of the table."""
-    dtype = value_at(values, DTYPE)
+    dtype = get_dotted_value(values, DTYPE_KEY)
     if dtype is None or is_late(dtype):
         return
     for name in ("bf16", "fp16"):
-        found.put(f"model.{name}", MODES.get(str(dtype)) == name, DTYPE)
+        tree.put(f"model.{name}", MODE_OF_DTYPE.get(str(dtype)) == name, DTYPE_KEY)
 
 
-def _read_batch(found: TreeReading, values: Tree) -> None:
+def _write_batch_sizes(tree: TreeReading, values: ConfigTree) -> None:
     """Write the tokens of a micro-batch: packed samples up to a number of tokens, or samples of the greatest length."""
-    tokens = value_at(values, f"{ACTOR}.ppo_max_token_len_per_gpu")
-    samples = value_at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    ranks = value_at(values, f"{ACTOR}.megatron.context_parallel_size")
-    if value_at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
+    tokens = get_dotted_value(values, f"{ACTOR_BLOCK}.ppo_max_token_len_per_gpu")
+    samples = get_dotted_value(values, f"{ACTOR_BLOCK}.ppo_micro_batch_size_per_gpu")
+    ranks = get_dotted_value(values, f"{ACTOR_BLOCK}.megatron.context_parallel_size")
+    if get_dotted_value(values, f"{ACTOR_BLOCK}.use_dynamic_bsz") is True and isinstance(
+        tokens, int
+    ):
         if isinstance(ranks, int):
             tokens *= ranks
-        found.put("model.seq_length", tokens)
-        found.put("train.micro_batch_size", 1)
+        tree.put("model.seq_length", tokens)
+        tree.put("train.micro_batch_size", 1)
         return
-    prompt = value_at(values, "data.max_prompt_length")
-    response = value_at(values, "data.max_response_length")
+    prompt = get_dotted_value(values, "data.max_prompt_length")
+    response = get_dotted_value(values, "data.max_response_length")
     if isinstance(prompt, int) and isinstance(response, int):
-        found.put("model.seq_length", prompt + response)
+        tree.put("model.seq_length", prompt + response)
     if isinstance(samples, int):
-        found.put("train.micro_batch_size", samples)
+        tree.put("train.micro_batch_size", samples)
 
 
-def _unknown(found: TreeReading, values: Tree) -> list[str]:
+def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
-    nodes, each = value_at(values, "trainer.nnodes"), value_at(values, "trainer.n_gpus_per_node")
+    nodes, each = (
+        get_dotted_value(values, "trainer.nnodes"),
+        get_dotted_value(values, "trainer.n_gpus_per_node"),
+    )
     if isinstance(nodes, int) and isinstance(each, int):
         sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
     if (
-        value_at(values, "algorithm.adv_estimator") == "gae"
-        and value_at(values, "critic.enable") is not False
+        get_dotted_value(values, "algorithm.adv_estimator") == "gae"
+        and get_dotted_value(values, "critic.enable") is not False
     ):
         sentences.append(CRITIC_NOT_COUNTED)
-    for key, value in found.generation.items():
+    for key, value in tree.generation.items():
         if key.endswith(".quantization") and value is not None:
             sentences.append(ROLLOUT_IS_QUANTISED.format(key=key, value=value))
     return sentences
 
 
-def _refused(values: Tree) -> list[Finding]:
+def _find_refused_settings(values: ConfigTree) -> list[Finding]:
     """Return what verl refuses of a run."""
     faults = []
-    dtype = value_at(values, DTYPE)
-    if dtype is not None and not is_late(dtype) and dtype not in MODES:
+    dtype = get_dotted_value(values, DTYPE_KEY)
+    if dtype is not None and not is_late(dtype) and dtype not in MODE_OF_DTYPE:
         faults.append(
-            Finding(path=DTYPE, rule=DTYPE_RULE, value=dtype, remedy="Write one of these")
+            Finding(path=DTYPE_KEY, rule=DTYPE_RULE, value=dtype, remedy="Write one of these")
         )
-    if value_at(values, f"{ACTOR}.megatron.use_mbridge") is False:
+    if get_dotted_value(values, f"{ACTOR_BLOCK}.megatron.use_mbridge") is False:
         rule = "must be True: verl stops at the start without a bridge"
         faults.append(
             Finding(
-                path=f"{ACTOR}.megatron.use_mbridge", rule=rule, value=False, remedy="Remove it"
+                path=f"{ACTOR_BLOCK}.megatron.use_mbridge",
+                rule=rule,
+                value=False,
+                remedy="Remove it",
             )
         )
     return faults

@@ -1,4 +1,4 @@
-"""`nested_script`: the script that a command hands to another shell.
+"""`find_nested_script`: the script that a command hands to another shell.
 
 bash -c "torchrun pretrain.py"        with the environment of this shell
 ssh host "torchrun pretrain.py"       on another host, without it
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.signs import QUIET, ROWS
+from bridge.read.launch.command_line_rows import NON_TRAINING_PROGRAMS, COMMAND_LINE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHELLS = frozenset(ROWS["shells"].split())
+SHELL_PROGRAMS = frozenset(COMMAND_LINE_ROWS["shells"].split())
 REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
-PREFIXES = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
+PREFIX_PROGRAMS = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
 """Commands in front of a remote shell."""
 SHELL_OPTIONS_WITH_TEXT = re.compile(r"-\w*c")
 SSH_OPTIONS_WITH_VALUE = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[BbcDEeFIiJLlmOopQRSWw]")
@@ -31,39 +31,39 @@ class NestedScript:
     text: str
     place: int
     """The place of the shell among the words."""
-    is_elsewhere: bool = False
+    is_remote: bool = False
     """Whether the shell runs on another host, which has none of the variables."""
 
 
-def nested_script(words: Sequence[str]) -> NestedScript | None:
+def find_nested_script(words: Sequence[str]) -> NestedScript | None:
     """Return the script that a command hands to a shell; None for other commands."""
-    if words[0] in QUIET:
+    if words[0] in NON_TRAINING_PROGRAMS:
         return None
-    for place, program in enumerate(words):
+    for index, program in enumerate(words):
         name = PurePosixPath(program).name
-        if name in REMOTE_SHELLS and (place == 0 or words[place - 1] in PREFIXES):
-            text = _behind_the_host(words[place + 1 :])
+        if name in REMOTE_SHELLS and (index == 0 or words[index - 1] in PREFIX_PROGRAMS):
+            text = _get_command_after_host(words[index + 1 :])
             if not text:
                 return None
-            return NestedScript(text=text, place=place, is_elsewhere=True)
-        if name in SHELLS:
-            script = _behind_the_option(words[place + 1 :])
+            return NestedScript(text=text, place=index, is_remote=True)
+        if name in SHELL_PROGRAMS:
+            script = _find_text_after_option(words[index + 1 :])
             if script is not None:
-                return NestedScript(text=script, place=place)
+                return NestedScript(text=script, place=index)
     return None
 
 
-def _behind_the_option(words: Sequence[str]) -> str | None:
+def _find_text_after_option(words: Sequence[str]) -> str | None:
     """Return the text behind `-c` of a shell; None where the shell runs a file."""
-    for place, option in enumerate(words):
-        if SHELL_OPTIONS_WITH_TEXT.fullmatch(option) and place + 1 < len(words):
-            return words[place + 1]
+    for index, option in enumerate(words):
+        if SHELL_OPTIONS_WITH_TEXT.fullmatch(option) and index + 1 < len(words):
+            return words[index + 1]
         if not option.startswith(("-", "+")) and option != "pipefail":
             return None
     return None
 
 
-def _behind_the_host(words: Sequence[str]) -> str:
+def _get_command_after_host(words: Sequence[str]) -> str:
     """Return the command that `ssh [options] host command` runs; empty where there is none."""
     rest = list(words)
     while rest and rest[0].startswith("-"):

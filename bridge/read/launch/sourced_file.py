@@ -1,4 +1,4 @@
-"""`file_named`: a file that a script names, found next to the script; `text_named`, its text.
+"""`find_named_file`: a file that a script names, found next to the script; `find_file_text`, its text.
 
 source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
 source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script lies in
@@ -11,24 +11,24 @@ import re
 from pathlib import Path
 
 from bridge.errors import PayloadError
-from bridge.read.launch.word import UNKNOWN, Word
+from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
 from bridge.read.text.document import Document
 
-FOLDER_ABOVE = re.compile(
+PARENT_FOLDER_PATTERN = re.compile(
     r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z"
 )
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 
 
-def text_named(script: str, word: Word) -> str | None:
+def find_file_text(script: str, word: ShellWord) -> str | None:
     """Return the text of a file that a script names; None where there is no such file."""
-    file = file_named(script, word)
+    file = find_named_file(script, word)
     if file is None:
         return None
-    return maybe_text(file)
+    return maybe_read_text(file)
 
 
-def maybe_text(file: Path) -> str | None:
+def maybe_read_text(file: Path) -> str | None:
     """Return the text of a file; None for one that cannot be read."""
     try:
         return Document.load(file).text
@@ -36,7 +36,7 @@ def maybe_text(file: Path) -> str | None:
         return None
 
 
-def file_named(script: str, word: Word) -> Path | None:
+def find_named_file(script: str, word: ShellWord) -> Path | None:
     """Return a file that a script names; None where there is no such file.
 
     Args:
@@ -45,17 +45,17 @@ def file_named(script: str, word: Word) -> Path | None:
             folder of the script, or for one above it.
     """
     name: str = word
-    unknown = [*UNKNOWN.finditer(word)]
+    unknown = [*UNKNOWN_PATTERN.finditer(word)]
     if unknown:
         name = word[unknown[-1].end() :].lstrip("/")
     if not name or name.startswith("~"):
         return None
     if unknown:
-        above = FOLDER_ABOVE.search(unknown[-1][0])
+        above = PARENT_FOLDER_PATTERN.search(unknown[-1][0])
         if above is not None:
             name = f"{above['up']}/{name}"
     if name.startswith("/"):
-        return _in_the_clone(Path(script), name)
+        return _find_in_clone(Path(script), name)
     file = Path(script).parent / name
     if _is_file(file):
         return file
@@ -67,7 +67,7 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
-def _in_the_clone(script: Path, name: str) -> Path | None:
+def _find_in_clone(script: Path, name: str) -> Path | None:
     """Return the file of an absolute path (`/opt/slime/a/b.sh`) in the clone of a script.
 
     The clone is the folder around the script whose name is a part of the path.

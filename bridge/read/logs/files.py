@@ -8,13 +8,13 @@ from typing import Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.read.logs import golden_values, megatron, mlflow, nemo_rl, rows, tensorboard
+from bridge.read.logs import golden_values, megatron, mlflow, nemo_rl, history, tensorboard
 from bridge.runtime.audit.run_log import RunLog
 
-MAX_BYTES = 512 * 2**20
+MAX_LOG_BYTES = 512 * 2**20
 """A line for each of a million steps is smaller."""
 CUT_NOTE = "Its last line has no end, so that it may be cut, and was left out."
-READ = (
+READABLE_LOGS = (
     "the folder of a run of ours, the log that Megatron-LM, Megatron Bridge or NeMo-RL prints, "
     "a TensorBoard folder, a history of W&B (CSV, JSON), an MLflow run (folder, CSV, JSON) or "
     "golden values of Megatron-LM"
@@ -28,25 +28,25 @@ def read_logs(path: Path) -> list[RunLog]:
         UnreadFileError: It cannot be read, or is no log of a format that is known here.
         MissingExtraError: TensorBoard's files need a package that is not installed.
     """
-    if tensorboard.is_file_of(path):
+    if tensorboard.is_event_file(path):
         return tensorboard.read(path, [path])
     if path.is_dir():
         return _read_folder(path)
-    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_BYTES)
-    if len(data) > MAX_BYTES:
-        size = f"{MAX_BYTES // 2**20} MiB"
+    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_LOG_BYTES)
+    if len(data) > MAX_LOG_BYTES:
+        size = f"{MAX_LOG_BYTES // 2**20} MiB"
         raise UnreadFileError(f"{path}: a log must not be larger than {size}. Give a part of it.")
     return _read_text(data.decode(errors="replace"), path)
 
 
 def _read_folder(path: Path) -> list[RunLog]:
-    runs = mlflow.runs_in(path)
+    runs = mlflow.list_run_folders(path)
     if runs:
         return mlflow.read(path, runs)
-    folders = tensorboard.folders_in(path)
+    folders = tensorboard.list_event_folders(path)
     if folders:
         return tensorboard.read(path, folders)
-    raise _unread(path)
+    raise _make_unread_error(path)
 
 
 def _read_text(text: str, path: Path) -> list[RunLog]:
@@ -55,9 +55,9 @@ def _read_text(text: str, path: Path) -> list[RunLog]:
             return [_read_printed(printed.read, text, path)]
     if text.lstrip().startswith(("{", "[")):
         return _read_json(text, path)
-    logs = rows.read_csv(text, path)
+    logs = history.parse_csv(text, path)
     if logs is None:
-        raise _unread(path)
+        raise _make_unread_error(path)
     return logs
 
 
@@ -67,8 +67,8 @@ def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) ->
     A trainer that is still running, or that was killed, leaves a line cut anywhere: a figure may
     lack its last digits, and a line its loss.
     """
-    whole, newline, last = text.rpartition("\n")
-    log = read(whole + newline, path)
+    complete_lines, newline, last = text.rpartition("\n")
+    log = read(complete_lines + newline, path)
     if last.strip():
         log = replace(log, notes=(*log.notes, CUT_NOTE))
     return log
@@ -79,17 +79,17 @@ def _read_json(text: str, path: Path) -> list[RunLog]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        content = rows.lines_of_json(text)
+        content = history.parse_json_lines(text)
     if golden_values.is_of(content):
         return [golden_values.read(content, path)]
-    logs = rows.read_json(content, path)
+    logs = history.parse_history(content, path)
     if logs is None:
-        raise _unread(path)
+        raise _make_unread_error(path)
     return logs
 
 
-def _unread(path: Path) -> UnreadFileError:
+def _make_unread_error(path: Path) -> UnreadFileError:
     return UnreadFileError(
-        f"{path}: no run is read from it. Give {READ}.",
+        f"{path}: no run is read from it. Give {READABLE_LOGS}.",
         kind="it is no log of a known format",
     )

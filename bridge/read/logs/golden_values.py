@@ -14,13 +14,13 @@ from typing import Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.read.logs.series import log_of, number, step_of
+from bridge.read.logs.series import make_run_log, parse_number, parse_step
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "a file of golden values"
-CONFIG = "model_config.yaml"
-GROUP = "MODEL_ARGS"
-ABSENT = "nan"
+CONFIG_FILE = "model_config.yaml"
+ARGUMENTS_KEY = "MODEL_ARGS"
+ABSENT_VALUE = "nan"
 """Word for a step without a value; a loss that was NaN is a word too, and fails the test."""
 
 
@@ -44,19 +44,19 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
     for name, metric in content.items():
         values: dict[int, float] = {}
         for word, cell in metric["values"].items():
-            step, value = step_of(word), number(cell)
-            if step is not None and value is not None and cell != ABSENT:
+            step, value = parse_step(word), parse_number(cell)
+            if step is not None and value is not None and cell != ABSENT_VALUE:
                 values[step] = value
         series[name] = values
-    config = path.parent / CONFIG
-    arguments = _arguments(config)
+    config = path.parent / CONFIG_FILE
+    arguments = _read_arguments(config)
     described_by = None
     if arguments:
         described_by = config
     train_iters = arguments.get("train_iters")
     if not isinstance(train_iters, int):
         train_iters = None
-    return log_of(
+    return make_run_log(
         series,
         path=path,
         source=SOURCE,
@@ -66,16 +66,16 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
     )
 
 
-def _arguments(config: Path) -> dict[str, Any]:
+def _read_arguments(config: Path) -> dict[str, Any]:
     """Return the arguments of a test's run by name; empty where the file does not stand there."""
     if not config.is_file():
         return {}
     content = strict_yaml.read_bytes(config, error=UnreadFileError)
-    text = strict_yaml.decoded(content, str(config), error=UnreadFileError)
-    documents = strict_yaml.load_all(text, str(config), error=UnreadFileError)
+    text = strict_yaml.decode_text(content, str(config), error=UnreadFileError)
+    documents = strict_yaml.load_documents(text, str(config), error=UnreadFileError)
     if not documents or not isinstance(documents[0], dict):
         return {}
-    group = documents[0].get(GROUP)
+    group = documents[0].get(ARGUMENTS_KEY)
     if not isinstance(group, dict):
         return {}
     arguments = {}

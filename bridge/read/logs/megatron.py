@@ -23,30 +23,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bridge.read.logs.series import log_of
-from bridge.read.megatron_lm.printed import START, printed_arguments
+from bridge.read.logs.series import make_run_log
+from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
 from bridge.runtime.audit.run_log import RunLog
 
-LINE = re.compile(r"\biteration\s+(\d{1,12})/\s*(\d{1,12}) \|(.*)")
-CELL = re.compile(r"\s*(.+?):\s+(\S+)\s*$")
-VALIDATION = re.compile(
+ITERATION_LINE_PATTERN = re.compile(r"\biteration\s+(\d{1,12})/\s*(\d{1,12}) \|(.*)")
+CELL_PATTERN = re.compile(r"\s*(.+?):\s+(\S+)\s*$")
+VALIDATION_PATTERN = re.compile(
     r"validation loss at iteration (\d{1,12})(?: on validation set)? +\|.*?\blm loss value: (\S+)"
 )
 """The line about the test set has the same words, but for the name of the set."""
-LONGEST_CELL = 120
+MAX_CELL_LENGTH = 120
 """Characters; a longer piece of a line is no figure."""
 LOSS, SKIPPED = "lm loss", "number of skipped iterations"
 BATCH, ELAPSED = "global batch size", "elapsed time per iteration (ms)"
-TOKENS = "throughput/tokens_per_sec"
-TITLE = " arguments --------"
+TOKENS_METRIC = "throughput/tokens_per_sec"
+ARGUMENTS_TITLE = " arguments --------"
 """In the line above the arguments."""
-BRIDGE = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MULTILINE)
+BRIDGE_LINE_PATTERN = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MULTILINE)
 """A line of Megatron Bridge alone, in front of each line about an iteration."""
 
 
 def is_of(text: str) -> bool:
     """Return whether a text has a line as Megatron-LM prints it, or the arguments before the first."""
-    return LINE.search(text) is not None or START.search(text) is not None
+    return ITERATION_LINE_PATTERN.search(text) is not None or BLOCK_START.search(text) is not None
 
 
 def read(text: str, path: Path) -> RunLog:
@@ -59,34 +59,34 @@ def read(text: str, path: Path) -> RunLog:
     train_iters = None
     repeated = set()
     previous = 0
-    for match in LINE.finditer(text):
+    for match in ITERATION_LINE_PATTERN.finditer(text):
         step = int(match[1])
         if step < previous:
             # A run that was started again from a checkpoint: its later records count.
             for later in [other for other in rows if other >= step]:
                 repeated.add(later)
                 del rows[later]
-        rows[step] = _cells(match[3])
+        rows[step] = _parse_cells(match[3])
         train_iters = int(match[2])
         previous = step
-    _complete(rows)
-    arguments = _arguments(text)
+    _correct_skipped_steps(rows)
+    arguments = _parse_arguments(text)
     series: dict[str, dict[int, float]] = {}
     for step, cells in rows.items():
         _add_tokens(cells, arguments)
         for name, value in cells.items():
             series.setdefault(name, {})[step] = value
-    for match in VALIDATION.finditer(text):
-        loss = _number(match[2])
+    for match in VALIDATION_PATTERN.finditer(text):
+        loss = _parse_number(match[2])
         if loss is not None:
             series.setdefault("lm loss validation", {})[int(match[1])] = loss
     source = "a log of Megatron-LM"
-    if BRIDGE.search(text):
+    if BRIDGE_LINE_PATTERN.search(text):
         source = "a log of Megatron Bridge"
     described_by = None
     if arguments:
         described_by = path
-    return log_of(
+    return make_run_log(
         series,
         path=path,
         source=source,
@@ -94,38 +94,38 @@ def read(text: str, path: Path) -> RunLog:
         train_iters=train_iters,
         arguments=arguments,
         described_by=described_by,
-        notes=_repeated_note(repeated),
+        notes=_format_repeated_note(repeated),
     )
 
 
-def _cells(text: str) -> dict[str, float]:
+def _parse_cells(text: str) -> dict[str, float]:
     cells = {}
     for part in text.split("|"):
         match = None
-        if len(part) <= LONGEST_CELL:
-            match = CELL.match(part)
+        if len(part) <= MAX_CELL_LENGTH:
+            match = CELL_PATTERN.match(part)
         if match is None:
             continue
-        value = _number(match[2])
+        value = _parse_number(match[2])
         if value is not None:
             cells[match[1]] = value
     return cells
 
 
-def _number(word: str) -> float | None:
+def _parse_number(word: str) -> float | None:
     try:
         return float(word)
     except ValueError:
         return None
 
 
-def _complete(rows: dict[int, dict[str, float]]) -> None:
+def _correct_skipped_steps(rows: dict[int, dict[str, float]]) -> None:
     """Take out the zero of a line whose steps were all skipped; add the NaN that was not printed."""
     steps = list(rows)
     for index, step in enumerate(steps):
         cells = rows[step]
         skipped = cells.get(SKIPPED, 0)
-        if LOSS not in cells and skipped < _interval(steps, index):
+        if LOSS not in cells and skipped < _get_interval(steps, index):
             cells[LOSS] = math.nan
         elif skipped and not cells.get(LOSS):
             cells.pop(LOSS, None)
@@ -133,7 +133,7 @@ def _complete(rows: dict[int, dict[str, float]]) -> None:
         rows[steps[0]][SKIPPED] = 0
 
 
-def _interval(steps: list[int], index: int) -> int:
+def _get_interval(steps: list[int], index: int) -> int:
     """Return the steps that a line is about.
 
     The first line of a run that goes on from a checkpoint does not show it, and the next one does.
@@ -162,20 +162,20 @@ def _add_tokens(cells: dict[str, float], arguments: Mapping[str, Any]) -> None:
     """Add the tokens per second, where the arguments have the length of a sample."""
     length = arguments.get("seq_length")
     if isinstance(length, int) and cells.get(BATCH) and cells.get(ELAPSED):
-        cells[TOKENS] = cells[BATCH] * length / (cells[ELAPSED] / 1000)
+        cells[TOKENS_METRIC] = cells[BATCH] * length / (cells[ELAPSED] / 1000)
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of the last run that the log shows; empty without any."""
-    if TITLE not in text:  # a long log is searched in a hundredth of the time
+    if ARGUMENTS_TITLE not in text:  # a long log is searched in a hundredth of the time
         return {}
-    blocks = printed_arguments(text)
+    blocks = parse_printed_arguments(text)
     if not blocks:
         return {}
     return dict(blocks[-1].arguments)
 
 
-def _repeated_note(repeated: set[int]) -> tuple[str, ...]:
+def _format_repeated_note(repeated: set[int]) -> tuple[str, ...]:
     if not repeated:
         return ()
     steps = f"{min(repeated)} to {max(repeated)}"

@@ -1,4 +1,4 @@
-"""`log_of`: the series of a log as a `RunLog`, by the names in `metrics.yaml`.
+"""`make_run_log`: the series of a log as a `RunLog`, by the names in `metrics.yaml`.
 
 A series is the values of one metric by step. Every format of a log is read as series; which of
 them is the loss or the gradient norm is the table's matter.
@@ -18,7 +18,7 @@ from bridge.runtime.audit.run_log import LogRecord, RunLog
 Series = Mapping[str, Mapping[int, float]]
 """Name of a metric -> step -> value."""
 
-SHOWN_NAMES = 6
+MAX_SHOWN_NAMES = 6
 """Metrics that a refusal names."""
 RECORD_FIGURES = (
     "loss",
@@ -34,15 +34,15 @@ RECORD_FIGURES = (
 
 
 @cache
-def _table() -> dict[str, list[dict[str, Any]]]:
+def _load_metric_names() -> dict[str, list[dict[str, Any]]]:
     file = resources.files("bridge.read.logs").joinpath("metrics.yaml")
     table: dict[str, list[dict[str, Any]]] = package_yaml(file)
     return table
 
 
-def figure_in(series: Series, figure: str) -> dict[int, float]:
+def get_figure(series: Series, figure: str) -> dict[int, float]:
     """Return a figure by step, in the figure's unit; empty where no series is known as it."""
-    for row in _table()[figure]:
+    for row in _load_metric_names()[figure]:
         values = series.get(row["name"])
         if values:
             factor = row.get("times", 1)
@@ -52,10 +52,10 @@ def figure_in(series: Series, figure: str) -> dict[int, float]:
 
 def has_loss(series: Series) -> bool:
     """Return whether one of the series is a training loss."""
-    return bool(figure_in(series, "loss"))
+    return bool(get_figure(series, "loss"))
 
 
-def log_of(
+def make_run_log(
     series: Series,
     *,
     path: Path,
@@ -83,20 +83,20 @@ def log_of(
     Raises:
         UnreadFileError: None of the series is a training loss.
     """
-    figures = {figure: figure_in(series, figure) for figure in RECORD_FIGURES}
+    figures = {figure: get_figure(series, figure) for figure in RECORD_FIGURES}
     losses = figures["loss"]
     if not losses:
-        raise no_loss(path, source, series)
+        raise make_no_loss_error(path, source, series)
     # TensorBoard and W&B count from 0; no figure of a step before the first is compared.
     steps = {step for figure in ("loss", "skipped") for step in figures[figure] if step > 0}
     records = []
     for step in sorted(steps):
         values = {figure: by_step.get(step) for figure, by_step in figures.items()}
         skipped = values.pop("skipped")
-        records.append(LogRecord(step=step, skipped=step_of(skipped), **values))
+        records.append(LogRecord(step=step, skipped=parse_step(skipped), **values))
     if all(record.loss is None for record in records):
-        raise no_loss(path, source, series)
-    validation = figure_in(series, "validation_loss")
+        raise make_no_loss_error(path, source, series)
+    validation = get_figure(series, "validation_loss")
     return RunLog(
         path=path,
         name=name or path.stem,
@@ -107,12 +107,12 @@ def log_of(
         train_iters=train_iters,
         arguments=arguments or {},
         described_by=described_by,
-        is_policy=bool(figure_in(series, "reward")),
+        is_policy=bool(get_figure(series, "reward")),
         notes=notes,
     )
 
 
-def number(cell: object) -> float | None:
+def parse_number(cell: object) -> float | None:
     """Return a cell as a number; None for an empty cell and for text. "NaN" is a number."""
     if isinstance(cell, bool) or not isinstance(cell, int | float | str):
         return None
@@ -122,21 +122,21 @@ def number(cell: object) -> float | None:
         return None
 
 
-def step_of(cell: object) -> int | None:
+def parse_step(cell: object) -> int | None:
     """Return a cell as a step; None for one that is no finite number."""
-    value = number(cell)
+    value = parse_number(cell)
     if value is None or not math.isfinite(value):
         return None
     return int(value)
 
 
-def no_loss(path: Path, source: str, series: Series) -> UnreadFileError:
+def make_no_loss_error(path: Path, source: str, series: Series) -> UnreadFileError:
     """Return the refusal of a log without a training loss, which names the metrics that it has."""
     names = list(series)
-    shown = ", ".join(map(repr, names[:SHOWN_NAMES])) or "none"
-    if len(names) > SHOWN_NAMES:
-        shown += f" and {len(names) - SHOWN_NAMES} more"
-    known = ", ".join(repr(row["name"]) for row in _table()["loss"])
+    shown = ", ".join(map(repr, names[:MAX_SHOWN_NAMES])) or "none"
+    if len(names) > MAX_SHOWN_NAMES:
+        shown += f" and {len(names) - MAX_SHOWN_NAMES} more"
+    known = ", ".join(repr(row["name"]) for row in _load_metric_names()["loss"])
     return UnreadFileError(
         f"{path}: {source} must have a training loss ({known}), got the metrics {shown}. "
         "Give a log with the loss.",

@@ -7,21 +7,21 @@ alone, which NeMo-RL writes too, is none.
 from pathlib import Path
 
 from bridge.extras import require_extra
-from bridge.read.logs.series import Series, has_loss, log_of, no_loss
+from bridge.read.logs.series import Series, has_loss, make_run_log, make_no_loss_error
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "a TensorBoard folder"
-PATTERN = "*tfevents*"
-GENERIC = ("tensorboard", "tb_logs", "tb", "logs", "events")
+EVENT_FILE_GLOB = "*tfevents*"
+GENERIC_FOLDER_NAMES = ("tensorboard", "tb_logs", "tb", "logs", "events")
 """Names of folders that say nothing of the run in them."""
 
 
-def folders_in(path: Path) -> list[Path]:
+def list_event_folders(path: Path) -> list[Path]:
     """Return the folders with event files, a path itself or below it."""
-    return sorted({file.parent for file in path.rglob(PATTERN)})
+    return sorted({file.parent for file in path.rglob(EVENT_FILE_GLOB)})
 
 
-def is_file_of(path: Path) -> bool:
+def is_event_file(path: Path) -> bool:
     """Return whether a file is one of TensorBoard's event files."""
     return path.is_file() and "tfevents" in path.name
 
@@ -37,16 +37,18 @@ def read(path: Path, folders: list[Path]) -> list[RunLog]:
     logs = []
     names: dict[str, dict[int, float]] = {}
     for folder in folders:
-        series = _series(folder)
+        series = _read_series(folder)
         names.update({name: dict(values) for name, values in series.items()})
         if has_loss(series):
-            logs.append(log_of(series, path=folder, source=SOURCE, name=_name(folder)))
+            logs.append(
+                make_run_log(series, path=folder, source=SOURCE, name=_get_run_name(folder))
+            )
     if not logs:
-        raise no_loss(path, SOURCE, names)
+        raise make_no_loss_error(path, SOURCE, names)
     return logs
 
 
-def _series(folder: Path) -> Series:
+def _read_series(folder: Path) -> Series:
     from tensorboard.backend.event_processing.event_accumulator import (  # heavy
         SCALARS,
         TENSORS,
@@ -69,9 +71,9 @@ def _series(folder: Path) -> Series:
     return series
 
 
-def _name(folder: Path) -> str:
+def _get_run_name(folder: Path) -> str:
     if folder.is_file():
         folder = folder.parent
-    if folder.name.lower() in GENERIC:
+    if folder.name.lower() in GENERIC_FOLDER_NAMES:
         return folder.resolve().parent.name
     return folder.resolve().name

@@ -13,7 +13,7 @@ A run that a Python program or a launch states
 A precision that `convert` reads or writes
     importer.py           `import_`: a name, a mapping, a run's file or a program, as a recipe
     exporter.py           `export`: a recipe as `mixed_precision`
-    precisions.py         `precisions_in`: the precisions that the functions of a program state
+    precisions.py         `collect_precisions`: the precisions that the functions of a program state
     stated_precision.py   the `mixed_precision` of one container, as far as a program states it
 
 How a program is followed by its syntax, the upper files by means of the lower ones

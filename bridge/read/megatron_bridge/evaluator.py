@@ -15,21 +15,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bridge.read.megatron_bridge.expressions import Expressions, Frame, open_value, origin_of
-from bridge.read.megatron_bridge.library import Library
+from bridge.read.megatron_bridge.expressions import (
+    ExpressionEvaluator,
+    Frame,
+    make_open_value,
+    format_origin,
+)
+from bridge.read.megatron_bridge.source_library import Library
 from bridge.read.megatron_bridge.modelled_calls import Call
-from bridge.read.megatron_bridge.operations import grown
+from bridge.read.megatron_bridge.operations import add_elements
 from bridge.read.megatron_bridge.values import Function, Object, Value, is_plain, is_same
-from bridge.read.text.python_calls import source_of
+from bridge.read.text.python_calls import format_source
 
 MAX_DEPTH = 16
 """Of functions that call one another."""
 MAX_STATEMENTS = 20000
 """That are followed for one run; each condition may double them."""
 TOO_LONG = "a function with too many branches to be followed"
-MOST_ROUNDS = 512
+MAX_LOOP_ITERATIONS = 512
 """Of a loop."""
-ENDINGS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+ENDING_STATEMENTS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ Outcome = Returned | Raised | Jumped | None
 """How a block ends; None: the statement behind it is next."""
 
 
-class Evaluator(Expressions):
+class Evaluator(ExpressionEvaluator):
     """A program while one of its functions is followed."""
 
     def __init__(self, library: Library) -> None:
@@ -66,24 +71,26 @@ class Evaluator(Expressions):
 
     # -- functions ---------------------------------------------------------------------------------
 
-    def returned(self, function: Function, arguments: Mapping[str, Value] | None = None) -> Value:
+    def evaluate_function(
+        self, function: Function, arguments: Mapping[str, Value] | None = None
+    ) -> Value:
         """Return what a function returns; a parameter without an argument has its default."""
-        return self._followed_body(function, [], arguments or {})
+        return self._evaluate_body(function, [], arguments or {})
 
     def follow(self, function: Function, call: Call) -> Value:
         """Return what a call of a function returns."""
-        return self._followed_body(function, call.arguments, call.options)
+        return self._evaluate_body(function, call.arguments, call.options)
 
-    def _followed_body(
+    def _evaluate_body(
         self, function: Function, arguments: Sequence[Value], options: Mapping[str, Value]
     ) -> Value:
         name = function.node.name
         if self._depth >= MAX_DEPTH:
             return Object(decider=f"the function {name}, which is too deep to be followed")
-        names = self._bound(function, arguments, options)
+        names = self._bind_parameters(function, arguments, options)
         frame = Frame(function.module, names, function.closure)
         self._depth += 1
-        outcome = self._block(function.node.body, frame)
+        outcome = self._evaluate_block(function.node.body, frame)
         self._depth -= 1
         if isinstance(outcome, Returned):
             return outcome.value
@@ -91,7 +98,7 @@ class Evaluator(Expressions):
             return Object(decider=f"the function {name}, which raises an error,")
         return None
 
-    def _bound(
+    def _bind_parameters(
         self, function: Function, arguments: Sequence[Value], options: Mapping[str, Value]
     ) -> dict[str, Value]:
         """Return the values of the parameters: the argument, the default, or an open value."""
@@ -102,7 +109,7 @@ class Evaluator(Expressions):
             decider = f"the argument {parameter.arg} of {function.node.name}"
             names[parameter.arg] = Object(decider=decider)
         frame = Frame(function.module, closure=function.closure)
-        for parameter, expression in defaults_of(signature):
+        for parameter, expression in collect_defaults(signature):
             names[parameter.arg] = self.value(expression, frame)
         for parameter, value in zip(positional, arguments, strict=False):
             names[parameter.arg] = value
@@ -120,20 +127,20 @@ class Evaluator(Expressions):
 
     # -- statements --------------------------------------------------------------------------------
 
-    def _block(self, statements: Sequence[ast.stmt], frame: Frame) -> Outcome:
+    def _evaluate_block(self, statements: Sequence[ast.stmt], frame: Frame) -> Outcome:
         """Follow statements, and return how they end."""
-        for place, statement in enumerate(statements):
+        for index, statement in enumerate(statements):
             self._statements += 1
             if self.is_exhausted:
                 return Returned(Object(decider=TOO_LONG))
             if isinstance(statement, ast.If) and self._forks_the_end(statement, frame):
-                return self._forked(statement, statements[place + 1 :], frame)
-            outcome = self._statement(statement, frame)
+                return self._evaluate_both_branches(statement, statements[index + 1 :], frame)
+            outcome = self._evaluate_statement(statement, frame)
             if outcome is not None:
                 return outcome
         return None
 
-    def _statement(self, node: ast.stmt, frame: Frame) -> Outcome:  # noqa: PLR0912  a case for each form
+    def _evaluate_statement(self, node: ast.stmt, frame: Frame) -> Outcome:  # noqa: PLR0912  a case for each form
         match node:
             case ast.Return(value=value):
                 return Returned(None if value is None else self.value(value, frame))
@@ -142,15 +149,15 @@ class Evaluator(Expressions):
             case ast.Break() | ast.Continue():
                 return Jumped()
             case ast.If():
-                return self._if(node, frame)
+                return self._evaluate_if(node, frame)
             case ast.For():
                 return self._loop(node, frame)
             case ast.While():
-                self._open_all(node.body, frame, open_value(node.test).decider)
+                self._open_all(node.body, frame, make_open_value(node.test).decider)
             case ast.With(body=body):
-                return self._block(body, frame)
+                return self._evaluate_block(body, frame)
             case ast.Try():
-                return self._tried(node, frame)
+                return self._evaluate_try(node, frame)
             case ast.Assign(targets=targets, value=expression):
                 value = self.value(expression, frame)
                 for target in targets:
@@ -158,15 +165,15 @@ class Evaluator(Expressions):
             case ast.AnnAssign(target=target, value=ast.expr() as expression):
                 self._assign(target, self.value(expression, frame), frame)
             case ast.AugAssign(target=target):
-                self._assign(target, self.value(_sum_of(node), frame), frame)
+                self._assign(target, self.value(_build_sum(node), frame), frame)
             case ast.Match(subject=subject, cases=cases):
                 for case in cases:
-                    self._open_all(case.body, frame, open_value(subject).decider)
+                    self._open_all(case.body, frame, make_open_value(subject).decider)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    self._assign(target, open_value(target), frame)
+                    self._assign(target, make_open_value(target), frame)
             case ast.Expr(value=expression):
-                self._alone(expression, frame)
+                self._evaluate_expression_statement(expression, frame)
             case ast.Import() | ast.ImportFrom():
                 for name, path in frame.module.imports_of(node).items():
                     found = self.constant(self.library.find(path))
@@ -176,7 +183,7 @@ class Evaluator(Expressions):
                 self.journal.put(frame.names, name, inner)
         return None
 
-    def _alone(self, expression: ast.expr, frame: Frame) -> None:
+    def _evaluate_expression_statement(self, expression: ast.expr, frame: Frame) -> None:
         """Follow an expression that stands alone; a list or a mapping may grow by it."""
         match expression:
             case ast.Call(
@@ -185,49 +192,51 @@ class Evaluator(Expressions):
             ):
                 before = self.value(holder, frame)
                 if isinstance(before, list | dict):
-                    after = grown(before, name, self.value(argument, frame))
+                    after = add_elements(before, name, self.value(argument, frame))
                     self._assign(holder, after, frame)
                     return
         self.value(expression, frame)
 
-    def _tried(self, node: ast.Try, frame: Frame) -> Outcome:
+    def _evaluate_try(self, node: ast.Try, frame: Frame) -> Outcome:
         """Follow a `try`: its body, and the first handler where the body raises.
 
         A handler that sets something, of a body that may raise, is a second branch.
         """
         body = [*node.body, *node.orelse]
-        outcome, changes = self.journal.branch(partial(self._block, body, frame))
+        outcome, changes = self.journal.follow_branch(partial(self._evaluate_block, body, frame))
         if not node.handlers:
             self.journal.repeat(changes)
         elif isinstance(outcome, Raised):
-            outcome = self._block(node.handlers[0].body, frame)
+            outcome = self._evaluate_block(node.handlers[0].body, frame)
         else:
             handler = node.handlers[0].body
-            handled, of_handler = self.journal.branch(partial(self._block, handler, frame))
+            handled, of_handler = self.journal.follow_branch(
+                partial(self._evaluate_block, handler, frame)
+            )
             if isinstance(handled, Raised) or not (of_handler or isinstance(handled, Returned)):
                 self.journal.repeat(changes)
             else:
-                decider = f"`try: {source_of(node.body[0])}`"
+                decider = f"`try: {format_source(node.body[0])}`"
                 self.journal.join(changes, of_handler, decider)
-                outcome = _joined(outcome, handled, decider)
-        return self._block(node.finalbody, frame) or outcome
+                outcome = _join_outcomes(outcome, handled, decider)
+        return self._evaluate_block(node.finalbody, frame) or outcome
 
     def _loop(self, node: ast.For, frame: Frame) -> Outcome:
         """Follow a loop over plain values round by round; of any other loop, what it sets is open."""
         items = self.value(node.iter, frame)
         if isinstance(items, dict):
             items = list(items)
-        is_counted = isinstance(items, list | tuple) and len(items) <= MOST_ROUNDS
+        is_counted = isinstance(items, list | tuple) and len(items) <= MAX_LOOP_ITERATIONS
         if not is_counted or _has_jumps(node):
-            decider = open_value(node.iter).decider
+            decider = make_open_value(node.iter).decider
             self._open_all(node.body, frame, decider, target=node.target)
             return None
         for item in items:
             self._assign(node.target, item, frame)
-            outcome = self._block(node.body, frame)
+            outcome = self._evaluate_block(node.body, frame)
             if outcome is not None:
                 return outcome
-        return self._block(node.orelse, frame)
+        return self._evaluate_block(node.orelse, frame)
 
     def _open_all(
         self,
@@ -240,39 +249,45 @@ class Evaluator(Expressions):
         """Leave open what statements set that run nobody knows how often."""
         if target is not None:
             self._assign(target, Object(decider=decider), frame)
-        _, changes = self.journal.branch(partial(self._block, statements, frame))
+        _, changes = self.journal.follow_branch(partial(self._evaluate_block, statements, frame))
         self.journal.join(changes, {}, decider)
 
     # -- branches ----------------------------------------------------------------------------------
 
-    def _if(self, node: ast.If, frame: Frame) -> Outcome:
+    def _evaluate_if(self, node: ast.If, frame: Frame) -> Outcome:
         answer = self.answer(node.test, frame)
         if answer is True:
-            return self._block(node.body, frame)
+            return self._evaluate_block(node.body, frame)
         if answer is False:
-            return self._block(node.orelse, frame)
-        return self._forked(node, (), frame)
+            return self._evaluate_block(node.orelse, frame)
+        return self._evaluate_both_branches(node, (), frame)
 
     def _forks_the_end(self, node: ast.If, frame: Frame) -> bool:
         """Return whether only the run knows which branch is taken, and one may end the block."""
         return _may_end(node) and self.answer(node.test, frame) is None
 
-    def _forked(self, node: ast.If, behind: Sequence[ast.stmt], frame: Frame) -> Outcome:
+    def _evaluate_both_branches(
+        self, node: ast.If, statements_after: Sequence[ast.stmt], frame: Frame
+    ) -> Outcome:
         """Follow both branches of a condition that only the run decides.
 
-        `behind` are the statements behind it, where a branch may end the block.
+        `statements_after` are the statements behind it, where a branch may end the block.
         """
-        taken, of_taken = self.journal.branch(partial(self._block, [*node.body, *behind], frame))
-        left, of_left = self.journal.branch(partial(self._block, [*node.orelse, *behind], frame))
+        taken, of_taken = self.journal.follow_branch(
+            partial(self._evaluate_block, [*node.body, *statements_after], frame)
+        )
+        left, of_left = self.journal.follow_branch(
+            partial(self._evaluate_block, [*node.orelse, *statements_after], frame)
+        )
         if isinstance(taken, Raised):
             self.journal.repeat(of_left)
             return left
         if isinstance(left, Raised):
             self.journal.repeat(of_taken)
             return taken
-        decider = open_value(node.test).decider
+        decider = make_open_value(node.test).decider
         self.journal.join(of_taken, of_left, decider)
-        return _joined(taken, left, decider)
+        return _join_outcomes(taken, left, decider)
 
     # -- assignments -------------------------------------------------------------------------------
 
@@ -283,19 +298,19 @@ class Evaluator(Expressions):
             case ast.Attribute(value=inner, attr=name):
                 holder = self.value(inner, frame)
                 if isinstance(holder, Object):
-                    self.state(holder, name, value, origin_of(frame, target))
+                    self.state(holder, name, value, format_origin(frame, target))
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 for place, part in enumerate(targets):
-                    self._assign(part, _element(value, place, part), frame)
+                    self._assign(part, _get_element(value, place, part), frame)
             case ast.Subscript(value=inner, slice=index):
                 holder, key = self.value(inner, frame), self.value(index, frame)
                 if isinstance(holder, dict) and is_plain(key):
                     self._assign(inner, {**holder, key: value}, frame)
                 elif isinstance(holder, Object) and isinstance(key, str):
-                    self.state(holder, key, value, origin_of(frame, target))
+                    self.state(holder, key, value, format_origin(frame, target))
 
 
-def defaults_of(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
+def collect_defaults(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
     """Return the parameters with a default, each with the expression of it."""
     positional = [*signature.posonlyargs, *signature.args]
     with_default = positional[len(positional) - len(signature.defaults) :]
@@ -306,7 +321,7 @@ def defaults_of(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
     return defaults
 
 
-def _joined(first: Outcome, second: Outcome, decider: str) -> Outcome:
+def _join_outcomes(first: Outcome, second: Outcome, decider: str) -> Outcome:
     """Return how two branches end together."""
     if first is None and second is None:
         return None
@@ -322,7 +337,7 @@ def _may_end(node: ast.If) -> bool:
     """Return whether a branch of a condition may end the block: it returns, raises or jumps."""
     for statement in (*node.body, *node.orelse):
         for inner in ast.walk(statement):
-            if isinstance(inner, ENDINGS):
+            if isinstance(inner, ENDING_STATEMENTS):
                 return True
     return False
 
@@ -331,16 +346,16 @@ def _has_jumps(node: ast.For) -> bool:
     return any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
 
 
-def _element(value: Value, place: int, target: ast.expr) -> Value:
+def _get_element(value: Value, index: int, target: ast.expr) -> Value:
     """Return the part of a value that is unpacked."""
-    if isinstance(value, tuple | list) and place < len(value):
-        return value[place]
+    if isinstance(value, tuple | list) and index < len(value):
+        return value[index]
     if isinstance(value, Object) and value.decider:
         return Object(decider=value.decider)
-    return open_value(target)
+    return make_open_value(target)
 
 
-def _sum_of(node: ast.AugAssign) -> ast.expr:
+def _build_sum(node: ast.AugAssign) -> ast.expr:
     """Return the expression that an assignment such as `+=` assigns."""
-    target = ast.parse(source_of(node.target), mode="eval").body
+    target = ast.parse(format_source(node.target), mode="eval").body
     return ast.copy_location(ast.BinOp(left=target, op=node.op, right=node.value), node)

@@ -8,30 +8,32 @@ from typing import Any
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
-from bridge.precision.values import TORCH_NAMES
+from bridge.precision.coercion import TORCH_NAMES
 from bridge.read.foreign.amp import report_dropped_autocast
-from bridge.read.foreign.effective_fields import recipe_named
+from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.reports import ExportReport
-from bridge.read.foreign.table import table
-from bridge.read.megatron_lm.stage_files import shared_file
+from bridge.read.foreign.table import load_table
+from bridge.read.megatron_lm.stage_files import build_shared_file
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES
 from bridge.target.versions import parse_version
 
-TABLE = table("megatron_bridge")
-TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+TABLE = load_table("megatron_bridge")
+PRECISION_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
-DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
+DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+OWNER_OF_MEGATRON_FIELD = {
+    route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS
+}
 """Field that the peer's class does not have -> the section of a run that holds it, under the same
 name."""
 FP4_FIELDS = ("fp4_param", "fp4_param_gather")
 FP4_SINCE = parse_version("0.4")
 """The release whose class has `FP4_FIELDS` first."""
-TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+PARAM_FIELD_ALIASES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 
 def export(
@@ -52,42 +54,44 @@ def export(
         raise PayloadError(
             f"shape: must be fields, strings or name, got {shape!r}. Use one of them."
         )
-    name = recipe_named(config) if shape == "name" else None
+    name = find_equivalent_recipe(config) if shape == "name" else None
     if name is not None:
         for field in config.stated.intersection(PEER_FIELDS):
             builder.map(field, "mixed_precision")
-        return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
-    sections = _sections(builder, shape)
+        return builder.finish({"mixed_precision": name, **_build_megatron_sections(builder, shape)})
+    sections = _build_megatron_sections(builder, shape)
     content = None
     if shape != "fields" and builder.values["modules"]:
         builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
     else:
-        content = shared_file(builder, layout)
+        content = build_shared_file(builder, layout)
     if content is not None:
         builder.map("modules", "model.quant_recipe")
         sections.setdefault("model", {})["quant_recipe"] = {
             "_target_": RECIPE_TARGET,
             "config": content,
         }
-    return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
+    return builder.finish(
+        {"mixed_precision": _build_peer_fields(builder, shape, bridge_version), **sections}
+    )
 
 
-def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
+def _build_peer_fields(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
     """Return every field of the peer's class, in a shape, as a release has them."""
     config = builder.config
-    payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
+    payload: dict[str, Any] = {"_target_": PRECISION_TARGET} if shape == "fields" else {}
     has_fp4_fields = _has_fp4_fields(bridge_version)
     for field in PEER_FIELDS:
         if field in FP4_FIELDS and not has_fp4_fields:
             continue
-        builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
+        builder.map(field, f"mixed_precision.{PARAM_FIELD_ALIASES.get(field, field)}")
         # One of the two names: written together, the order of the keys would decide.
-        if field not in TWINS:
-            payload[field] = _spelt(builder.values[field], field, shape)
-    for field in DTYPES[:2]:
+        if field not in PARAM_FIELD_ALIASES:
+            payload[field] = _format_value(builder.values[field], field, shape)
+    for field in DTYPE_FIELDS[:2]:
         # None would be written over the model's own dtype.
         if builder.values[field] is None:
-            payload[field] = _spelt(mode_of(config), field, shape)
+            payload[field] = _format_value(get_mode(config), field, shape)
     if config.first_last_layers_bf16:
         for field in LAYER_COUNTS:
             if not is_stated(config, field):
@@ -105,12 +109,12 @@ def _has_fp4_fields(bridge_version: object) -> bool:
         ) from None
 
 
-def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
+def _build_megatron_sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
     """Return the sections of Megatron's own with the stated fields that the peer's class does not have."""
     sections: dict[str, Any] = {}
-    for field, owner in ELSEWHERE.items():
+    for field, owner in OWNER_OF_MEGATRON_FIELD.items():
         if field in builder.config.stated:
-            value = _spelt(builder.values[field], field, shape)
+            value = _format_value(builder.values[field], field, shape)
             if isinstance(value, tuple):
                 value = list(value)
             sections.setdefault(owner, {})[field] = value
@@ -118,7 +122,7 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
     return sections
 
 
-def _spelt(value: Any, field: str, shape: str) -> Any:
+def _format_value(value: Any, field: str, shape: str) -> Any:
     if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
         return value
     name = f"torch.{TORCH_NAMES[value]}"

@@ -1,4 +1,4 @@
-"""`Expressions`: the values of a program's expressions, by their syntax; a call of a function is left to the evaluator.
+"""`ExpressionEvaluator`: the values of a program's expressions, by their syntax; a call of a function is left to the evaluator.
 
 An expression whose value only the run knows is open, with its text as what decides it.
 """
@@ -9,22 +9,22 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.read.keys import PRECISION
+from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.megatron_bridge import operations
-from bridge.read.megatron_bridge.classes import declared_fields, method_of
-from bridge.read.megatron_bridge.journal import ABSENT, Holder, Journal
-from bridge.read.megatron_bridge.library import PACKAGE, Library, Module
+from bridge.read.megatron_bridge.classes import collect_declared_fields, find_method
+from bridge.read.megatron_bridge.journal import ABSENT, Namespace, Journal
+from bridge.read.megatron_bridge.source_library import PACKAGE, Library, Module
 from bridge.read.megatron_bridge.modelled_calls import (
-    CONVERTER,
-    DEFAULTS_OF_MODELS,
+    CONVERTER_CLASS,
+    CHECKPOINT_MODEL_DEFAULTS,
     MODEL_METHODS,
     NOT_MODELLED,
     Call,
     Starts,
-    is_of_checkpoint,
-    modelled_call,
+    is_checkpoint_model,
+    evaluate_modelled_call,
 )
-from bridge.read.megatron_bridge.operations import Unknown
+from bridge.read.megatron_bridge.operations import UnknownValue
 from bridge.read.megatron_bridge.values import (
     Class,
     Constant,
@@ -35,16 +35,16 @@ from bridge.read.megatron_bridge.values import (
     Object,
     Value,
     is_same,
-    truth,
+    evaluate_truth,
 )
-from bridge.read.text.python_calls import source_of
+from bridge.read.text.python_calls import format_source
 
 ATTRIBUTE_FUNCTIONS = ("hasattr", "getattr", "setattr")
 """Builtin functions that take the name of an attribute."""
 PYTHON_FUNCTIONS = frozenset(
-    (*operations.BUILTINS, *operations.TYPES, *ATTRIBUTE_FUNCTIONS, "isinstance", "print")
+    (*operations.BUILTINS, *operations.BUILTIN_TYPES, *ATTRIBUTE_FUNCTIONS, "isinstance", "print")
 )
-HARMLESS = (
+HARMLESS_PACKAGES = (
     *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
     *("warnings", "megatron.bridge.utils"),
 )
@@ -58,7 +58,7 @@ class Frame:
     """A function while it is followed."""
 
     module: Module
-    names: Holder = field(default_factory=dict)
+    names: Namespace = field(default_factory=dict)
     closure: Mapping[str, Value] = field(default_factory=dict)
     """Names of the function around it."""
 
@@ -68,7 +68,7 @@ class Frame:
         return {**self.closure, **self.names}
 
 
-class Expressions:
+class ExpressionEvaluator:
     """The expressions of a program."""
 
     def __init__(self, library: Library) -> None:
@@ -83,97 +83,99 @@ class Expressions:
     def value(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression, an open one where only the run knows it."""
         try:
-            return self._made(node, frame)
-        except (Unknown, RecursionError):
-            return open_value(node)
+            return self._evaluate_node(node, frame)
+        except (UnknownValue, RecursionError):
+            return make_open_value(node)
 
     def answer(self, test: ast.expr, frame: Frame) -> bool | None:
         """Return the answer of a condition; None where only the run knows it."""
-        return truth(self.value(test, frame))
+        return evaluate_truth(self.value(test, frame))
 
     def defaults(self, kind: str) -> dict[str, Value]:
         """Return the defaults that the source of a class and of its bases states."""
         defaults: dict[str, Value] = {}
-        for name, declared in declared_fields(self.library, kind).items():
+        for name, declared in collect_declared_fields(self.library, kind).items():
             if declared.node.value is not None:
-                defaults[name] = self._declared(declared.node.value, Frame(declared.module))
+                defaults[name] = self._evaluate_declaration(
+                    declared.node.value, Frame(declared.module)
+                )
         return defaults
 
     def state(self, holder: Object, name: str, value: Value, origin: str) -> None:
         """Write a field of an object; `origin` is empty where no statement sets it."""
         earlier = 0
         if origin:
-            earlier = len(holder.strangers)
-        stated = FieldValue(value=value, origin=origin, earlier_strangers=earlier)
+            earlier = len(holder.unknown_functions)
+        stated = FieldValue(value=value, origin=origin, earlier_unknown_functions=earlier)
         self.journal.put(holder.fields, name, stated)
 
-    def _made(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
+    def _evaluate_node(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
         match node:
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
-                return self._named(name, frame)
+                return self._resolve_name(name, frame)
             case ast.Attribute(value=inner, attr=name):
-                return self._attribute(self.value(inner, frame), name)
+                return self._get_attribute(self.value(inner, frame), name)
             case ast.Call():
-                return self._called(node, frame)
+                return self._evaluate_call(node, frame)
             case ast.List(elts=items):
-                return self._items(items, frame)
+                return self._evaluate_items(items, frame)
             case ast.Tuple(elts=items):
-                return tuple(self._items(items, frame))
+                return tuple(self._evaluate_items(items, frame))
             case ast.Set(elts=items):
-                return set(_plain(self._items(items, frame)))
+                return set(_require_plain(self._evaluate_items(items, frame)))
             case ast.Dict():
-                return self._mapping(node, frame)
+                return self._evaluate_mapping(node, frame)
             case ast.BinOp(left=left, op=kind, right=right):
                 values = (self.value(left, frame), self.value(right, frame))
-                return operations.binary(type(kind), *values)
+                return operations.evaluate_binary(type(kind), *values)
             case ast.UnaryOp(op=kind, operand=operand):
-                return operations.unary(kind, self.value(operand, frame))
+                return operations.evaluate_unary(kind, self.value(operand, frame))
             case ast.BoolOp():
                 return self._joined(node, frame)
             case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 values = (self.value(left, frame), self.value(right, frame))
-                return operations.compare(type(kind), *values)
+                return operations.evaluate_comparison(type(kind), *values)
             case ast.IfExp():
                 return self._chosen(node, frame)
             case ast.Subscript(value=inner, slice=index):
-                return operations.item(self.value(inner, frame), self.value(index, frame))
+                return operations.get_item(self.value(inner, frame), self.value(index, frame))
             case ast.JoinedStr(values=parts):
-                return self._text(parts, frame)
+                return self._evaluate_f_string(parts, frame)
             case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
-                return self._list(element, rounds, frame)
+                return self._evaluate_comprehension(element, rounds, frame)
             case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
-                return set(_plain(self._list(element, rounds, frame)))
+                return set(_require_plain(self._evaluate_comprehension(element, rounds, frame)))
             case ast.Lambda():
-                return Function(module=frame.module, node=_named(node), closure=frame.visible)
-        raise Unknown
+                return Function(module=frame.module, node=_name_lambda(node), closure=frame.visible)
+        raise UnknownValue
 
     # -- names and attributes ----------------------------------------------------------------------
 
-    def _named(self, name: str, frame: Frame) -> Value:
+    def _resolve_name(self, name: str, frame: Frame) -> Value:
         """Return what a name stands for."""
         for names in (frame.names, frame.closure):
             if name in names:
                 return names[name]
         if name in PYTHON_FUNCTIONS and not frame.module.binds(name):
             return ImportedName(name)
-        return self.constant(self.library.name_in(frame.module, name))
+        return self.constant(self.library.resolve_name(frame.module, name))
 
-    def constant(self, found: Value) -> Value:
+    def constant(self, resolved: Value) -> Value:
         """Return the value of a constant of a module; any other value is itself."""
-        if not isinstance(found, Constant):
-            return found
-        module = found.module
-        if found.name not in module.values:
-            expressions = module.assigned[found.name]
-            is_certain = len(expressions) == 1 and found.name not in module.imported
-            module.values[found.name] = Object(decider=f"{found.name} of {module.file}")
+        if not isinstance(resolved, Constant):
+            return resolved
+        module = resolved.module
+        if resolved.name not in module.values:
+            expressions = module.assigned[resolved.name]
+            is_certain = len(expressions) == 1 and resolved.name not in module.imported
+            module.values[resolved.name] = Object(decider=f"{resolved.name} of {module.file}")
             if is_certain:
-                module.values[found.name] = self.value(expressions[0], Frame(module))
-        return module.values[found.name]
+                module.values[resolved.name] = self.value(expressions[0], Frame(module))
+        return module.values[resolved.name]
 
-    def _attribute(self, holder: Value, name: str) -> Value:
+    def _get_attribute(self, holder: Value, name: str) -> Value:
         """Return an attribute of a value."""
         if isinstance(holder, ImportedName):
             return self.constant(self.library.find(f"{holder.path}.{name}"))
@@ -183,31 +185,31 @@ class Expressions:
             return Method(holder, name)
         if name in holder.fields:
             return holder.fields[name].value
-        if is_of_checkpoint(holder) and name in DEFAULTS_OF_MODELS:
-            return DEFAULTS_OF_MODELS[name]
-        default = self._default(holder.kind, name)
+        if is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS:
+            return CHECKPOINT_MODEL_DEFAULTS[name]
+        default = self._get_default(holder.kind, name)
         if default is not ABSENT:
             if isinstance(default, Object):  # a later statement writes into the same object
                 self.state(holder, name, default, "")
             return default
-        is_method = name in MODEL_METHODS or holder.kind == CONVERTER
-        if is_method or method_of(self.library, holder.kind, name) is not None:
+        is_method = name in MODEL_METHODS or holder.kind == CONVERTER_CLASS
+        if is_method or find_method(self.library, holder.kind, name) is not None:
             return Method(holder, name)
         decider = holder.decider or f"the default of {holder.kind.rpartition('.')[2]}"
         unknown = Object(decider=decider)
         self.state(holder, name, unknown, "")
         return unknown
 
-    def _default(self, kind: str, name: str) -> Value:
+    def _get_default(self, kind: str, name: str) -> Value:
         """Return the default of a field of a class; ABSENT where no source at hand states one."""
-        declared = declared_fields(self.library, kind).get(name)
+        declared = collect_declared_fields(self.library, kind).get(name)
         if declared is None or declared.node.value is None:
             return ABSENT
-        return self._declared(declared.node.value, Frame(declared.module))
+        return self._evaluate_declaration(declared.node.value, Frame(declared.module))
 
-    def _declared(self, expression: ast.expr, frame: Frame) -> Value:
+    def _evaluate_declaration(self, expression: ast.expr, frame: Frame) -> Value:
         """Return the default that the declaration of a dataclass states."""
-        if not isinstance(expression, ast.Call) or source_of(expression.func) != "field":
+        if not isinstance(expression, ast.Call) or format_source(expression.func) != "field":
             return self.value(expression, frame)
         for keyword in expression.keywords:
             if keyword.arg == "default":
@@ -215,11 +217,11 @@ class Expressions:
             if keyword.arg == "default_factory":
                 made = ast.Call(func=keyword.value, args=[], keywords=[])
                 return self.value(ast.copy_location(made, expression), frame)
-        return open_value(expression)
+        return make_open_value(expression)
 
     # -- lists, mappings, conditions ---------------------------------------------------------------
 
-    def _items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
+    def _evaluate_items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
         items: list[Value] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
@@ -227,23 +229,23 @@ class Expressions:
                 continue
             inner = self.value(node.value, frame)
             if not isinstance(inner, list | tuple):
-                raise Unknown
+                raise UnknownValue
             items.extend(inner)
         return items
 
-    def _mapping(self, node: ast.Dict, frame: Frame) -> dict[Value, Value]:
+    def _evaluate_mapping(self, node: ast.Dict, frame: Frame) -> dict[Value, Value]:
         made: dict[Value, Value] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.value(value, frame)
             if key is not None:
                 name = self.value(key, frame)
                 if not isinstance(name, str | int | tuple):
-                    raise Unknown
+                    raise UnknownValue
                 made[name] = inner
             elif isinstance(inner, dict):
                 made.update(inner)
             else:
-                raise Unknown
+                raise UnknownValue
         return made
 
     def _joined(self, node: ast.BoolOp, frame: Frame) -> Value:
@@ -253,13 +255,13 @@ class Expressions:
         value: Value = is_and
         for part in node.values:
             value = self.value(part, frame)
-            answer = truth(value)
+            answer = evaluate_truth(value)
             if answer is None:
                 has_open = True
             elif answer is not is_and:
                 return not is_and if has_open else value
         if has_open:
-            raise Unknown
+            raise UnknownValue
         return value
 
     def _chosen(self, node: ast.IfExp, frame: Frame) -> Value:
@@ -271,22 +273,24 @@ class Expressions:
         body = self.value(node.body, frame)
         if is_same(body, self.value(node.orelse, frame)):
             return body
-        return open_value(node.test)
+        return make_open_value(node.test)
 
-    def _text(self, parts: Sequence[ast.expr], frame: Frame) -> str:
+    def _evaluate_f_string(self, parts: Sequence[ast.expr], frame: Frame) -> str:
         text: list[str] = []
         for part in parts:
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             value = self.value(inner, frame)
             if not isinstance(value, str | int | float | bool):
-                raise Unknown
+                raise UnknownValue
             text.append(str(value))
         return "".join(text)
 
-    def _list(self, element: ast.expr, rounds: ast.comprehension, frame: Frame) -> list[Value]:
+    def _evaluate_comprehension(
+        self, element: ast.expr, rounds: ast.comprehension, frame: Frame
+    ) -> list[Value]:
         items = self.value(rounds.iter, frame)
         if not isinstance(items, list | tuple | str) or not isinstance(rounds.target, ast.Name):
-            raise Unknown
+            raise UnknownValue
         made: list[Value] = []
         for item in items:
             names = {**frame.names, rounds.target.id: item}
@@ -295,7 +299,7 @@ class Expressions:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _called(self, node: ast.Call, frame: Frame) -> Value:
+    def _evaluate_call(self, node: ast.Call, frame: Frame) -> Value:
         """Return what a call makes."""
         options: dict[str, Value] = {}
         for keyword in node.keywords:
@@ -309,31 +313,31 @@ class Expressions:
         call = Call(
             node=node,
             called=self.value(node.func, frame),
-            arguments=self._items(node.args, frame),
+            arguments=self._evaluate_items(node.args, frame),
             options=options,
-            origin=origin_of(frame, node),
+            origin=format_origin(frame, node),
         )
-        followed = self._followed_method(call)
+        followed = self._find_followed_method(call)
         if followed is not None:
             return self.follow(*followed)
-        known = modelled_call(call, self.starts)
+        known = evaluate_modelled_call(call, self.starts)
         if known is not NOT_MODELLED:
             return known
         match call.called:
             case Function():
                 return self.follow(call.called, call)
             case Class():
-                return self._constructed(call)
+                return self._construct_object(call)
             case Method(holder=holder, name=name) if not isinstance(holder, Object):
-                return operations.method(holder, name, call.arguments, call.options)
-        return self._stranger(call)
+                return operations.call_method(holder, name, call.arguments, call.options)
+        return self._evaluate_unknown_function(call)
 
-    def _followed_method(self, call: Call) -> tuple[Function, Call] | None:
+    def _find_followed_method(self, call: Call) -> tuple[Function, Call] | None:
         """Return a method whose source is at hand, with its object as the first argument."""
         method = call.called
         if not isinstance(method, Method) or not isinstance(method.holder, Object):
             return None
-        function = method_of(self.library, method.holder.kind, method.name)
+        function = find_method(self.library, method.holder.kind, method.name)
         if function is None or function.node.decorator_list:
             return None
         arguments = [method.holder, *call.arguments]
@@ -346,15 +350,15 @@ class Expressions:
         )
         return function, bound
 
-    def _constructed(self, call: Call) -> Object:
+    def _construct_object(self, call: Call) -> Object:
         """Return an object of a class whose source is at hand."""
         fields: dict[str, FieldValue] = {}
-        names = declared_fields(self.library, call.path)
+        names = collect_declared_fields(self.library, call.path)
         for name, value in zip(names, call.arguments, strict=False):
             fields[name] = FieldValue(value=value, origin=call.origin)
         return Object(kind=call.path, fields={**fields, **call.stated})
 
-    def _stranger(self, call: Call) -> Value:
+    def _evaluate_unknown_function(self, call: Call) -> Value:
         """Return what a function makes whose source is not at hand.
 
         It may change the objects that it gets.
@@ -362,65 +366,69 @@ class Expressions:
         path = call.path
         last = path.rpartition(".")[2]
         if path in ATTRIBUTE_FUNCTIONS and len(call.arguments) >= 2:
-            return self._by_name(call)
+            return self._evaluate_attribute_function(call)
         if last == "deepcopy" and call.arguments:
             return call.arguments[0]
-        if path in PYTHON_FUNCTIONS or path in operations.PATHS or last == "cast":
+        if path in PYTHON_FUNCTIONS or path in operations.PATH_FUNCTIONS or last == "cast":
             name = last if last == "cast" else path
-            return operations.builtin(name, call.arguments, call.options)
+            return operations.call_builtin(name, call.arguments, call.options)
         if isinstance(call.called, ImportedName) and last[:1].isupper():
             return Object(kind=path, fields=call.stated)
         for value in (*call.arguments, *call.options.values()):
             if isinstance(value, Object) and not _is_harmless(path, value):
-                value.strangers.append(last or source_of(call.node.func))
+                value.unknown_functions.append(last or format_source(call.node.func))
         where = ""
         if path.startswith(PACKAGE):
             where = f" of {path.rpartition('.')[0]}, whose source is not at hand,"
-        return Object(decider=f"`{source_of(call.node)}`{where}")
+        return Object(decider=f"`{format_source(call.node)}`{where}")
 
-    def _by_name(self, call: Call) -> Value:
+    def _evaluate_attribute_function(self, call: Call) -> Value:
         """Return what `hasattr` and `getattr` answer; `setattr` writes a field."""
         holder, name, *others = call.arguments
         if not isinstance(holder, Object) or not isinstance(name, str):
-            raise Unknown
+            raise UnknownValue
         if call.path == "setattr" and others:
             self.state(holder, name, others[0], call.origin)
             return None
         if call.path == "getattr":
-            return self._attribute(holder, name)
+            return self._get_attribute(holder, name)
         is_stated = name in holder.fields and bool(holder.fields[name].origin)
-        is_declared = name in declared_fields(self.library, holder.kind)
-        if is_stated or is_declared or (is_of_checkpoint(holder) and name in DEFAULTS_OF_MODELS):
+        is_declared = name in collect_declared_fields(self.library, holder.kind)
+        if (
+            is_stated
+            or is_declared
+            or (is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS)
+        ):
             return True
-        raise Unknown
+        raise UnknownValue
 
 
 def _is_harmless(path: str, value: Object) -> bool:
     """Return whether a function whose source is not at hand leaves an object as it is."""
-    if PRECISION in value.fields and path.startswith(START_PACKAGES):
+    if PRECISION_KEY in value.fields and path.startswith(START_PACKAGES):
         return True
-    return path.startswith(HARMLESS)
+    return path.startswith(HARMLESS_PACKAGES)
 
 
-def open_value(node: ast.AST) -> Object:
+def make_open_value(node: ast.AST) -> Object:
     """Return the open value of an expression."""
-    return Object(decider=f"`{source_of(node)}`, which only the run knows,")
+    return Object(decider=f"`{format_source(node)}`, which only the run knows,")
 
 
-def origin_of(frame: Frame, node: ast.expr) -> str:
+def format_origin(frame: Frame, node: ast.expr) -> str:
     """Return where a statement stands: "deepseek_v3.py:142, cfg.model.seq_length"."""
-    text = source_of(node.func if isinstance(node, ast.Call) else node)
+    text = format_source(node.func if isinstance(node, ast.Call) else node)
     return f"{frame.module.file}:{node.lineno}, {text}"
 
 
-def _plain(items: list[Value]) -> list[Value]:
+def _require_plain(items: list[Value]) -> list[Value]:
     """Return items that are plain values, which a set may hold; Unknown for others."""
     if not all(isinstance(item, str | int | float | None) for item in items):
-        raise Unknown
+        raise UnknownValue
     return items
 
 
-def _named(node: ast.Lambda) -> ast.FunctionDef:
+def _name_lambda(node: ast.Lambda) -> ast.FunctionDef:
     """Return a lambda as a function with a name."""
     body = ast.Return(value=node.body)
     made = ast.FunctionDef(name="lambda", args=node.args, body=[body], decorator_list=[])

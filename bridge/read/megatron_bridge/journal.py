@@ -16,7 +16,7 @@ class Absent:
 
 
 ABSENT = Absent()
-Holder = dict[str, Value]
+Namespace = dict[str, Value]
 """The names of a function, or the fields of an object."""
 
 
@@ -24,7 +24,7 @@ Holder = dict[str, Value]
 class Change:
     """One name or field that a branch changed."""
 
-    holder: Holder
+    holder: Namespace
     name: str
     before: Value
     after: Value
@@ -40,7 +40,7 @@ class Journal:
     def __init__(self) -> None:
         self._branches: list[dict[tuple[int, str], Change]] = []
 
-    def put(self, holder: Holder, name: str, value: Value) -> None:
+    def put(self, holder: Namespace, name: str, value: Value) -> None:
         """Write a name or a field."""
         if self._branches:
             branch = self._branches[-1]
@@ -51,7 +51,7 @@ class Journal:
             branch[key].after = value
         _write(holder, name, value)
 
-    def branch(self, follow: Callable[[], Result]) -> tuple[Result, Changes]:
+    def follow_branch(self, follow: Callable[[], Result]) -> tuple[Result, Changes]:
         """Follow a branch and take back what it changed; return what `follow` returns, and the changes."""
         self._branches.append({})
         result = follow()
@@ -72,26 +72,26 @@ class Journal:
             values: list[Value] = []
             for branch in (first, second):
                 values.append(branch[key].after if key in branch else change.before)
-            if _agree(*values):
+            if _is_same_value(*values):
                 self.put(change.holder, change.name, values[0])
             else:
-                self.put(change.holder, change.name, _opened(values, decider))
+                self.put(change.holder, change.name, _make_open_value(values, decider))
 
 
-def _write(holder: Holder, name: str, value: Value) -> None:
+def _write(holder: Namespace, name: str, value: Value) -> None:
     if value is ABSENT:
         holder.pop(name, None)
     else:
         holder[name] = value
 
 
-def _agree(first: Value, second: Value) -> bool:
+def _is_same_value(first: Value, second: Value) -> bool:
     if isinstance(first, FieldValue) and isinstance(second, FieldValue):
         return is_same(first.value, second.value)
     return is_same(first, second)
 
 
-def _opened(values: list[Value], decider: str) -> Value:
+def _make_open_value(values: list[Value], decider: str) -> Value:
     """Return an open value in the place of two that differ: a field where they are fields."""
     for value in values:
         if isinstance(value, FieldValue):

@@ -15,18 +15,18 @@ from bridge.read.megatron_bridge.values import (
     Value,
     is_open,
     is_plain,
-    truth,
+    evaluate_truth,
 )
 
-MOST = 4096
+MAX_RESULT_SIZE = 4096
 """Elements of a list, and digits of a number, that an operation may make."""
 
 
-class Unknown(Exception):  # noqa: N818  it is no fault: only the run knows the value
+class UnknownValue(Exception):  # noqa: N818  it is no fault: only the run knows the value
     """Only the run knows what an operation makes."""
 
 
-BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+BINARY_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -36,7 +36,7 @@ BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
     ast.BitOr: operator.or_,
 }
-COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -57,7 +57,7 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
     "list": list,
     "max": max,
     "min": min,
-    "range": lambda *ends: list(_short(range(*ends))),
+    "range": lambda *ends: list(_require_short(range(*ends))),
     "set": set,
     "sorted": sorted,
     "str": str,
@@ -65,7 +65,7 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
     "tuple": tuple,
     "enumerate": lambda items: [list(pair) for pair in enumerate(items)],
 }
-TYPES: Mapping[str, type] = {
+BUILTIN_TYPES: Mapping[str, type] = {
     "bool": bool,
     "dict": dict,
     "float": float,
@@ -75,7 +75,7 @@ TYPES: Mapping[str, type] = {
     "str": str,
     "tuple": tuple,
 }
-METHODS: Mapping[type, frozenset[str]] = {
+PURE_METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(
         (
             "lower",
@@ -93,22 +93,22 @@ METHODS: Mapping[type, frozenset[str]] = {
     list: frozenset(("index", "count", "copy")),
 }
 """Type -> the methods that change nothing."""
-PATHS: Mapping[str, Callable[..., str]] = {
+PATH_FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "os.path.join": os.path.join,
     "os.path.basename": os.path.basename,
     "os.path.dirname": os.path.dirname,
 }
 
 
-def binary(kind: type[ast.operator], left: Value, right: Value) -> Value:
+def evaluate_binary(kind: type[ast.operator], left: Value, right: Value) -> Value:
     """Return what an operator makes of two plain values; Unknown for others."""
-    if kind not in BINARY or not (is_plain(left) and is_plain(right)):
-        raise Unknown
+    if kind not in BINARY_OPERATORS or not (is_plain(left) and is_plain(right)):
+        raise UnknownValue
     if kind is ast.Pow and not _is_small_power(left, right):
-        raise Unknown
+        raise UnknownValue
     if kind is ast.Mult:
         _refuse_long_repetition(left, right)
-    return _made(BINARY[kind], left, right)
+    return _apply(BINARY_OPERATORS[kind], left, right)
 
 
 def _is_small_power(left: Value, right: Value) -> bool:
@@ -123,30 +123,34 @@ def _is_small_power(left: Value, right: Value) -> bool:
 def _refuse_long_repetition(left: Value, right: Value) -> None:
     """Raise Unknown for a list or a text that is repeated too often."""
     for items, times in ((left, right), (right, left)):
-        if isinstance(items, Sequence) and isinstance(times, int) and len(items) * times > MOST:
-            raise Unknown
+        if (
+            isinstance(items, Sequence)
+            and isinstance(times, int)
+            and len(items) * times > MAX_RESULT_SIZE
+        ):
+            raise UnknownValue
 
 
-def unary(kind: ast.unaryop, operand: Value) -> Value:
+def evaluate_unary(kind: ast.unaryop, operand: Value) -> Value:
     """Return what `not` or a minus makes of a value; Unknown where only the run knows it."""
     if isinstance(kind, ast.Not):
-        answer = truth(operand)
+        answer = evaluate_truth(operand)
         if answer is None:
-            raise Unknown
+            raise UnknownValue
         return not answer
     if isinstance(kind, ast.USub) and isinstance(operand, int | float):
         return -operand
-    raise Unknown
+    raise UnknownValue
 
 
-def item(holder: Value, index: Value) -> Value:
+def get_item(holder: Value, index: Value) -> Value:
     """Return an item of a plain value; Unknown where there is none."""
     if not isinstance(holder, dict | list | tuple | str) or not is_plain(index):
-        raise Unknown
-    return _made(operator.getitem, holder, index)
+        raise UnknownValue
+    return _apply(operator.getitem, holder, index)
 
 
-def grown(before: Value, name: str, added: Value) -> Value:
+def add_elements(before: Value, name: str, added: Value) -> Value:
     """Return a list or a mapping with what `append`, `extend` or `update` adds."""
     if name == "append" and isinstance(before, list):
         return [*before, added]
@@ -157,7 +161,7 @@ def grown(before: Value, name: str, added: Value) -> Value:
     return Object(decider=f"`{name}` with what only the run knows,")
 
 
-def compare(kind: type[ast.cmpop], left: Value, right: Value) -> bool:
+def evaluate_comparison(kind: type[ast.cmpop], left: Value, right: Value) -> bool:
     """Return the answer of a comparison; Unknown where only the run knows it."""
     if kind in (ast.Is, ast.IsNot):
         return _is_same_object(left, right) is (kind is ast.Is)
@@ -168,82 +172,82 @@ def compare(kind: type[ast.cmpop], left: Value, right: Value) -> bool:
             and kind in (ast.Eq, ast.NotEq)
         ):
             return (left == right) is (kind is ast.Eq)
-        raise Unknown
-    return bool(_made(COMPARE[kind], left, right))
+        raise UnknownValue
+    return bool(_apply(COMPARISONS[kind], left, right))
 
 
 def _is_same_object(left: Value, right: Value) -> bool:
     """Return whether `left is right` holds, for None, a switch or an object; Unknown for others."""
     if is_open(left) or is_open(right):
-        raise Unknown
+        raise UnknownValue
     for value in (left, right):
         if value is None or isinstance(value, bool):
             return left is right
     if isinstance(left, Object) and isinstance(right, Object):
         return left is right
-    raise Unknown
+    raise UnknownValue
 
 
-def builtin(name: str, arguments: Sequence[Value], options: Mapping[str, Value]) -> Value:
+def call_builtin(name: str, arguments: Sequence[Value], options: Mapping[str, Value]) -> Value:
     """Return what a builtin function makes of plain values; Unknown for others."""
     if name == "cast" and len(arguments) == 2:
         return arguments[1]
     if name == "isinstance" and len(arguments) == 2:
-        return is_instance(*arguments)
-    known = BUILTINS.get(name) or PATHS.get(name)
+        return evaluate_isinstance(*arguments)
+    known = BUILTINS.get(name) or PATH_FUNCTIONS.get(name)
     if known is None or options or not all(map(is_plain, arguments)):
-        raise Unknown
-    return _made(known, *arguments)
+        raise UnknownValue
+    return _apply(known, *arguments)
 
 
-def is_instance(value: Value, kinds: Value) -> bool:
+def evaluate_isinstance(value: Value, kinds: Value) -> bool:
     """Return the answer of `isinstance`; Unknown where only the run knows it."""
     if is_open(value):
-        raise Unknown
+        raise UnknownValue
     if not isinstance(kinds, tuple):
         kinds = (kinds,)
     answers: list[bool] = []
     for kind in kinds:
-        answers.append(_is_of(value, kind))
+        answers.append(_is_instance(value, kind))
     return any(answers)
 
 
-def _is_of(value: Value, kind: Value) -> bool:
+def _is_instance(value: Value, kind: Value) -> bool:
     if not isinstance(kind, ImportedName | Class):
-        raise Unknown
+        raise UnknownValue
     if is_plain(value):
-        builtin_type = TYPES.get(kind.path)
+        builtin_type = BUILTIN_TYPES.get(kind.path)
         return builtin_type is not None and isinstance(value, builtin_type)
     if isinstance(value, Object):
         if kind.path == value.kind:
             return True
-        if kind.path in TYPES:
+        if kind.path in BUILTIN_TYPES:
             return False
-    raise Unknown
+    raise UnknownValue
 
 
-def method(
+def call_method(
     holder: Value, name: str, arguments: Sequence[Value], options: Mapping[str, Value]
 ) -> Value:
     """Return what a method of a plain value makes; Unknown for a method that changes it, and for others."""
-    is_known = name in METHODS.get(type(holder), ())
+    is_known = name in PURE_METHODS.get(type(holder), ())
     if not is_known or not is_plain(holder) or not all(map(is_plain, arguments)) or options:
-        raise Unknown
-    made = _made(getattr(holder, name), *arguments)
+        raise UnknownValue
+    made = _apply(getattr(holder, name), *arguments)
     if name in ("items", "keys", "values"):
         return [list(item) if isinstance(item, tuple) else item for item in made]
     return made
 
 
-def _short(items: range) -> range:
-    if len(items) > MOST:
-        raise Unknown
+def _require_short(items: range) -> range:
+    if len(items) > MAX_RESULT_SIZE:
+        raise UnknownValue
     return items
 
 
-def _made(function: Callable[..., Any], *arguments: Value) -> Value:
+def _apply(function: Callable[..., Any], *arguments: Value) -> Value:
     """Return what a function makes; Unknown where it refuses its arguments."""
     try:
         return function(*arguments)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError):
-        raise Unknown from None
+        raise UnknownValue from None

@@ -1,20 +1,20 @@
-"""`plain`: a value of a followed program as plain data, as the YAML of a run has it."""
+"""`convert_to_plain`: a value of a followed program as plain data, as the YAML of a run has it."""
 
 from __future__ import annotations
 
-from bridge.read.megatron_bridge.run import TARGET
+from bridge.read.megatron_bridge.saved_container import TARGET_KEY
 from bridge.read.megatron_bridge.values import Class, Function, ImportedName, Object, Value, is_open
 
 
-def plain(value: Value) -> object:
+def convert_to_plain(value: Value) -> object:
     """Return a value without open parts as plain data: import paths of functions and classes, names of enums."""
     if isinstance(value, Object):
         fields = {
-            name: plain(stated.value)
+            name: convert_to_plain(stated.value)
             for name, stated in value.fields.items()
             if not has_open(stated.value)
         }
-        return {TARGET: value.kind, **fields}
+        return {TARGET_KEY: value.kind, **fields}
     if isinstance(value, ImportedName):
         holder = value.path.rpartition(".")[0].rpartition(".")[2]
         if holder[:1].isupper():  # the member of an enum
@@ -25,9 +25,9 @@ def plain(value: Value) -> object:
     if isinstance(value, Class):
         return value.path
     if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: convert_to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [convert_to_plain(inner) for inner in value]
     if isinstance(value, set):
         return sorted(map(str, value))
     return value
@@ -42,13 +42,13 @@ def has_open(value: Value) -> bool:
     return is_open(value)
 
 
-def decider_of(value: Value) -> str:
+def get_decider(value: Value) -> str:
     """Return what decides an open value."""
     if isinstance(value, Object):
-        return noun_of(value.decider)
+        return get_decider_noun(value.decider)
     return "of which only the run knows a part"
 
 
-def noun_of(decider: str) -> str:
+def get_decider_noun(decider: str) -> str:
     """Return what decides a value, without the clause that only the run knows it."""
     return decider.removesuffix(", which only the run knows,")

@@ -1,22 +1,22 @@
-"""`stated_precision`: the `mixed_precision` of a followed program's container, as far as the program states it."""
+"""`read_stated_precision`: the `mixed_precision` of a followed program's container, as far as the program states it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bridge.precision.values import SPELLINGS
-from bridge.read.keys import PRECISION
-from bridge.read.megatron_bridge.exporter import TWINS
-from bridge.read.megatron_bridge.modelled_calls import CONFIG, RECIPE_ORIGIN
-from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
-from bridge.read.megatron_bridge.run import TARGET
+from bridge.precision.coercion import DTYPE_SPELLINGS
+from bridge.read.run_keys import PRECISION_KEY
+from bridge.read.megatron_bridge.exporter import PARAM_FIELD_ALIASES
+from bridge.read.megatron_bridge.modelled_calls import PRECISION_CLASS, RECIPE_ORIGIN
+from bridge.read.megatron_bridge.plain_data import get_decider, has_open, convert_to_plain
+from bridge.read.megatron_bridge.saved_container import TARGET_KEY
 from bridge.read.megatron_bridge.values import ImportedName, Object, Value
 from bridge.registry.registry import REGISTRY
 
-UNREGISTERED = "the recipe {name!r}, which is not registered here,"
-WRONG = "the value {value!r}, which is no precision,"
-ELSEWHERE = "`{path}`, whose source is not at hand,"
+UNREGISTERED_RECIPE = "the recipe {name!r}, which is not registered here,"
+NOT_A_PRECISION = "the value {value!r}, which is no precision,"
+SOURCE_NOT_AT_HAND = "`{path}`, whose source is not at hand,"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,36 +33,45 @@ class StatedPrecision:
     """What decides the fields that are not stated, as a noun; empty: the defaults of the class."""
     is_absent: bool = False
     """The container has no precision, so that the model decides it."""
-    strangers: tuple[str, ...] = ()
+    unknown_functions: tuple[str, ...] = ()
     """Functions whose source is not at hand that may change the precision afterwards."""
 
 
-def stated_precision(container: Object) -> StatedPrecision:
+def read_stated_precision(container: Object) -> StatedPrecision:
     """Return the precision of a container."""
-    stated = container.fields.get(PRECISION)
+    stated = container.fields.get(PRECISION_KEY)
     if stated is None:
         is_absent = not container.decider
-        strangers = tuple(container.strangers)
-        return StatedPrecision(decider=container.decider, is_absent=is_absent, strangers=strangers)
-    strangers = tuple(container.strangers[stated.earlier_strangers :])
+        strangers = tuple(container.unknown_functions)
+        return StatedPrecision(
+            decider=container.decider, is_absent=is_absent, unknown_functions=strangers
+        )
+    strangers = tuple(container.unknown_functions[stated.earlier_unknown_functions :])
     value = stated.value
     if isinstance(value, Object):
-        return _of_object(value, strangers=(*strangers, *value.strangers))
+        return _read_object(value, strangers=(*strangers, *value.unknown_functions))
     if isinstance(value, ImportedName):
-        return StatedPrecision(decider=ELSEWHERE.format(path=value.path), strangers=strangers)
+        return StatedPrecision(
+            decider=SOURCE_NOT_AT_HAND.format(path=value.path), unknown_functions=strangers
+        )
     if value is None:
-        return StatedPrecision(is_absent=True, strangers=strangers)
+        return StatedPrecision(is_absent=True, unknown_functions=strangers)
     if not isinstance(value, str):
-        return StatedPrecision(decider=WRONG.format(value=plain(value)), strangers=strangers)
+        return StatedPrecision(
+            decider=NOT_A_PRECISION.format(value=convert_to_plain(value)),
+            unknown_functions=strangers,
+        )
     if value not in REGISTRY:
-        return StatedPrecision(decider=UNREGISTERED.format(name=value), strangers=strangers)
-    return StatedPrecision(name=value, strangers=strangers)
+        return StatedPrecision(
+            decider=UNREGISTERED_RECIPE.format(name=value), unknown_functions=strangers
+        )
+    return StatedPrecision(name=value, unknown_functions=strangers)
 
 
-def _of_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision:
+def _read_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision:
     """Return the precision that an object states."""
     if precision.recipe and _is_untouched(precision):
-        return StatedPrecision(name=precision.recipe, strangers=strangers)
+        return StatedPrecision(name=precision.recipe, unknown_functions=strangers)
     values: dict[str, object] = {}
     open_fields: dict[str, str] = {}
     for name, stated in precision.fields.items():
@@ -70,27 +79,29 @@ def _of_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision
         if decider is not None and not stated.origin:
             continue  # it is only read
         if decider is None:
-            values[name] = plain(stated.value)
+            values[name] = convert_to_plain(stated.value)
         else:
             open_fields[name] = decider
-    if precision.kind and not precision.recipe and not _assigns_twin(precision):
-        values = {TARGET: CONFIG, **values}
+    if precision.kind and not precision.recipe and not _assigns_alias(precision):
+        values = {TARGET_KEY: PRECISION_CLASS, **values}
     return StatedPrecision(
         values=values,
         open_fields=open_fields,
         decider=precision.decider,
-        strangers=strangers,
+        unknown_functions=strangers,
     )
 
 
 def _maybe_decider(value: Value) -> str | None:
     """Return what decides the value of a field; None where the program states it."""
     if has_open(value):
-        return decider_of(value)
-    if isinstance(value, ImportedName) and plain(value) == value.path:  # no member of an enum
+        return get_decider(value)
+    if (
+        isinstance(value, ImportedName) and convert_to_plain(value) == value.path
+    ):  # no member of an enum
         name = value.path.removeprefix("torch.")
-        if name not in SPELLINGS:
-            return ELSEWHERE.format(path=value.path)
+        if name not in DTYPE_SPELLINGS:
+            return SOURCE_NOT_AT_HAND.format(path=value.path)
     return None
 
 
@@ -100,9 +111,9 @@ def _is_untouched(precision: Object) -> bool:
     return all(stated.origin == origin for stated in precision.fields.values())
 
 
-def _assigns_twin(precision: Object) -> bool:
+def _assigns_alias(precision: Object) -> bool:
     """Return whether a statement assigns a name of stored weights, which a constructor reads otherwise."""
-    for name in (*TWINS, *TWINS.values()):
+    for name in (*PARAM_FIELD_ALIASES, *PARAM_FIELD_ALIASES.values()):
         stated = precision.fields.get(name)
         if stated is not None and stated.origin.endswith(f".{name}"):
             return True

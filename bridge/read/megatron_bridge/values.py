@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.read.megatron_bridge.library import Module
+    from bridge.read.megatron_bridge.source_library import Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class FieldValue:
     value: Value
     origin: str
     """`FILE:LINE, cfg.model.seq_length`; empty: no statement sets it."""
-    earlier_strangers: int = 0
+    earlier_unknown_functions: int = 0
     """Strangers that had the object before the statement, and cannot change what it sets."""
 
 
@@ -37,7 +37,7 @@ class Object:
     recipe: str = ""
     """Name of the registered recipe that it begins with."""
     fields: dict[str, FieldValue] = field(default_factory=dict)
-    strangers: list[str] = field(default_factory=list)
+    unknown_functions: list[str] = field(default_factory=list)
     """Functions that get the object, may change it, and are not at hand."""
 
     @property
@@ -99,7 +99,7 @@ class Method:
 
 Value = Any
 """One of the classes above, or a plain value."""
-PLAIN = (str, int, float, bool, type(None), list, tuple, dict, set)
+PLAIN_TYPES = (str, int, float, bool, type(None), list, tuple, dict, set)
 
 
 def is_plain(value: Value) -> bool:
@@ -108,7 +108,7 @@ def is_plain(value: Value) -> bool:
         return all(is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):
         return all(is_plain(item) for item in value)
-    return isinstance(value, PLAIN)
+    return isinstance(value, PLAIN_TYPES)
 
 
 def is_open(value: Value) -> bool:
@@ -125,11 +125,11 @@ def is_same(first: Value, second: Value) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-def truth(value: Value) -> bool | None:
+def evaluate_truth(value: Value) -> bool | None:
     """Return whether a value counts as true in a condition; None where only the run knows it."""
     if is_open(value):
         return None
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         return bool(value)
     if isinstance(value, ImportedName):
         return None

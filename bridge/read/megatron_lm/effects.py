@@ -7,23 +7,23 @@ from collections.abc import Mapping
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.foreign.effective_fields import inert_in_every_system
+from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.launch.notes import NoteKind
-from bridge.read.megatron_lm.arguments import Arguments
-from bridge.read.megatron_lm.flags import BY_NAME, bears_on_precision, option_of
-from bridge.read.megatron_lm.gradient_reduction import MEGATRON_FSDP, uses_megatron_fsdp
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
+from bridge.read.megatron_lm.flags import FLAG_OF_NAME, bears_on_precision, format_option
+from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.inert import SCALER_SCHEDULE
+from bridge.rules.inert import LOSS_SCALER_FIELDS
 
-SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", *MEGATRON_FSDP)
+SHARDING_SWITCHES = ("use_distributed_optimizer", "use_torch_fsdp2", *FSDP_SWITCHES)
 """Switches under which weights stored in FP8 can be gathered."""
 PARSER_DEFAULTS = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
 """Field -> the default of its argument."""
 TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 """Variable that forbids TF32 where it is 0."""
 CUBLAS_OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-PREFIXES = ("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")
+VARIABLE_PREFIXES = ("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")
 """Beginnings of environment variables that bear on precision."""
 
 
@@ -39,29 +39,29 @@ def state_scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
     layers = None
     if fields.get("fp8") or fields.get("fp4"):
         layers = 1
-    builder.imply_scheme(option_of, layers=layers)
+    builder.imply_scheme(format_option, layers=layers)
     if "loss_scale" in fields and float(fields["loss_scale"] or 0) == 0:
         fields["loss_scale"] = None  # Megatron-LM takes 0 for unset
     if mode != "fp16" or not is_scaled or fields.get("loss_scale") is not None:
         return
-    for name in SCALER_SCHEDULE:
+    for name in LOSS_SCALER_FIELDS:
         if fields.get(name) is None:
             default = FIELD_DEFAULTS[name]
-            builder.implied(option_of(name), default, **{name: default})
+            builder.imply(format_option(name), default, **{name: default})
 
 
-def report_unread_settings(run: Arguments, builder: ImportBuilder) -> None:
+def report_unread_settings(run: WrittenArguments, builder: ImportBuilder) -> None:
     """Report the settings that a run of this precision does not read, unless they are at their defaults.
 
     A log prints all of them: there they are mapped to nothing.
     """
     config = MixedPrecisionConfig.from_dict(builder.fields)
-    reasons = inert_in_every_system(config)
+    reasons = collect_inert_everywhere(config)
     values = config.to_dict()
     for key, written in run.settings.items():
-        if key not in BY_NAME or not builder.mapped.get(written.name):
+        if key not in FLAG_OF_NAME or not builder.mapped.get(written.name):
             continue
-        name = BY_NAME[key].field
+        name = FLAG_OF_NAME[key].field
         value = values.get(name)
         if name in reasons and run.printed is not None:
             builder.fields.pop(name, None)
@@ -74,10 +74,10 @@ def report_unread_settings(run: Arguments, builder: ImportBuilder) -> None:
             builder.record("megatron_lm.te2-ignores-fp8-wgrad", written.name, written.shown)
 
 
-def report_sharding(run: Arguments, builder: ImportBuilder) -> None:
+def report_sharding(run: WrittenArguments, builder: ImportBuilder) -> None:
     """Report settings that the sharding switches off, and weights in FP8 that nothing gathers."""
     fields = builder.fields
-    is_sharded = any(key in run for key in SHARDED)
+    is_sharded = any(key in run for key in SHARDING_SWITCHES)
     is_whole_command = bool(run.label) and not run.undecided
     if fields.get("fp8_param_gather"):
         option = "--fp8-param-gather"
@@ -101,11 +101,13 @@ def map_environment(variables: Mapping[str, str], builder: ImportBuilder) -> Non
             builder.map(name, tf32=False)
         elif name == CUBLAS_OVERRIDE and value in ("0", "1") and not is_forbidden:
             builder.map(name, tf32=value == "1")
-        elif name.startswith(PREFIXES) and bears_on_precision(name.lower()):
+        elif name.startswith(VARIABLE_PREFIXES) and bears_on_precision(name.lower()):
             builder.record("megatron_lm.environment-variable-is-in-no-recipe", name, value)
 
 
-def report_undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bool = False) -> None:
+def report_undecided(
+    run: WrittenArguments, builder: ImportBuilder, *, is_file_read: bool = False
+) -> None:
     """Report everything that only a run of the script decides.
 
     Args:
@@ -121,9 +123,9 @@ def report_undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bo
         builder.record("megatron_lm.word-may-hold-flags", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.branch-is-not-decided", decision, "taken")
-    if run.is_cut and not run.decided_by:
+    if run.is_truncated and not run.decided_by:
         builder.record("megatron_lm.block-is-incomplete", "arguments", None)
     for note in notes:
         builder.record("megatron_lm.part-is-not-read", str(note), None)
-    for name, value in run.launch.defaulted.items():
+    for name, value in run.launch.variable_defaults.items():
         builder.record("megatron_lm.default-of-a-variable-was-taken", f"${name}", value)

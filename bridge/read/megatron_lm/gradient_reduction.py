@@ -8,36 +8,36 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py validate_args.
 """
 
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.megatron_lm.arguments import Arguments
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
-IN_FP32 = "accumulate_allreduce_grads_in_fp32"
-IN_BF16 = "grad_reduce_in_bf16"
-REDUCTION = (IN_FP32, IN_BF16)
-IN_FP32_OPTION = "--accumulate-allreduce-grads-in-fp32"
-MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
+FP32_ARGUMENT = "accumulate_allreduce_grads_in_fp32"
+BF16_ARGUMENT = "grad_reduce_in_bf16"
+REDUCTION_ARGUMENTS = (FP32_ARGUMENT, BF16_ARGUMENT)
+FP32_OPTION = "--accumulate-allreduce-grads-in-fp32"
+FSDP_SWITCHES = ("use_megatron_fsdp", "use_custom_fsdp")
 """Switches of Megatron-FSDP, the second one of older releases."""
 
 
-def state_reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
+def state_reduction(run: WrittenArguments, mode: str, builder: ImportBuilder) -> None:
     """State in which dtype gradients are reduced, and report arguments without effect."""
-    for key in REDUCTION:
+    for key in REDUCTION_ARGUMENTS:
         written = run.settings.get(key)
         if written is not None and written.value is None:
             builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
         elif written is not None and key not in run:
             builder.map(written.name)
-    is_automatic = _is_automatic(run, mode)
-    stays_in_bf16 = is_automatic and IN_BF16 in run
-    if IN_BF16 in run:
-        name = run.settings[IN_BF16].name
+    is_automatic = _is_fp32_by_default(run, mode)
+    stays_in_bf16 = is_automatic and BF16_ARGUMENT in run
+    if BF16_ARGUMENT in run:
+        name = run.settings[BF16_ARGUMENT].name
         if stays_in_bf16:
             builder.map(name, grad_reduce_in_fp32=False)
         else:
             builder.record("megatron_lm.grad-reduce-in-bf16-has-no-effect", name, True)
     if mode != "fp32" and uses_megatron_fsdp(run):
-        _state_reduction_of_fsdp(run, mode, builder, stays_in_bf16=stays_in_bf16)
-    elif IN_FP32 in run:
-        name = run.settings[IN_FP32].name
+        _state_fsdp_reduction(run, mode, builder, stays_in_bf16=stays_in_bf16)
+    elif FP32_ARGUMENT in run:
+        name = run.settings[FP32_ARGUMENT].name
         if stays_in_bf16:
             builder.record("megatron_lm.turned-off-by-grad-reduce-in-bf16", name, True)
         else:
@@ -46,12 +46,12 @@ def state_reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
         _state_default(run, mode, builder, is_automatic=is_automatic)
 
 
-def uses_megatron_fsdp(run: Arguments) -> bool:
+def uses_megatron_fsdp(run: WrittenArguments) -> bool:
     """Return whether Megatron-FSDP shards the run."""
-    return any(key in run for key in MEGATRON_FSDP)
+    return any(key in run for key in FSDP_SWITCHES)
 
 
-def _is_automatic(run: Arguments, mode: str) -> bool:
+def _is_fp32_by_default(run: WrittenArguments, mode: str) -> bool:
     """Return whether the parser turns reduction in FP32 on by itself, where nothing forbids it."""
     main_grads = run.settings.get("main_grads_dtype")
     has_fp32_grads = main_grads is None or str(main_grads.value) in ("fp32", "None")
@@ -59,11 +59,11 @@ def _is_automatic(run: Arguments, mode: str) -> bool:
 
 
 def _state_default(
-    run: Arguments, mode: str, builder: ImportBuilder, *, is_automatic: bool
+    run: WrittenArguments, mode: str, builder: ImportBuilder, *, is_automatic: bool
 ) -> None:
     """State the parser's default, and report a switch that is written as off."""
     builder.fields["grad_reduce_in_fp32"] = is_automatic
-    written = run.settings.get(IN_FP32)
+    written = run.settings.get(FP32_ARGUMENT)
     if written is not None and written.value is False and written.refused is None:
         if is_automatic:
             builder.record("megatron_lm.reduced-in-fp32-whatever-is-written", written.name, False)
@@ -73,11 +73,11 @@ def _state_default(
     row = "megatron_lm.not-reduced-in-fp32"
     if is_automatic:
         row = "megatron_lm.reduced-in-fp32-by-itself"
-    builder.record(row, IN_FP32_OPTION, is_automatic, mode=mode.upper())
+    builder.record(row, FP32_OPTION, is_automatic, mode=mode.upper())
 
 
-def _state_reduction_of_fsdp(
-    run: Arguments, mode: str, builder: ImportBuilder, *, stays_in_bf16: bool
+def _state_fsdp_reduction(
+    run: WrittenArguments, mode: str, builder: ImportBuilder, *, stays_in_bf16: bool
 ) -> None:
     """State in which dtype Megatron-FSDP reduces gradients.
 
@@ -87,17 +87,17 @@ def _state_reduction_of_fsdp(
         builder: The report.
         stays_in_bf16: The arguments ask for the dtype of the weights.
     """
-    kept_in = _fsdp_dtype(run, "main_grads") or mode
-    sent_in = _fsdp_dtype(run, "grad_comm") or kept_in
+    kept_in = _get_fsdp_dtype(run, "main_grads") or mode
+    sent_in = _get_fsdp_dtype(run, "grad_comm") or kept_in
     builder.fields["grad_reduce_in_fp32"] = kept_in == sent_in == "fp32"
     if kept_in == mode and not stays_in_bf16:
         option = "--megatron-fsdp-main-grads-dtype"
         builder.record("megatron_lm.fsdp-keeps-gradients", option, "auto", mode=mode)
-    if IN_FP32 in run:
-        builder.record("megatron_lm.fsdp-ignores-it", IN_FP32_OPTION, True)
+    if FP32_ARGUMENT in run:
+        builder.record("megatron_lm.fsdp-ignores-it", FP32_OPTION, True)
 
 
-def _fsdp_dtype(run: Arguments, name: str) -> str | None:
+def _get_fsdp_dtype(run: WrittenArguments, name: str) -> str | None:
     """Return the dtype that an argument of Megatron-FSDP states; None where Megatron-FSDP chooses."""
     written = run.settings.get(f"megatron_fsdp_{name}_dtype")
     if written is None or written.value in (None, "auto"):

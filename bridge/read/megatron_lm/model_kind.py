@@ -1,4 +1,4 @@
-"""`other_kind`: whether a run of Megatron-LM is of a model other than a language model's decoder.
+"""`find_other_model_kind`: whether a run of Megatron-LM is of a model other than a language model's decoder.
 
     other_kind(run, values)    # OtherKind(title="BERT", evidence="pretrain_bert.py")
 
@@ -13,10 +13,10 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bridge.read.megatron_lm.argument_values import ArgumentValues
-from bridge.read.megatron_lm.arguments import Arguments
-from bridge.read.megatron_lm.flags import option_of
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
+from bridge.read.megatron_lm.flags import format_option
 
-OPTIONS: dict[str, tuple[str, ...]] = {
+OPTIONS_OF_MODEL: dict[str, tuple[str, ...]] = {
     "a vision model": (
         "img_h",
         "img_w",
@@ -34,9 +34,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Model that has no plan here -> options that only it has."""
-NULL_OTHERWISE = ("decoder_num_layers", "retro_project_dir", "heterogeneous_layers_config_path")
+OPTIONS_WITHOUT_DEFAULT = (
+    "decoder_num_layers",
+    "retro_project_dir",
+    "heterogeneous_layers_config_path",
+)
 """Options of `OPTIONS` that a run without such a model prints as None; other options have defaults."""
-PROGRAMS = {
+PROGRAMS_OF_MODEL = {
     "BERT": r"bert",
     "an encoder and a decoder": r"t5",
     "a vision model": r"vlm|vision|multimodal|mimo|llava|clip",
@@ -44,13 +48,13 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """Model that has no plan here -> the names of the programs that train it."""
-UNPLANNED = (
+NO_PLAN_REASON = (
     "{path}: describes {title}, whose layers cannot be planned, got {evidence!r}. "
     "Give a run of a language model."
 )
 
 
-class OtherKind(NamedTuple):
+class OtherModelKind(NamedTuple):
     """The kind of a model that is no language model."""
 
     title: str
@@ -59,21 +63,21 @@ class OtherKind(NamedTuple):
 
     def sentence(self, path: str) -> str:
         """Return why a run of this model has no plan."""
-        return UNPLANNED.format(path=path, title=self.title, evidence=self.evidence)
+        return NO_PLAN_REASON.format(path=path, title=self.title, evidence=self.evidence)
 
 
-def other_kind(run: Arguments, values: ArgumentValues) -> OtherKind | None:
+def find_other_model_kind(run: WrittenArguments, values: ArgumentValues) -> OtherModelKind | None:
     """Return the kind of a model with other layers than a language model's decoder; None without one."""
-    for title, options in OPTIONS.items():
+    for title, options in OPTIONS_OF_MODEL.items():
         for name in options:
             # A run prints the options of every model, those of another one with their defaults.
-            is_evidence = name in NULL_OTHERWISE or run.printed is None
+            is_evidence = name in OPTIONS_WITHOUT_DEFAULT or run.printed is None
             if is_evidence and name in values.known:
-                return OtherKind(title, option_of(name))
+                return OtherModelKind(title, format_option(name))
     program = PurePosixPath(run.launch.name).name
     provider = str(values.known.get("model_provider", ""))
-    for title, pattern in PROGRAMS.items():
+    for title, pattern in PROGRAMS_OF_MODEL.items():
         for name in (program, provider):
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
-                return OtherKind(title, name)
+                return OtherModelKind(title, name)
     return None

@@ -1,14 +1,14 @@
-"""`open_points`: everything about a run that a file of Megatron-LM leaves open, as sentences."""
+"""`describe_open_points`: everything about a run that a file of Megatron-LM leaves open, as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.read.megatron_lm.file_run import EVALUATION, FileRun
-from bridge.read.megatron_lm.flags import fields_of, misspelt, option_of
-from bridge.read.megatron_lm.model_kind import other_kind
+from bridge.read.megatron_lm.parsed_run import EVALUATION_PROGRAMS, ParsedRun
+from bridge.read.megatron_lm.flags import get_argument_fields, find_misspelt, format_option
+from bridge.read.megatron_lm.model_kind import find_other_model_kind
 
-WITHOUT_DEFAULT = (
+FIELDS_WITHOUT_DEFAULT = (
     "model.num_layers",
     "model.hidden_size",
     "model.num_attention_heads",
@@ -23,45 +23,45 @@ TRAINS_NOTHING = (
 )
 
 
-def open_points(run: FileRun) -> list[str]:
+def describe_open_points(run: ParsedRun) -> list[str]:
     """Return what a run leaves open, as sentences."""
     return [
-        *_late_values(run),
-        *_misspelt_options(run),
-        *_sources_of_arguments(run),
-        *_without_effect(run),
-        *_about_the_program(run),
+        *_describe_late_values(run),
+        *_describe_misspelt_options(run),
+        *_describe_open_sources(run),
+        *_describe_ineffective_arguments(run),
+        *_describe_program(run),
     ]
 
 
-def _late_values(run: FileRun) -> Iterator[str]:
+def _describe_late_values(run: ParsedRun) -> Iterator[str]:
     """Yield the settings whose value only the run decides."""
     for name, text in run.values.late.items():
-        paths = fields_of(name)
+        paths = get_argument_fields(name)
         if paths:
-            yield _decided_late(paths[0], text)
+            yield _describe_late_value(paths[0], text)
 
 
-def _decided_late(path: str, text: str) -> str:
+def _describe_late_value(path: str, text: str) -> str:
     late = f"{path}: the value {text} is decided when the run starts"
-    if path in WITHOUT_DEFAULT:
+    if path in FIELDS_WITHOUT_DEFAULT:
         return f"{late}, and there is no default. Add {path}=VALUE."
     return f"{late}; the default counts here."
 
 
-def _misspelt_options(run: FileRun) -> Iterator[str]:
+def _describe_misspelt_options(run: ParsedRun) -> Iterator[str]:
     """Yield the options that are an argument's name but for a letter or two; a run prints none."""
     if run.written.has_every_default:
         return
-    for name, meant in misspelt(run.values.all).items():
+    for name, meant in find_misspelt(run.values.all).items():
         rule = "no argument of Megatron-LM that is known, and it is not read"
-        yield f"{option_of(name)}: {rule}. Did you mean {option_of(meant)}?"
+        yield f"{format_option(name)}: {rule}. Did you mean {format_option(meant)}?"
 
 
-def _sources_of_arguments(run: FileRun) -> Iterator[str]:
+def _describe_open_sources(run: ParsedRun) -> Iterator[str]:
     """Yield the sources of arguments, variables and defaults that are not read."""
     launch = run.written.launch
-    for source in run.open_ends:
+    for source in run.open_sources:
         yield f"{source}: may hold further arguments, which are not read."
     if launch.unread_environment:
         rule = "it may set variables of the run, and could not be read"
@@ -71,7 +71,7 @@ def _sources_of_arguments(run: FileRun) -> Iterator[str]:
         yield f"{launch.name}: {rule}; those of Megatron-LM are assumed here."
 
 
-def _without_effect(run: FileRun) -> Iterator[str]:
+def _describe_ineffective_arguments(run: ParsedRun) -> Iterator[str]:
     """Yield the arguments that have no effect in the run."""
     program = run.written.launch.name
     known = run.values.known
@@ -82,19 +82,19 @@ def _without_effect(run: FileRun) -> Iterator[str]:
         yield f"--num-experts {experts}: {rule}."
     if run.replaced:
         loaded = run.values.all.get("load")
-        sizes = " ".join(f"{option_of(name)} {value}" for name, value in run.replaced.items())
+        sizes = " ".join(f"{format_option(name)} {value}" for name, value in run.replaced.items())
         rule = f"{program} evaluates the checkpoint --load {loaded}, whose sizes replace these"
         yield f"{sizes}: {rule}."
-    if known.get("eval_fp32") and EVALUATION.search(run.written.launch.program):
+    if known.get("eval_fp32") and EVALUATION_PROGRAMS.search(run.written.launch.program):
         yield f"--eval_fp32: {program} computes in FP32, whatever the mode is."
 
 
-def _about_the_program(run: FileRun) -> Iterator[str]:
+def _describe_program(run: ParsedRun) -> Iterator[str]:
     """Yield that the program trains nothing, or that the file does not name it."""
     if run.is_inference:
         yield TRAINS_NOTHING
     is_unnamed = not run.is_started and not run.written.has_every_default
-    if is_unnamed and other_kind(run.written, run.values) is None:
+    if is_unnamed and find_other_model_kind(run.written, run.values) is None:
         program = "pretrain_gpt.py"
         if "hybrid_layer_pattern" in run.values.known:
             program = "pretrain_hybrid.py"

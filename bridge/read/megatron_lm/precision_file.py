@@ -1,4 +1,4 @@
-"""`precision_file`: the per-module recipe that a run names by its path.
+"""`find_precision_file`: the per-module recipe that a run names by its path.
 
     found = precision_file("--te-precision-config-file", "conf/te_quant.yaml", "runs/train.sh")
     found.content, found.sentence
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.read.launch.word import UNKNOWN
+from bridge.read.launch.shell_word import UNKNOWN_PATTERN
 from bridge.read.megatron_lm import te_precision_file
-from bridge.read.megatron_lm.recognition import is_per_module
+from bridge.read.megatron_lm.recognition import is_per_module_recipe
 from bridge.read.text.document import Document
 
-FIELD = "model.quant_recipe"
+QUANT_RECIPE_FIELD = "model.quant_recipe"
 """The setting that holds the content."""
-NOT_FOUND = (
+FILE_NOT_FOUND = (
     "{field}: {option} names {name}, which is not found; the precision of the layers that it "
     "selects is not known. Put the file next to the run's own."
 )
@@ -40,7 +40,7 @@ class PrecisionFile:
     """The place where it was read, or what is not known without it, as a sentence."""
 
 
-def precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
+def find_precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
     """Return the per-module recipe that an option names.
 
     Args:
@@ -51,16 +51,16 @@ def precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
     Raises:
         RunConfigError: Megatron refuses the file.
     """
-    for place in _places(name, Path(run_path).parent):
-        content = _content_at(place)
+    for place in _iterate_candidate_paths(name, Path(run_path).parent):
+        content = _load_content(place)
         if content is not None:
             sentence = f"{option} {name}: read from {place.path}."
             return PrecisionFile(content=content, sentence=sentence)
-    sentence = NOT_FOUND.format(field=FIELD, option=option, name=name)
+    sentence = FILE_NOT_FOUND.format(field=QUANT_RECIPE_FIELD, option=option, name=name)
     return PrecisionFile(content=None, sentence=sentence)
 
 
-class _Place(NamedTuple):
+class _CandidatePath(NamedTuple):
     """A path where the file may be."""
 
     path: Path
@@ -68,27 +68,27 @@ class _Place(NamedTuple):
     """A file at the path is the file that is named; else its content has to look like one."""
 
 
-def _places(name: str, folder: Path) -> Iterator[_Place]:
+def _iterate_candidate_paths(name: str, folder: Path) -> Iterator[_CandidatePath]:
     """Yield the paths where a file may be, the surest first."""
-    unknown = list(UNKNOWN.finditer(name))
+    unknown = list(UNKNOWN_PATTERN.finditer(name))
     known = name
     if unknown:
         known = name[unknown[-1].end() :].lstrip("/")
     if not known or known.startswith("~") or not known.isprintable():
         return
-    yield _Place(folder / known, is_exact=True)
-    yield _Place(Path(known), is_exact=not unknown)
-    yield _Place(folder / Path(known).name, is_exact=False)
+    yield _CandidatePath(folder / known, is_exact=True)
+    yield _CandidatePath(Path(known), is_exact=not unknown)
+    yield _CandidatePath(folder / Path(known).name, is_exact=False)
 
 
-def _content_at(place: _Place) -> dict[str, Any] | None:
+def _load_content(candidate: _CandidatePath) -> dict[str, Any] | None:
     """Return the content of the file at a place; None without a file, or with a file of another form."""
-    if not os.path.isfile(place.path):  # noqa: PTH113  a path may be too long for Path.is_file
+    if not os.path.isfile(candidate.path):  # noqa: PTH113  a path may be too long for Path.is_file
         return None
     try:
-        if place.is_exact or is_per_module(Document.load(place.path).mapping):
-            return te_precision_file.read(place.path)
+        if candidate.is_exact or is_per_module_recipe(Document.load(candidate.path).mapping):
+            return te_precision_file.read(candidate.path)
     except PayloadError as error:
-        if place.is_exact:
+        if candidate.is_exact:
             raise RunConfigError(str(error)) from None
     return None

@@ -20,38 +20,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
-from bridge.read.foreign.amp import amp_fields, export_as_amp
-from bridge.read.foreign.document_signs import Recognised
-from bridge.read.foreign.effective_fields import effective_fields
+from bridge.precision.mode import get_mode
+from bridge.read.foreign.amp import make_amp_fields, export_as_amp
+from bridge.read.foreign.document_signs import Recognition
+from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.foreign.export_builder import ExportBuilder
-from bridge.read.foreign.import_builder import DELAYED, ImportBuilder
+from bridge.read.foreign.import_builder import DELAYED_SCALING_DEFAULTS, ImportBuilder
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import System
-from bridge.read.foreign.table import table
-from bridge.read.megatron_lm.flags import report_other
+from bridge.read.foreign.table import load_table
+from bridge.read.megatron_lm.flags import report_model_setting
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at
-from bridge.read.text.settings import Settings, half_or_fp32
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.settings import Settings, parse_mode_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
-TABLE = table("nemo1")
-PRECISIONS: Mapping[str, str] = TABLE.data["precisions"]
-NAMES = ("trainer.precision", "model.precision", "precision")
+TABLE = load_table("nemo1")
+PRECISION_DTYPES: Mapping[str, str] = TABLE.data["precisions"]
+PRECISION_SETTINGS = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
-MEGATRON = re.compile(TABLE.data["megatron"])
-REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
+MEGATRON_MODEL_PATTERN = re.compile(TABLE.data["megatron"])
+REFERENCE_PATTERN = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
 """OmegaConf's reference to another key of the file; dots in front make it relative to its key."""
 OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
 """Section next to the model's -> the part of the table with its settings."""
-MAX_DEPTH = 16
+MAX_REFERENCE_DEPTH = 16
 """References that lead to each other."""
-PRECISION_OF_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
+PRECISION_BY_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
-def _with_references(
+def _resolve_references(
     value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0
 ) -> Any:
     """Return a value with each reference replaced by the plain value of the file that it names.
@@ -62,24 +62,24 @@ def _with_references(
     if isinstance(value, Mapping):
         values: dict[Any, Any] = {}
         for key, inner in value.items():
-            values[key] = _with_references(inner, payload, f"{where}.{key}".lstrip("."), depth)
+            values[key] = _resolve_references(inner, payload, f"{where}.{key}".lstrip("."), depth)
         return values
-    if not isinstance(value, str) or depth >= MAX_DEPTH:
+    if not isinstance(value, str) or depth >= MAX_REFERENCE_DEPTH:
         return value
-    reference = REFERENCE.fullmatch(value)
+    reference = REFERENCE_PATTERN.fullmatch(value)
     if reference is None:
         return value
     path = reference[2]
     if reference[1]:
         folders = where.split(".")[: -len(reference[1])]
         path = ".".join([*folders, path])
-    target = value_at(payload, path)
+    target = get_dotted_value(payload, path)
     if target is None or isinstance(target, Mapping | list):
         return value
-    return _with_references(target, payload, path, depth + 1)
+    return _resolve_references(target, payload, path, depth + 1)
 
 
-def _check_stated(where: str, value: object) -> None:
+def _require_decided(where: str, value: object) -> None:
     """Raise PayloadError for a value that only the start of the run decides."""
     if "${" in str(value) or value == "???":
         remedy = "Write the value that it comes to."
@@ -90,40 +90,46 @@ def import_(payload: object) -> ImportReport:
     """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
     builder = ImportBuilder(TABLE.title)
     top = Settings(payload, "nemo1").values
-    file: dict[str, Any] = _with_references(top, top)
+    file: dict[str, Any] = _resolve_references(top, top)
     section: Mapping[Any, Any] = {}
     if isinstance(file.get("model"), Mapping):
         section = Settings(file["model"], "nemo1", "model").values
     else:
         file["model"] = dict(file)
     model = Settings(file["model"], "nemo1", "model", lenient=True)
-    if not _is_of_megatron(file, section):
+    if not _is_megatron_model(file, section):
         raise TABLE.wrong("no-model-of-megatron", Settings(file, "nemo1"), "model")
-    dtype = _precision(file, builder)
-    semantics = _weights(model, dtype, builder)
-    _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
-    _settings(model, dtype, builder)
+    dtype = _map_precision(file, builder)
+    semantics = _map_weights(model, dtype, builder)
+    _map_reduction_dtype(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
+    _map_settings(model, dtype, builder)
     for path, part in OTHER_SECTIONS.items():
-        other = value_at(file, path)
+        other = get_dotted_value(file, path)
         if isinstance(other, Mapping):
             TABLE.read(builder, Settings(other, builder.system, path), part)
-    return builder.finish(semantics, is_whole=value_at(file, "quantization.algorithm") is None)
+    return builder.finish(
+        semantics, is_whole=get_dotted_value(file, "quantization.algorithm") is None
+    )
 
 
-def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
+def _is_megatron_model(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
     """Return whether a file, with its section `model`, is of one of Megatron's models."""
-    keys = {key for key in (*model, *file) if isinstance(key, str) and MEGATRON.fullmatch(key)}
+    keys = {
+        key
+        for key in (*model, *file)
+        if isinstance(key, str) and MEGATRON_MODEL_PATTERN.fullmatch(key)
+    }
     if not keys and "precision" not in model:
         return False
-    is_refused_by_megatron = value_at(file, "trainer.precision") in ("bf16-true", "16-true")
+    is_refused_by_megatron = get_dotted_value(file, "trainer.precision") in ("bf16-true", "16-true")
     return not (is_refused_by_megatron and keys <= {"data"})
 
 
-def recognise(document: Document) -> Recognised | None:
+def recognise(document: Document) -> Recognition | None:
     """Return why a document is taken for NeMo 1.x's; None for a model that is not Megatron's."""
     model = document.mapping.get("model")
     section = model if isinstance(model, Mapping) else {}
-    if not _is_of_megatron(document.mapping, section):
+    if not _is_megatron_model(document.mapping, section):
         return None
     return TABLE.recognise(document)
 
@@ -131,14 +137,14 @@ def recognise(document: Document) -> Recognised | None:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the precision's part of a NeMo 1.x configuration, with every default written out."""
     builder = ExportBuilder(config, TABLE.title)
-    acting = effective_fields(config)
-    is_o2 = semantics_of(config) == "megatron_o2"
+    acting = compute_effective_fields(config)
+    is_o2 = get_semantics(config) == "megatron_o2"
     fp8_format = builder.values["fp8"]
     has_fp8 = bool(fp8_format)
     settings = ("trainer.precision", "model.megatron_amp_O2")
     builder.map_dtype("pipeline_dtype", settings[0])
     if is_o2:
-        dtype = mode_of(config)
+        dtype = get_mode(config)
         builder.map_dtype("params_dtype", settings[0])
         builder.map(dtype, *settings)
     else:
@@ -166,48 +172,48 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
             reduced_in = "fp32"
         model["optim"] = {"grad_sync_dtype": reduced_in}
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
-    payload = {"trainer": {"precision": PRECISION_OF_MODE[dtype]}, "model": model}
+    payload = {"trainer": {"precision": PRECISION_BY_MODE[dtype]}, "model": model}
     return builder.finish(payload, TABLE.unwritten, o2=is_o2)
 
 
-def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
+def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
     """Map the settings that state the precision, and return its dtype."""
     stated: dict[str, Any] = {}
-    for name in NAMES:
-        value = value_at(file, name)
+    for name in PRECISION_SETTINGS:
+        value = get_dotted_value(file, name)
         if value is not None:
             stated[name] = value
     if not stated:
         if "trainer" in file:
             why = f"{builder.system} takes 32 where the trainer says nothing"
-            builder.implied("trainer.precision", "32", why)
+            builder.imply("trainer.precision", "32", why)
         else:
             builder.leave_mode("the section trainer of another file")
         return "fp32"
     (where, value), *others = stated.items()
-    _check_stated(where, value)
-    dtype = PRECISIONS.get(str(value).removesuffix(".0"))
+    _require_decided(where, value)
+    dtype = PRECISION_DTYPES.get(str(value).removesuffix(".0"))
     if dtype is None:
-        rule = f"NeMo takes {', '.join(PRECISIONS)}"
+        rule = f"NeMo takes {', '.join(PRECISION_DTYPES)}"
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: {rule}, got {value!r:.60}. {remedy}")
     builder.map(where)
     for other, second in others:
-        if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
+        if PRECISION_DTYPES.get(str(second).removesuffix(".0")) == dtype:
             builder.map(other)
         else:
             builder.record("nemo1.another-setting-decides", other, second, where=where, value=value)
     return dtype
 
 
-def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
+def _map_weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
     """State the mode; return its semantics."""
     where = "model.megatron_amp_O2"
     fsdp = model.switch("fsdp")
     o2 = model.switch("megatron_amp_O2")
     half = dtype != "fp32"
     if half and o2 is None:
-        builder.implied(where, False)
+        builder.imply(where, False)
     if o2 and not half:
         builder.record("nemo1.o2-in-fp32", where, True)
     elif o2 and fsdp:
@@ -222,16 +228,16 @@ def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
         fields = {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype}
     elif half:
         semantics = "amp_o1"
-        fields = amp_fields(dtype)
+        fields = make_amp_fields(dtype)
     elif not builder.decided_by:
-        fields = amp_fields("fp32")
+        fields = make_amp_fields("fp32")
     builder.fields |= fields
     for name in [*builder.mapped][:1]:
         builder.map(name, **fields)
     return semantics
 
 
-def _reduction(
+def _map_reduction_dtype(
     file: Mapping[str, Any], dtype: str, builder: ImportBuilder, semantics: str, *, fsdp: bool
 ) -> None:
     """State the dtype in which gradients are reduced.
@@ -242,9 +248,9 @@ def _reduction(
     other = "model.fsdp_grad_reduce_dtype"
     if fsdp:
         decides, other = other, decides
-    value = value_at(file, decides)
-    unread = value_at(file, other)
-    _check_stated(decides, value)
+    value = get_dotted_value(file, decides)
+    unread = get_dotted_value(file, other)
+    _require_decided(decides, value)
     if _is_fp32(unread) and not fsdp:
         builder.map(other)
     elif unread is not None:
@@ -260,10 +266,10 @@ def _reduction(
 
 
 def _is_fp32(dtype: object) -> bool:
-    return str(dtype).lower() in ("32", "32-true") or half_or_fp32(dtype) == "fp32"
+    return str(dtype).lower() in ("32", "32-true") or parse_mode_dtype(dtype) == "fp32"
 
 
-def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
+def _map_settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
     """Map or report the settings of the model that bear on precision."""
     is_on = bool(model.switch("fp8"))
     engine = bool(model.switch("transformer_engine"))
@@ -276,7 +282,7 @@ def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
         builder.map("model.fp8", fp8=formats[0])
         builder.map(f"model.fp8_{formats[0]}", fp8=formats[0])
     if is_on and not model.is_written("transformer_engine"):
-        builder.implied("model.transformer_engine", False)
+        builder.imply("model.transformer_engine", False)
     facts = {
         "engine": engine,
         "on": is_on,
@@ -287,13 +293,13 @@ def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
         "amax apart": acts and model.is_written("reduce_amax") and not model.switch("reduce_amax"),
         "no scaling": on_core and dtype != "fp16" and model.switch("apply_query_key_layer_scaling"),
     }
-    TABLE.read(builder, model, "model", report_other, mode=dtype.upper(), **facts)
+    TABLE.read(builder, model, "model", report_model_setting, mode=dtype.upper(), **facts)
     if acts:
         stack = "nemo"
         if on_core:
             stack = "mcore"
         absent = TABLE.data["absent"][stack]
-        why = dict.fromkeys(DELAYED, absent["why"])
+        why = dict.fromkeys(DELAYED_SCALING_DEFAULTS, absent["why"])
         builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=why)
 
 

@@ -14,37 +14,37 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
-from bridge.precision.values import TORCH_NAMES
+from bridge.precision.coercion import TORCH_NAMES
 from bridge.read import framework_signs
 from bridge.read.foreign.amp import report_dropped_autocast
-from bridge.read.foreign.document_signs import Recognised
-from bridge.read.foreign.effective_fields import recipe_named
+from bridge.read.foreign.document_signs import Recognition
+from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.system import System
-from bridge.read.foreign.table import table
+from bridge.read.foreign.table import load_table
 from bridge.read.text.document import Document
-from bridge.read.text.python_calls import Call, program_of
+from bridge.read.text.python_calls import PythonCall, parse_program
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
-TABLE = table("nemo2")
-ROWS = TABLE.parts[""].named
-PRECISIONS = TABLE.data["precisions"]
-RECIPES = TABLE.data["recipes"]
-PLUGIN = "MegatronMixedPrecision"
-TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
-DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
+TABLE = load_table("nemo2")
+SETTING_ROWS = TABLE.parts[""].named
+PRECISION_DTYPES = TABLE.data["precisions"]
+RECIPE_ARGUMENTS = TABLE.data["recipes"]
+PLUGIN_CLASS = "MegatronMixedPrecision"
+PLUGIN_PATH = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN_CLASS}"
+DTYPE_ARGUMENTS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+POSITIONAL_ARGUMENTS = ("precision", *DTYPE_ARGUMENTS, "autocast_enabled", "grad_reduce_in_fp32")
 """The arguments of the plugin in their order."""
-GATHER = ("fp8_param_gather", "fp8_params")
+GATHER_ARGUMENTS = ("fp8_param_gather", "fp8_params")
 """Two names of one argument."""
-MAX_DEPTH = 6
+MAX_MAPPING_DEPTH = 6
 """Lists within each other in which the plugin of a saved run is looked for."""
 
 
@@ -69,11 +69,11 @@ def import_all(payload: object) -> tuple[ImportReport, ...]:
     if not isinstance(payload, Mapping):
         rule = "must be the plugin's arguments or a recipe's name"
         raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
-    for values in _nested(payload):  # a saved run has the plugin under a key
+    for values in _list_nested_mappings(payload):  # a saved run has the plugin under a key
         target = str(values.get("_target_")).rpartition(".")[2]
-        if target in RECIPES:
+        if target in RECIPE_ARGUMENTS:
             return (_import_recipe(target),)
-        if target == PLUGIN:
+        if target == PLUGIN_CLASS:
             return (_import_plugin(values),)
     return (_import_plugin(payload),)
 
@@ -83,15 +83,17 @@ def _import_program(document: Document) -> tuple[ImportReport, ...]:
 
     Settings that are assigned afterwards are reported, and not followed.
     """
-    program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
-    calls = [call for call in program.calls if call.name not in ROWS]
+    program = parse_program(
+        document.text, document.path, {PLUGIN_CLASS, *RECIPE_ARGUMENTS, *SETTING_ROWS}.__contains__
+    )
+    calls = [call for call in program.calls if call.name not in SETTING_ROWS]
     if not calls:
-        rule = f"must call {PLUGIN} or one of NeMo's precision recipes, and calls neither"
+        rule = f"must call {PLUGIN_CLASS} or one of NeMo's precision recipes, and calls neither"
         raise PayloadError(f"{document.path}: {rule}. Give the file that does.", path=document.path)
     later = ImportBuilder(TABLE.title)
     for assignment in program.assignments:
         holder, _, name = assignment.target.rpartition(".")
-        if holder and name in ROWS:
+        if holder and name in SETTING_ROWS:
             target = assignment.target.lstrip(".")
             line = assignment.line
             later.record(
@@ -99,25 +101,25 @@ def _import_program(document: Document) -> tuple[ImportReport, ...]:
             )
     reports = [_import_call(call) for call in calls]
     if later.unmapped:
-        for place, report in enumerate(reports):
+        for index, report in enumerate(reports):
             unmapped = (*report.unmapped, *later.unmapped)
-            reports[place] = replace(report, unmapped=unmapped, recipe=None)
+            reports[index] = replace(report, unmapped=unmapped, recipe=None)
     return tuple(reports)
 
 
-def _import_call(call: Call) -> ImportReport:
+def _import_call(call: PythonCall) -> ImportReport:
     """Return what a call asks for; arguments that only the run decides are reported."""
     label = f"line {call.line}, {call.name}"
     values = dict(call.arguments)
     undecided = dict(call.undecided)
-    if call.name == PLUGIN:
+    if call.name == PLUGIN_CLASS:
         _name_positional(call, values, undecided)
         is_open = "precision" in undecided or "**" in undecided
         if is_open and values.get("precision") is None:
             source = undecided.get("precision") or f"**{undecided['**']}"
             rule = "precision: must be written out, as only the run decides it"
             raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
-    if call.name in RECIPES:
+    if call.name in RECIPE_ARGUMENTS:
         imported = _import_recipe(call.name)
     else:
         imported = _import_plugin(values)
@@ -127,30 +129,30 @@ def _import_call(call: Call) -> ImportReport:
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
 
 
-def _name_positional(call: Call, values: dict[str, Any], undecided: dict[str, str]) -> None:
+def _name_positional(call: PythonCall, values: dict[str, Any], undecided: dict[str, str]) -> None:
     """Put the positional arguments of the plugin under their names."""
-    for place, value in enumerate(call.positional):
-        written = call.written[str(place)]
+    for index, value in enumerate(call.positional):
+        written = call.written[str(index)]
         if written == "None":
             continue
-        if place >= len(POSITIONAL):
-            undecided[f"argument {place + 1}"] = written
+        if index >= len(POSITIONAL_ARGUMENTS):
+            undecided[f"argument {index + 1}"] = written
         elif value is None:
-            undecided[POSITIONAL[place]] = written
+            undecided[POSITIONAL_ARGUMENTS[index]] = written
         else:
-            values.setdefault(POSITIONAL[place], value)
+            values.setdefault(POSITIONAL_ARGUMENTS[index], value)
 
 
-def _nested(value: Any, depth: int = MAX_DEPTH) -> list[Mapping[Any, Any]]:
+def _list_nested_mappings(value: Any, depth: int = MAX_MAPPING_DEPTH) -> list[Mapping[Any, Any]]:
     """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
     if isinstance(value, Mapping):
-        return [value, *_nested(list(value.values()), depth)]
+        return [value, *_list_nested_mappings(list(value.values()), depth)]
     mappings: list[Mapping[Any, Any]] = []
     if isinstance(value, list):
         for item in value:
-            mappings += _nested(item, depth - 1)
+            mappings += _list_nested_mappings(item, depth - 1)
     return mappings
 
 
@@ -158,24 +160,24 @@ def _import_recipe(name: str) -> ImportReport:
     """Return what a recipe of NeMo asks for, by its name."""
     builder = ImportBuilder(TABLE.title)
     wanted = name.strip().replace("-", "_")
-    if wanted not in RECIPES:
+    if wanted not in RECIPE_ARGUMENTS:
         raise PayloadError(
-            f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}."
+            f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPE_ARGUMENTS)}."
         )
-    config = REGISTRY.get(RECIPES[wanted])
+    config = REGISTRY.get(RECIPE_ARGUMENTS[wanted])
     builder.map(wanted, **config.to_dict())
     if "mxfp8" in wanted:
         builder.record("nemo2.value-of-the-recipe-since-2-6", "fp8", "e4m3")
-    return builder.finish(recipe=recipe_named(config))
+    return builder.finish(recipe=find_equivalent_recipe(config))
 
 
 def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
     """Return what the arguments of the plugin ask for."""
     builder = ImportBuilder(TABLE.title)
     settings = Settings(arguments, "nemo2")
-    mode = _mode(settings, builder)
+    mode = _map_mode(settings, builder)
     TABLE.read(builder, settings)
-    _check_gather(settings, builder)
+    _require_one_gather_value(settings, builder)
     if mode != "fp32" and "params_dtype" not in builder.fields:
         builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32", {"params_dtype": "fp32"})
     if mode != "fp32" and "pipeline_dtype" not in builder.fields:
@@ -189,25 +191,25 @@ def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
     return builder.finish()
 
 
-def _check_gather(settings: Settings, builder: ImportBuilder) -> None:
+def _require_one_gather_value(settings: Settings, builder: ImportBuilder) -> None:
     """Raise PayloadError where the two names of one argument have different values."""
     written: dict[str, object] = {}
-    for name in GATHER:
+    for name in GATHER_ARGUMENTS:
         if name in builder.mapped and settings.is_written(name):
             written[name] = settings[name]
-    if len(written) > 1 and written[GATHER[0]] != written[GATHER[1]]:
+    if len(written) > 1 and written[GATHER_ARGUMENTS[0]] != written[GATHER_ARGUMENTS[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
         raise PayloadError(f"nemo2: {rule}, got {written!r:.80}. Give fp8_param_gather alone.")
 
 
-def _mode(settings: Settings, builder: ImportBuilder) -> str:
+def _map_mode(settings: Settings, builder: ImportBuilder) -> str:
     """Map the mode, and return it; FP32 for a precision that NeMo does not know."""
     if not settings.is_written("precision"):
         raise PayloadError(
-            f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
+            f"nemo2: {PLUGIN_CLASS} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
         )
     precision = settings["precision"]
-    mode = PRECISIONS.get(str(precision))
+    mode = PRECISION_DTYPES.get(str(precision))
     if mode is None:
         builder.record("nemo2.unknown-precision-is-fp32", "precision", precision)
         builder.fields["fp32"] = True
@@ -219,10 +221,10 @@ def _mode(settings: Settings, builder: ImportBuilder) -> str:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the plugin's arguments, with each default that decides written out."""
     builder = ExportBuilder(config, TABLE.title)
-    mode = mode_of(config)
+    mode = get_mode(config)
     precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
-    payload = {"_target_": TARGET, "precision": precision, **TABLE.write(builder, "")}
-    for name in DTYPES:
+    payload = {"_target_": PLUGIN_PATH, "precision": precision, **TABLE.write(builder, "")}
+    for name in DTYPE_ARGUMENTS:
         payload[name] = f"torch.{TORCH_NAMES[payload[name] or mode]}"
     builder.map(mode, "precision")
     builder.map("fp8_param", "fp8_param_gather")
@@ -234,20 +236,20 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload)
 
 
-def recognise(document: Document) -> Recognised | None:
+def recognise(document: Document) -> Recognition | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
-    if PLUGIN in document.text:
-        return Recognised(0.95, f"names `{PLUGIN}`")
+    if PLUGIN_CLASS in document.text:
+        return Recognition(0.95, f"names `{PLUGIN_CLASS}`")
     if document.kind == "python" and _imports_nemo(document.text):
-        for name in RECIPES:
+        for name in RECIPE_ARGUMENTS:
             if f"{name}(" in document.text:
-                return Recognised(0.85, f"calls NeMo's recipe `{name}`")
+                return Recognition(0.85, f"calls NeMo's recipe `{name}`")
     return TABLE.recognise(document)
 
 
 def _imports_nemo(text: str) -> bool:
     """Return whether a program imports the package `nemo`."""
-    return any(name.split(".")[0] == "nemo" for name in framework_signs.imports_of(text))
+    return any(name.split(".")[0] == "nemo" for name in framework_signs.list_imported_modules(text))
 
 
 def read(document: Document) -> Any:

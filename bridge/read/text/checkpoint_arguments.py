@@ -1,4 +1,4 @@
-"""`arguments_text`: the arguments of a run in a checkpoint (`common.pt`), read without running code of the file.
+"""`format_checkpoint_arguments`: the arguments of a run in a checkpoint (`common.pt`), read without running code of the file.
 
 `torch.load(weights_only=True)` makes tensors, containers and `argparse.Namespace`. Megatron-LM's
 enums, paths and signals become values without a meaning; a file that names anything else is refused.
@@ -14,7 +14,7 @@ from typing import Any
 from bridge.errors import PayloadError
 
 CHECKPOINT_SUFFIX = ".pt"
-DAMAGED = (
+DAMAGED_FILE_ERRORS = (
     pickle.UnpicklingError,
     RuntimeError,
     ValueError,
@@ -25,7 +25,7 @@ DAMAGED = (
     OSError,
 )
 """Errors of `torch.load` for a damaged file."""
-INERT_NAMES = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
+INERT_NAME_PREFIXES = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 """Beginnings of the names of classes that are not imported."""
 
 
@@ -39,7 +39,7 @@ class _Inert:
         return " ".join(map(str, getattr(self, "values", ())))
 
 
-def arguments_text(data: bytes, path: str) -> str:
+def format_checkpoint_arguments(data: bytes, path: str) -> str:
     """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
 
     PayloadError for a file that names a class or function which a checkpoint's arguments do not
@@ -48,14 +48,16 @@ def arguments_text(data: bytes, path: str) -> str:
     import torch  # two seconds, and only for this kind of file
 
     allowed: list[Any] = [Namespace]
-    for name in _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
-        if name.startswith(INERT_NAMES):
+    for name in _call_torch(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
+        if name.startswith(INERT_NAME_PREFIXES):
             allowed.append((_Inert, name))
         elif name != "argparse.Namespace":
             rule = f"a checkpoint must not name {name}"
             raise PayloadError(f"{path}: {rule}. Give the log of the run.")
     with torch.serialization.safe_globals(allowed):
-        content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
+        content = _call_torch(
+            partial(torch.load, map_location="cpu", weights_only=True), data, path
+        )
     arguments = None
     if isinstance(content, dict):
         arguments = content.get("args")
@@ -70,11 +72,11 @@ def arguments_text(data: bytes, path: str) -> str:
     return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
 
 
-def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
+def _call_torch(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
     """Return the answer of a function of torch about a file; PayloadError where the file is damaged."""
     try:
         return call(io.BytesIO(data))
-    except DAMAGED as error:
+    except DAMAGED_FILE_ERRORS as error:
         reason = type(error).__name__
         raise PayloadError(
             f"{path}: must be a file of torch.save, got {reason}. Give the log of the run."

@@ -22,13 +22,13 @@ from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
 from bridge.read.megatron_lm.flags import may_repeat
 from bridge.read.text import strict_json
-from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX, arguments_text
-from bridge.read.text.document_kind import END_OF_PRINTED_ARGUMENTS, kind_of
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX, format_checkpoint_arguments
+from bridge.read.text.document_kind import END_OF_PRINTED_ARGUMENTS, detect_document_kind
 
-ARCHIVE = b"PK\x03\x04"
+ZIP_SIGNATURE = b"PK\x03\x04"
 """The first bytes of a file of `torch.save`."""
 MAX_KEY_PARTS = 64
-DOTTED = re.compile(
+LONG_KEY_PATTERN = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
@@ -59,20 +59,20 @@ class Document:
         Raises:
             PayloadError: There is no file, it is a device or a named pipe, too large or no text.
         """
-        return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
+        return cls.from_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
-    def of_bytes(cls, data: bytes, path: str) -> Self:
+    def from_bytes(cls, data: bytes, path: str) -> Self:
         """Return the document of a file's contents; raises as `load`."""
         is_log = END_OF_PRINTED_ARGUMENTS.encode() in data
         if len(data) > MAX_BYTES and is_log:  # the rest of a log states no precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
-        if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT_SUFFIX):
-            return cls.of_text(arguments_text(data, path), path, kind="text")
-        return cls.of_text(strict_yaml.decoded(data, path), path)
+        if data.startswith(ZIP_SIGNATURE) and path.endswith(CHECKPOINT_SUFFIX):
+            return cls.from_text(format_checkpoint_arguments(data, path), path, kind="text")
+        return cls.from_text(strict_yaml.decode_text(data, path), path)
 
     @classmethod
-    def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Self:
+    def from_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Self:
         """Return the document of a text.
 
         Args:
@@ -80,11 +80,11 @@ class Document:
             path: Its name in messages.
             kind: Its kind; None where name and contents tell.
         """
-        text = strict_yaml.plain_text(text, path)
+        text = strict_yaml.normalise_text(text, path)
         if path.endswith(".toml"):
             _refuse_long_keys(text, path)
         if kind is None:
-            kind = kind_of(path, text)
+            kind = detect_document_kind(path, text)
         return cls(path=path, text=text, kind=kind)
 
     @cached_property
@@ -96,14 +96,14 @@ class Document:
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":
-            documents = strict_yaml.load_all(
+            documents = strict_yaml.load_documents(
                 self.text, self.path, may_repeat=may_repeat, repeated=self.repeated
             )
             return documents or (None,)
         if self.kind == "json":
             return (strict_json.loads(self.text, self.path),)
         if self.kind == "toml":
-            return (_toml(self.text, self.path),)
+            return (_parse_toml(self.text, self.path),)
         return (self.text,)
 
     @property
@@ -135,7 +135,7 @@ class Document:
         return tuple(replace(self, part=place, of=value) for place, value in enumerate(filled, 1))
 
 
-def _toml(text: str, path: str) -> dict[str, Any]:
+def _parse_toml(text: str, path: str) -> dict[str, Any]:
     """Return the value of TOML."""
     try:
         return tomllib.loads(text)
@@ -148,7 +148,7 @@ def _toml(text: str, path: str) -> dict[str, Any]:
 
 def _refuse_long_keys(text: str, path: str) -> None:
     """Refuse TOML with a key of more parts than anybody writes."""
-    key = DOTTED.search(text)
+    key = LONG_KEY_PATTERN.search(text)
     if key is not None:
         line = text.count("\n", 0, key.start()) + 1
         rule = f"a key must not have more than {MAX_KEY_PARTS} parts"

@@ -1,4 +1,4 @@
-"""`kind_of`: whether a file is YAML, JSON, TOML, Python, a shell script, an env file or other text."""
+"""`detect_document_kind`: whether a file is YAML, JSON, TOML, Python, a shell script, an env file or other text."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 END_OF_PRINTED_ARGUMENTS = "- end of arguments -"
 """A part of the line with which Megatron-LM ends the arguments that it prints into a log."""
-KIND_OF_SUFFIX = {
+KIND_BY_SUFFIX = {
     ".yaml": "yaml",
     ".yml": "yaml",
     ".json": "json",
@@ -20,50 +20,50 @@ KIND_OF_SUFFIX = {
     ".sub": "shell",
     ".slrm": "shell",
 }
-LINES_READ = 200
+MAX_LINES_READ = 200
 """Lines of a file without a suffix that are looked at."""
-SBATCH = re.compile(r"^#SBATCH ", re.MULTILINE)
-ASSIGNMENT = re.compile(r"(export\s+)?[A-Za-z_]\w*=")
-SHELL_LINE = re.compile(
+SBATCH_PATTERN = re.compile(r"^#SBATCH ", re.MULTILINE)
+ASSIGNMENT_PATTERN = re.compile(r"(export\s+)?[A-Za-z_]\w*=")
+SHELL_LINE_PATTERN = re.compile(
     r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(", re.MULTILINE
 )
-YAML_LINE = re.compile(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)")
+YAML_LINE_PATTERN = re.compile(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)")
 
 
-def kind_of(path: str, text: str) -> str:
+def detect_document_kind(path: str, text: str) -> str:
     """Return the kind of a file by its name, or by its text where the name does not tell."""
     name = Path(path).name.lower()
     if name == ".env" or name.startswith(".env."):
         return "env"
     suffix = Path(name).suffix
-    if suffix in KIND_OF_SUFFIX:
-        return KIND_OF_SUFFIX[suffix]
+    if suffix in KIND_BY_SUFFIX:
+        return KIND_BY_SUFFIX[suffix]
     if END_OF_PRINTED_ARGUMENTS in text:
         return "text"
-    return _kind_by_start(text) or _kind_by_lines(text) or "text"
+    return _detect_kind_by_start(text) or _detect_kind_by_lines(text) or "text"
 
 
-def _kind_by_start(text: str) -> str:
+def _detect_kind_by_start(text: str) -> str:
     """Return the kind by the beginning of a text; empty where that does not tell."""
     start = text.lstrip()[:400]
     if re.match(r"#!.*python", start):
         return "python"
-    if start.startswith("#!") or SBATCH.search(start):
+    if start.startswith("#!") or SBATCH_PATTERN.search(start):
         return "shell"
     if start.startswith("{"):
         return "json"
     return ""
 
 
-def _kind_by_lines(text: str) -> str:
+def _detect_kind_by_lines(text: str) -> str:
     """Return the kind by the form of the lines; empty where that does not tell."""
     lines: list[str] = []
-    for line in text.splitlines()[:LINES_READ]:
+    for line in text.splitlines()[:MAX_LINES_READ]:
         if line.strip() and not line.lstrip().startswith("#"):
             lines.append(line)
-    if lines and all(ASSIGNMENT.match(line) for line in lines):
+    if lines and all(ASSIGNMENT_PATTERN.match(line) for line in lines):
         return "env"
-    if SHELL_LINE.search(text):
+    if SHELL_LINE_PATTERN.search(text):
         return "shell"
     if _are_mostly_yaml(lines):
         return "yaml"
@@ -74,6 +74,6 @@ def _are_mostly_yaml(lines: Sequence[str]) -> bool:
     """Return whether more than half of the lines are keys of YAML."""
     count = 0
     for line in lines:
-        if YAML_LINE.match(line):
+        if YAML_LINE_PATTERN.match(line):
             count += 1
     return count * 2 > len(lines)

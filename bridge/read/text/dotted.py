@@ -1,10 +1,10 @@
-"""`value_at`: a value by its dotted name in mappings within each other."""
+"""`get_dotted_value`: a value by its dotted name in mappings within each other."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
-def value_at(content: Any, name: str, default: Any = None) -> Any:
+def get_dotted_value(content: Any, name: str, default: Any = None) -> Any:
     """Return the value of "fp16.enabled" in `content`, or `default` where it is not there."""
     value = content
     for key in name.split("."):

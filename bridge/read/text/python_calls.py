@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 
-MAX_CHARACTERS = 256 * 1024
-WRAPPERS = ("Config", "Partial", "partial")
+MAX_PROGRAM_CHARACTERS = 256 * 1024
+WRAPPER_NAMES = ("Config", "Partial", "partial")
 """`run.Config(Thing, ...)` and their like, which call their first argument later."""
 MAX_SOURCE_LENGTH = 120
 """Characters of an expression that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class PythonCall:
     """One call by name."""
 
     name: str
@@ -52,53 +52,53 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class PythonProgram:
     """The calls and assignments of a Python file that were asked for."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[PythonCall, ...]
     assignments: tuple[Assignment, ...]
 
 
-def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:
+def parse_program(text: str, path: str, is_wanted: Callable[[str], object]) -> PythonProgram:
     """Return calls and assignments of a file, in order.
 
     Args:
         text: The file.
         path: Its name in messages.
-        wanted: Takes the last word of a callee or a target, and tells whether it is asked for.
+        is_wanted: Takes the last word of a callee or a target, and tells whether it is asked for.
 
     Raises:
         PayloadError: The file is too long or too deep, or no Python.
     """
-    tree = parsed(text, path)
-    calls: list[Call] = []
+    tree = parse_python(text, path)
+    calls: list[PythonCall] = []
     assignments: list[Assignment] = []
     try:
-        names = Names(tree)
-        for node in list(_live_nodes(tree)):
+        names = NameResolver(tree)
+        for node in list(_walk_live_nodes(tree)):
             if isinstance(node, ast.Call):
-                callee, _ = _callee(node)
-                if wanted(_last_word(names.path(callee))):
-                    calls.append(_call(names, node))
+                callee, _ = _get_callee(node)
+                if is_wanted(_get_last_name(names.path(callee))):
+                    calls.append(_make_call(names, node))
             elif isinstance(node, ast.Assign):
                 for target in map(names.path, node.targets):
-                    if wanted(_last_word(target)):
-                        written = source_of(node.value)
+                    if is_wanted(_get_last_name(target)):
+                        written = format_source(node.value)
                         assignments.append(Assignment(node.lineno, target, written))
     except (RecursionError, MemoryError, ValueError):
-        raise _too_deep(path) from None
+        raise _make_depth_error(path) from None
     calls.sort(key=lambda call: call.line)
-    return Program(calls=tuple(calls), assignments=tuple(sorted(assignments)))
+    return PythonProgram(calls=tuple(calls), assignments=tuple(sorted(assignments)))
 
 
-def parsed(text: str, path: str) -> ast.Module:
+def parse_python(text: str, path: str) -> ast.Module:
     """Return the syntax tree of a file.
 
     Raises:
         PayloadError: The file is too long or too deep, or no Python.
     """
-    if len(text) > MAX_CHARACTERS:
-        rule = f"must not be longer than {MAX_CHARACTERS} characters"
+    if len(text) > MAX_PROGRAM_CHARACTERS:
+        rule = f"must not be longer than {MAX_PROGRAM_CHARACTERS} characters"
         raise PayloadError(f"{path}: {rule}. Give the part that configures.", path=path)
     try:
         return ast.parse(text)
@@ -107,23 +107,23 @@ def parsed(text: str, path: str) -> ast.Module:
         sentence = f"{where}: must be Python; {error.msg}. Correct it there."
         raise PayloadError(sentence, path=path) from None
     except (RecursionError, MemoryError, ValueError):
-        raise _too_deep(path) from None
+        raise _make_depth_error(path) from None
 
 
-def _too_deep(path: str) -> PayloadError:
+def _make_depth_error(path: str) -> PayloadError:
     return PayloadError(
         f"{path}: must be Python of ordinary depth. This is no configuration.", path=path
     )
 
 
-class Plain(NamedTuple):
+class PlainValue(NamedTuple):
     """Whether an expression is a plain value, and the value."""
 
     is_plain: bool
     value: Any = None
 
 
-class Names:
+class NameResolver:
     """The meaning of a file's names: imports, and constants of its top level."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -188,82 +188,82 @@ class Names:
             first = f".{node.id}"
         return ".".join([first, *attributes])
 
-    def plain(self, node: ast.AST) -> Plain:
+    def plain(self, node: ast.AST) -> PlainValue:
         """Return the value of an expression, where it is plain."""
         if isinstance(node, ast.Constant):
-            return Plain(isinstance(node.value, str | int | float | bool | None), node.value)
+            return PlainValue(isinstance(node.value, str | int | float | bool | None), node.value)
         if isinstance(node, ast.Name) and node.id in self.constants:
-            return Plain(True, self.constants[node.id])
+            return PlainValue(True, self.constants[node.id])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             return self._power(node)
         if isinstance(node, ast.Attribute | ast.Name):
             path = self.path(node)
             if path.rpartition(".")[0] == "torch":
-                return Plain(True, path)
-        return Plain(False)
+                return PlainValue(True, path)
+        return PlainValue(False)
 
-    def _power(self, node: ast.BinOp) -> Plain:
+    def _power(self, node: ast.BinOp) -> PlainValue:
         """Return the value of `2**16`; one that is large is not computed."""
         base = self.plain(node.left).value
         exponent = self.plain(node.right).value
         if not (isinstance(base, int) and isinstance(exponent, int)):
-            return Plain(False)
+            return PlainValue(False)
         if abs(base) > 10 or not 0 <= exponent <= 64:
-            return Plain(False)
-        return Plain(True, base**exponent)
+            return PlainValue(False)
+        return PlainValue(True, base**exponent)
 
 
-def _live_nodes(node: ast.AST) -> Iterator[ast.AST]:
+def _walk_live_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a file, without the body of `if False:`."""
     yield node
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
         children = iter(node.orelse)
     for child in children:
-        yield from _live_nodes(child)
+        yield from _walk_live_nodes(child)
 
 
-def _callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
+def _get_callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
     """Return the callee and its positional arguments; those of Thing for `run.Config(Thing, ...)`."""
     last = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    if last in WRAPPERS and node.args:
+    if last in WRAPPER_NAMES and node.args:
         return node.args[0], node.args[1:]
     return node.func, node.args
 
 
-def _call(names: Names, node: ast.Call) -> Call:
+def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
     """Return a call with its arguments."""
-    callee, positional = _callee(node)
+    callee, positional = _get_callee(node)
     plain: dict[str, Any] = {}
     undecided: dict[str, str] = {}
-    written = {str(place): source_of(argument) for place, argument in enumerate(positional)}
+    written = {str(index): format_source(argument) for index, argument in enumerate(positional)}
     for keyword in node.keywords:
         name = keyword.arg or "**"
-        written[name] = source_of(keyword.value)
+        written[name] = format_source(keyword.value)
         value = names.plain(keyword.value)
         if keyword.arg is not None and value.is_plain:
             plain[name] = value.value
         else:
             undecided[name] = written[name]
-    return Call(
-        name=_last_word(names.path(callee)),
+    return PythonCall(
+        name=_get_last_name(names.path(callee)),
         line=node.lineno,
         arguments=plain,
         undecided=undecided,
-        positional=tuple(_value_or_none(names.plain(argument)) for argument in positional),
+        positional=tuple(_get_value_or_none(names.plain(argument)) for argument in positional),
         written=written,
     )
 
 
-def _value_or_none(plain: Plain) -> Any:
+def _get_value_or_none(plain: PlainValue) -> Any:
     return plain.value if plain.is_plain else None
 
 
-def _last_word(path: str) -> str:
+def _get_last_name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def source_of(node: ast.AST) -> str:
+def format_source(node: ast.AST) -> str:
     """Return an expression as it is written, its beginning where it is long."""
     try:
         return ast.unparse(node)[:MAX_SOURCE_LENGTH]

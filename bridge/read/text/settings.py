@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.precision.values import NO, YES, dtype_token, number_of_text
+from bridge.precision.coercion import FALSE_WORDS, TRUE_WORDS, parse_dtype, parse_number
 
 SHORT_DTYPES = {
     "32": "fp32",
@@ -24,9 +24,12 @@ SHORT_DTYPES = {
     "bf16-mixed": "bf16",
 }
 """Words of Lightning that NeMo and Megatron Bridge take for dtypes -> the dtype."""
-LARGEST = sys.float_info.max
+MAX_FLOAT = sys.float_info.max
 """The largest finite number."""
-SWITCHES = {**dict.fromkeys((*YES, "t", "y"), True), **dict.fromkeys((*NO, "f", "n"), False)}
+SWITCH_VALUES = {
+    **dict.fromkeys((*TRUE_WORDS, "t", "y"), True),
+    **dict.fromkeys((*FALSE_WORDS, "f", "n"), False),
+}
 """Word that pydantic takes for a switch, in small letters -> its value."""
 
 
@@ -75,8 +78,8 @@ class Settings:
             return value
         if self.lenient and (type(value) is int or isinstance(value, str)):
             word = str(value).lower()
-            if word in SWITCHES:
-                return SWITCHES[word]
+            if word in SWITCH_VALUES:
+                return SWITCH_VALUES[word]
         raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
@@ -95,7 +98,7 @@ class Settings:
         if value is None:
             return None
         if self.lenient and isinstance(value, str):
-            value = number_of_text(value)
+            value = parse_number(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or _is_infinite(value):
             raise self.wrong(
                 key, "must be a finite number", value, "Write a number, without quotes"
@@ -123,7 +126,7 @@ class Settings:
 
     def named_dtype(self, key: str) -> str | None:
         """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
-        return named_dtype(self.values.get(key), self.name(key))
+        return parse_named_dtype(self.values.get(key), self.name(key))
 
     def section(self, key: str) -> "Settings":
         """Return the mapping under `key`; an empty one where nothing is written."""
@@ -143,10 +146,10 @@ class Settings:
 
 def _is_infinite(number: float) -> bool:
     """Return whether a number is infinite, NaN, or an integer larger than any float."""
-    return not abs(number) <= LARGEST
+    return not abs(number) <= MAX_FLOAT
 
 
-def named_dtype(value: object, where: str) -> str | None:
+def parse_named_dtype(value: object, where: str) -> str | None:
     """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null."""
     named = value
     if isinstance(value, Mapping) and "_target_" in value:
@@ -154,15 +157,15 @@ def named_dtype(value: object, where: str) -> str | None:
     if named is None:
         return None
     try:
-        return SHORT_DTYPES.get(str(named)) or dtype_token(named)
+        return SHORT_DTYPES.get(str(named)) or parse_dtype(named)
     except ValueError as error:
         raise PayloadError(f"{where}: {error}") from None
 
 
-def half_or_fp32(value: object) -> str | None:
+def parse_mode_dtype(value: object) -> str | None:
     """Return "fp32", "bf16" or "fp16" for a dtype in any spelling; None for any other value."""
     try:
-        dtype = dtype_token(value)
+        dtype = parse_dtype(value)
     except ValueError:
         return None
     if dtype not in ("fp32", "bf16", "fp16"):

@@ -7,9 +7,9 @@ import json
 import re
 from typing import Any
 
-from bridge.precision.strict_yaml import MAX_DEPTH, load_all
+from bridge.precision.strict_yaml import MAX_DEPTH, load_documents
 
-COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+COMMENT_PATTERN = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
 """A string, which is kept, or a comment."""
 
 
@@ -23,14 +23,14 @@ def loads(text: str, path: str) -> Any:
         PayloadError: It is no JSON, has a key twice in one object, or too many levels.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeated_keys)
+        value = json.loads(text, object_pairs_hook=_make_mapping)
         is_strict = not _is_too_deep(value)
     except (ValueError, RecursionError):
         is_strict = False
     if is_strict:
         return value
-    bare = COMMENT.sub(_string_or_line_ends, text)
-    documents = load_all(bare, path, form="JSON")
+    bare = COMMENT_PATTERN.sub(_replace_comment, text)
+    documents = load_documents(bare, path, form="JSON")
     return documents[0] if documents else None
 
 
@@ -48,12 +48,12 @@ def _is_too_deep(value: object) -> bool:
     return bool(level)
 
 
-def _string_or_line_ends(match: re.Match[str]) -> str:
+def _replace_comment(match: re.Match[str]) -> str:
     """Return a string as it is, and the line ends of a comment, so that lines keep their numbers."""
     return match[1] or "\n" * match[0].count("\n")
 
 
-def _without_repeated_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_mapping(items: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the mapping of an object; ValueError where a key stands twice."""
     mapping = dict(items)
     if len(mapping) != len(items):

@@ -13,13 +13,13 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from bridge.report.curves import figure_of
+from bridge.report.curves import make_figure
 
 Point = tuple[float, float]
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 _LINES = ("#0000a0", "#0000a1", "#0000a2", "#0000a3", "#0000a4", "#0000a5")
-COLOURS = len(_LINES)
+COLOUR_COUNT = len(_LINES)
 """Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
 _TEXT, _GRID = "#0000b0", "#0000b1"
 _PAGE_COLOURS = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}
@@ -28,7 +28,7 @@ for _number, _line in enumerate(_LINES):
 """Colour that matplotlib draws with -> the page's, which is another one in the dark."""
 
 
-def line_chart(
+def draw_line_chart(
     lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False
 ) -> str:
     """Return a chart over steps as an SVG element; "" for a single step.
@@ -40,7 +40,7 @@ def line_chart(
     shown: dict[str, list[Point]] = {}
     steps: set[float] = set()
     for name, points in lines.items():
-        thinned = _thinned(points, log=log)
+        thinned = _thin_points(points, log=log)
         if thinned:
             shown[name] = thinned
             steps |= {step for step, _ in thinned}
@@ -54,36 +54,36 @@ def line_chart(
         f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}">'
         f"<title>{escape(title)}</title>"
     )
-    svg = _drawn([*shown.values()], log=log)
+    svg = _draw_svg([*shown.values()], log=log)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
-    legend = f'<ul class="legend">{_legend(shown)}</ul>'
+    legend = f'<ul class="legend">{_format_legend(shown)}</ul>'
     return f'<figure class="chart">{caption}{head}{svg}{legend}</figure>'
 
 
-def _legend(names: Iterable[str]) -> str:
+def _format_legend(names: Iterable[str]) -> str:
     """Return the items of a legend, in the order of the lines."""
     items = []
     for number, name in enumerate(names):
-        style = f"s{number % COLOURS}"
-        if number >= COLOURS:
+        style = f"s{number % COLOUR_COUNT}"
+        if number >= COLOUR_COUNT:
             style += " dashed"
         items.append(f'<li><span class="key {style}"></span>{escape(name)}</li>')
     return "".join(items)
 
 
-def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
-    figure = figure_of(6.4, 2.6)
+def _draw_svg(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
+    figure = make_figure(6.4, 2.6)
     axes = figure.add_subplot()
     values: list[float] = []
     for number, points in enumerate(curves):
         style = "-"
-        if number >= COLOURS:
+        if number >= COLOUR_COUNT:
             style = "--"
         steps, heights = zip(*points, strict=True)
         values.extend(heights)
         # A clip would have an id, and those of two charts could be the same.
         look: dict[str, Any] = {"linestyle": style, "linewidth": 1.5, "clip_on": False}
-        axes.plot(steps, heights, color=_LINES[number % COLOURS], **look)
+        axes.plot(steps, heights, color=_LINES[number % COLOUR_COUNT], **look)
     if log:
         axes.set_yscale("log")
         axes.minorticks_off()
@@ -106,13 +106,13 @@ def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
     return re.sub("|".join(_PAGE_COLOURS), lambda match: _PAGE_COLOURS[match[0]], svg)
 
 
-def _thinned(points: Sequence[Point], *, log: bool) -> list[Point]:
-    """Return at most `MOST_POINTS` of the points that can be drawn, with the first and the last."""
+def _thin_points(points: Sequence[Point], *, log: bool) -> list[Point]:
+    """Return at most `MAX_POINTS` of the points that can be drawn, with the first and the last."""
     drawn = []
     for step, value in points:
         if math.isfinite(step + value) and (value > 0 or not log):
             drawn.append((step, value))
-    count = min(len(drawn), MOST_POINTS)
+    count = min(len(drawn), MAX_POINTS)
     thinned = []
     for index in range(count):
         thinned.append(drawn[index * (len(drawn) - 1) // max(1, count - 1)])

@@ -9,17 +9,17 @@ from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
-from bridge.report.plan_table import line_of
-from bridge.runtime.audit.compare import format_gemms
-from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.runtime.audit.quantisation import last_measured
+from bridge.report.plan_table import make_line
+from bridge.runtime.audit.plan_comparison import format_gemms
+from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
+from bridge.runtime.audit.quantisation import select_last_step
 from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.runtime.audit.run_folder import RunFolder
 
-FLAT = 0.01
+MIN_LOSS_FALL = 0.01
 """Relative fall of the training loss below which it has not moved."""
 
-FIGURES = (
+SUMMARY_FIGURES = (
     "train_loss",
     "validation_loss",
     "unigram_entropy",
@@ -30,11 +30,11 @@ FIGURES = (
     "seconds",
 )
 """Of the summary."""
-KINDS = {"weights": "parameters"}
+RECORD_KINDS = {"weights": "parameters"}
 """Kind of tensor in the memory plan -> its name in a record, where they differ."""
 
 
-def run_content(
+def collect_run_content(
     run: RunFolder,
     *,
     plan: PrecisionPlan | None = None,
@@ -47,7 +47,7 @@ def run_content(
     `compared` is what a comparison with its twins says.
     """
     record, summary = run.record, run.summary or {}
-    figures = {name: summary.get(name) for name in FIGURES}
+    figures = {name: summary.get(name) for name in SUMMARY_FIGURES}
     figures["train_iters"] = run.config.get("train", {}).get("train_iters")
     ran, backend = "", ""
     gemms: Sequence[GemmRow] = ()
@@ -63,30 +63,30 @@ def run_content(
         "source": None,
         "figures": figures,
         "compared": compared,
-        "base": _with_deciders(base, run),
-        "plan": plan_rows(plan),
+        "base": _add_deciders(base, run),
+        "plan": make_plan_rows(plan),
         "ran": ran,
         "recorded_gemms": len(gemms),
         "backend": backend,
         "mismatches": mismatches,
-        "sync": _changed_fields(run),
-        "findings": _findings(run),
-        "silenced": _silenced(run),
-        "warnings": dict(early_warnings(Signs.of(run))),
+        "sync": _collect_changed_fields(run),
+        "findings": _collect_findings(run),
+        "silenced": _collect_silenced(run),
+        "warnings": dict(find_early_warnings(WarningInputs.from_run_folder(run))),
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
-        "heat": _heat(run),
-        "memory": memory_rows(census, predicted_bytes or {}),
+        "heat": _collect_sqnr_cells(run),
+        "memory": make_memory_rows(census, predicted_bytes or {}),
         "environment": {
             "target": run.findings.get("target"),
             "megatron-core": run.sync.get("megatron_core"),
         },
-        "commands": [*_train_command(run), report_command],
+        "commands": [*_read_train_command(run), report_command],
     }
-    return {**content, "verdict": _verdict(content, summary, run)}
+    return {**content, "verdict": _collect_verdicts(content, summary, run)}
 
 
-def _with_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any] | None:
+def _add_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any] | None:
     """Return the differences from a base, each field with who set it in the sync."""
     if base is None:
         return None
@@ -99,23 +99,23 @@ def _with_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any
     return {**base, "fields": fields}
 
 
-def _changed_fields(run: RunFolder) -> list[dict[str, Any]]:
+def _collect_changed_fields(run: RunFolder) -> list[dict[str, Any]]:
     """Return the rows of the sync, without fields that agree or are absent."""
     rows = run.sync.get("rows", ())
     return [row for row in rows if row["verdict"] not in ("agree", "absent")]
 
 
-def _silenced(run: RunFolder) -> list[dict[str, Any]]:
+def _collect_silenced(run: RunFolder) -> list[dict[str, Any]]:
     """Return the silenced findings of the check, and the silenced early warnings."""
     rows = list(run.findings.get("silenced", ()))
     reasons = run.config.get("silence") or {}
     for name, reason in reasons.items():
-        if name in WARNINGS:
+        if name in EARLY_WARNINGS:
             rows.append({"id": name, "silenced": reason})
     return rows
 
 
-def _findings(run: RunFolder) -> list[dict[str, Any]]:
+def _collect_findings(run: RunFolder) -> list[dict[str, Any]]:
     """Return the findings of the check, and those of the sync that it did not have."""
     of_check, of_sync = run.findings.get("findings", ()), run.sync.get("findings", ())
     # The last of equal findings stands last, and the first of them is shown.
@@ -125,21 +125,26 @@ def _findings(run: RunFolder) -> list[dict[str, Any]]:
     return list(rows.values())[::-1]
 
 
-def _verdict(
+def _collect_verdicts(
     content: dict[str, Any], summary: dict[str, Any], run: RunFolder
 ) -> list[dict[str, str]]:
     losses = [record["loss"] for record in content["train"] if record["loss"] is not None]
     count = len(content["findings"])
     of_findings = "good", "No findings of check and sync."
     if count:
-        of_findings = "unknown", f"{_counted(count, 'finding')} of check and sync."
-    verdicts = [_end(summary, run), _audit(content, run), moved(losses), of_findings]
+        of_findings = "unknown", f"{_format_count(count, 'finding')} of check and sync."
+    verdicts = [
+        _describe_end(summary, run),
+        _describe_audit(content, run),
+        describe_loss_fall(losses),
+        of_findings,
+    ]
     for name, sentence in content["warnings"].items():
         verdicts.append(("bad", f"{name}: {sentence}"))
     return [{"state": state, "sentence": sentence} for state, sentence in verdicts]
 
 
-def _end(summary: dict[str, Any], run: RunFolder) -> tuple[str, str]:
+def _describe_end(summary: dict[str, Any], run: RunFolder) -> tuple[str, str]:
     if not summary:
         return "unknown", "The run has not come to its end."
     if summary.get("failure"):
@@ -150,33 +155,33 @@ def _end(summary: dict[str, Any], run: RunFolder) -> tuple[str, str]:
     return "good", f"Ended after step {summary['iteration']}, {skipped} of them skipped."
 
 
-def _audit(content: dict[str, Any], run: RunFolder) -> tuple[str, str]:
+def _describe_audit(content: dict[str, Any], run: RunFolder) -> tuple[str, str]:
     if run.record is None:
         return "unknown", "No record was held against the plan."
     count = len(content["mismatches"])
     if count:
-        return "bad", f"The run was not what the plan says, in {_counted(count, 'point')}."
+        return "bad", f"The run was not what the plan says, in {_format_count(count, 'point')}."
     gemms = content["recorded_gemms"]
     return "good", f"Plan = record: all {gemms} GEMMs ran in the planned formats."
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     if count == 1:
         return f"{count} {noun}"
     return f"{count} {noun}s"
 
 
-def moved(losses: list[float]) -> tuple[str, str]:
+def describe_loss_fall(losses: list[float]) -> tuple[str, str]:
     """Return the state and the sentence about the fall of a training loss."""
     if len(losses) < 2:
         return "unknown", "Too few losses to say whether it learned."
     fall = 1 - losses[-1] / losses[0]
-    if fall < FLAT:
+    if fall < MIN_LOSS_FALL:
         return "bad", f"The training loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}."
     return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
 
 
-def plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
+def make_plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
     """Return the formats of each group of equal layers.
 
     Modules that compute nothing are left out.
@@ -188,7 +193,7 @@ def plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
         labels = [layer.label for layer in layers]
         names_of: dict[tuple[str, str, str], list[str]] = {}
         for module in modules:
-            line = line_of(module)
+            line = make_line(module)
             formats = (line["forward"], line["dgrad"], line["wgrad"])
             names_of.setdefault(formats, []).append(module.name)
         for (forward, dgrad, wgrad), names in names_of.items():
@@ -198,10 +203,10 @@ def plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _heat(run: RunFolder) -> list[dict[str, Any]]:
+def _collect_sqnr_cells(run: RunFolder) -> list[dict[str, Any]]:
     """Return the last SQNR per operand, layer and module, and how far it is below its format's."""
     cells = []
-    for row in last_measured(run.quantisation):
+    for row in select_last_step(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:
             cells.append(
                 {
@@ -216,7 +221,9 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
     return cells
 
 
-def memory_rows(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
+def make_memory_rows(
+    census: Sequence[CensusRow], predicted: dict[str, int]
+) -> list[dict[str, Any]]:
     """Return the recorded and the predicted bytes of each kind of tensor; None where unknown."""
     recorded: dict[str, int] = {}
     dtypes: dict[str, dict[str, None]] = {}
@@ -225,7 +232,7 @@ def memory_rows(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[
         dtypes.setdefault(tensors.kind, {})[tensors.dtype] = None
     expected: dict[str, int] = {}
     for name, size in predicted.items():
-        kind = KINDS.get(name, name)
+        kind = RECORD_KINDS.get(name, name)
         expected[kind] = expected.get(kind, 0) + size
     rows = []
     for kind in {**recorded, **expected}:
@@ -240,12 +247,14 @@ def memory_rows(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[
     return rows
 
 
-def _train_command(run: RunFolder) -> list[str]:
+def _read_train_command(run: RunFolder) -> list[str]:
     """Return the command that Hydra recorded; none where there is no record of it."""
     overrides = run.path / ".hydra" / "overrides.yaml"
     if not overrides.is_file():
         return []
-    documents = strict_yaml.load_all(run.text_of(overrides), str(overrides), error=RunConfigError)
+    documents = strict_yaml.load_documents(
+        run.text_of(overrides), str(overrides), error=RunConfigError
+    )
     words = ["python", "scripts/train.py"]
     if documents:
         words.extend(map(str, documents[0]))

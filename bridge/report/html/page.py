@@ -10,56 +10,60 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bridge.plan.precision_plan import compact
-from bridge.report.curves import points
-from bridge.report.html.chart import line_chart
-from bridge.report.quantisation import WORST_DB
-from bridge.report.table import mib
+from bridge.plan.precision_plan import format_ranges
+from bridge.report.curves import collect_points
+from bridge.report.html.chart import draw_line_chart
+from bridge.report.quantisation_table import WORST_DB
+from bridge.report.table import format_mib
 
-Run = dict[str, Any]
+RunContent = dict[str, Any]
 
 TEMPLATE = "page.html.j2"
-WORD_OF_STATE = {"good": "Good", "bad": "Problem", "unknown": "Note"}
+STATE_WORDS = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 """State of an answer -> its word, so that colour is not the only sign."""
 
 
-def render_page(runs: Sequence[Run]) -> str:
-    """Return the page of some runs, each the result of `run_content`."""
+def render_page(runs: Sequence[RunContent]) -> str:
+    """Return the page of some runs, each the result of `collect_run_content`."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        number=_number, mib=mib, layers=compact, heat=_heat_table, charts=_charts
+        number=_format_number,
+        mib=format_mib,
+        layers=format_ranges,
+        heat=_make_heat_table,
+        charts=_draw_charts,
     )
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    runs = _told_apart(runs)
+    runs = _make_names_unique(runs)
     curves = {}
     if len(runs) > 1:
         for run in runs:
-            curves[run["name"]] = points(run["train"], "loss")
-    chart = line_chart(curves, title="Training loss of all runs", y="nats per token")
+            curves[run["name"]] = collect_points(run["train"], "loss")
+    chart = draw_line_chart(curves, title="Training loss of all runs", y="nats per token")
     overlay = Markup(chart)  # noqa: S704  as below
     return environment.from_string(text).render(
-        runs=runs, overlay=overlay, compared=_comparison(runs), states=WORD_OF_STATE
+        runs=runs, overlay=overlay, compared=_collect_answers(runs), states=STATE_WORDS
     )
 
 
-def render_markdown(runs: Sequence[Run]) -> str:
+def render_markdown(runs: Sequence[RunContent]) -> str:
     """Return the verdicts, figures and plan of some runs for a comment."""
-    lines = _answers(_comparison(runs))
+    lines = _format_answers(_collect_answers(runs))
     if lines:
         lines.append("")
-    for run in _told_apart(runs):
-        lines += _markdown(run)
+    for run in _make_names_unique(runs):
+        lines += _format_run(run)
     return "\n".join(lines)
 
 
-def _markdown(run: Run) -> list[str]:
+def _format_run(run: RunContent) -> list[str]:
     """Return the lines of one run."""
-    lines = [f"## {run['name']}", "", *_answers(run["verdict"]), ""]
+    lines = [f"## {run['name']}", "", *_format_answers(run["verdict"]), ""]
     lines += ["| figure | value |", "|---|---|"]
     for name, value in run["figures"].items():
-        lines.append(f"| {name.replace('_', ' ')} | {_number(value)} |")
+        lines.append(f"| {name.replace('_', ' ')} | {_format_number(value)} |")
     if run["base"]:
         fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
         lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
@@ -74,19 +78,19 @@ def _markdown(run: Run) -> list[str]:
     return lines
 
 
-def _answers(verdict: Sequence[dict[str, str]]) -> list[str]:
+def _format_answers(verdict: Sequence[dict[str, str]]) -> list[str]:
     lines = []
     for answer in verdict:
-        lines.append(f"- **{WORD_OF_STATE[answer['state']]}.** {answer['sentence']}")
+        lines.append(f"- **{STATE_WORDS[answer['state']]}.** {answer['sentence']}")
     return lines
 
 
-def content_json(runs: Sequence[Run]) -> str:
+def format_json(runs: Sequence[RunContent]) -> str:
     """Return the content as JSON, the numbers of the page."""
     return json.dumps(runs, indent=1) + "\n"
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
+def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
     """Return the runs with different names.
 
     Runs of one precision get the words in which their folders differ.
@@ -110,7 +114,7 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
     return named
 
 
-def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _collect_answers(runs: Sequence[RunContent]) -> list[dict[str, str]]:
     """Return the different answers of comparisons, in the order of the runs."""
     answers: list[dict[str, str]] = []
     for run in runs:
@@ -120,26 +124,28 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
     return answers
 
 
-def _charts(run: Run) -> Markup:
+def _draw_charts(run: RunContent) -> Markup:
     losses = {
-        "training": points(run["train"], "loss"),
-        "validation": points(run["validation"], "loss"),
+        "training": collect_points(run["train"], "loss"),
+        "validation": collect_points(run["validation"], "loss"),
     }
     entropy, train = run["figures"].get("unigram_entropy"), run["train"]
     if entropy is not None and train:
         losses["unigram entropy"] = [(train[0]["step"], entropy), (train[-1]["step"], entropy)]
-    charts = [line_chart(losses, title="Loss", y="nats per token")]
-    norms = {"gradient norm": points(run["train"], "grad_norm")}
-    charts.append(line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True))
-    scale = points(run["train"], "loss_scale")
+    charts = [draw_line_chart(losses, title="Loss", y="nats per token")]
+    norms = {"gradient norm": collect_points(run["train"], "grad_norm")}
+    charts.append(
+        draw_line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True)
+    )
+    scale = collect_points(run["train"], "loss_scale")
     if len({value for _, value in scale}) > 1:
         charts.append(
-            line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True)
+            draw_line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True)
         )
     return Markup("".join(charts))  # noqa: S704  numbers and escaped names
 
 
-def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _make_heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a table per operand, layers by modules.
 
     Each cell has its colour between 0 (healthy) and 1.
@@ -169,7 +175,7 @@ def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return tables
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, int):

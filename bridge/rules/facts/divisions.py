@@ -1,9 +1,9 @@
-"""`uneven_sizes`: the sizes of a model that do not divide by the ranks they are spread over."""
+"""`find_uneven_sizes`: the sizes of a model that do not divide by the ranks they are spread over."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bridge.model.layout import Parallel
+from bridge.model.layout import ParallelLayout
 from bridge.model.shape import ModelShape
 
 
@@ -19,18 +19,18 @@ class Division(NamedTuple):
     """Number of equal parts that it has to have."""
 
 
-def uneven_sizes(
-    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+def find_uneven_sizes(
+    model: Any, shape: ModelShape, ranks: ParallelLayout, seq_length: int | None
 ) -> Iterator[Division]:
     """Yield each size of `model` that does not divide by its ranks."""
-    for division in _divisions(model, shape, ranks, seq_length):
+    for division in _list_divisions(model, shape, ranks, seq_length):
         size = division.size
         if size is not None and size > 0 and size % division.parts:
             yield division
 
 
-def _divisions(
-    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+def _list_divisions(
+    model: Any, shape: ModelShape, ranks: ParallelLayout, seq_length: int | None
 ) -> Iterator[Division]:
     """Yield the sizes of a model that ranks share; one that a model does not have is None or 0."""
     tensor = f"TP {ranks.tensor}"
@@ -49,10 +49,10 @@ def _divisions(
     if shape.is_hybrid and space is not None:
         yield Division("model.mamba_num_heads", space.num_heads, tensor, ranks.tensor)
         yield Division("model.mamba_num_groups", space.num_groups, tensor, ranks.tensor)
-    yield _sequence_division(model, ranks, seq_length)
+    yield _make_sequence_division(model, ranks, seq_length)
 
 
-def _sequence_division(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
+def _make_sequence_division(model: Any, ranks: ParallelLayout, seq_length: int | None) -> Division:
     """Return the division of a sequence; a context-parallel rank has a chunk of each half."""
     path = "data.seq_length"
     if model.seq_length:
@@ -62,4 +62,4 @@ def _sequence_division(model: Any, ranks: Parallel, seq_length: int | None) -> D
         chunks, words = 2, f"two chunks on each of CP {ranks.context}"
     if ranks.sequence_parallel:
         words += f" x TP {ranks.tensor}"
-    return Division(path, seq_length, words, chunks * ranks.of_tokens)
+    return Division(path, seq_length, words, chunks * ranks.token_ranks)

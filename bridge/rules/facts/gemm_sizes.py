@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bridge.rules.run_context import RunContext
 
-GEMMS_OF = {
+LINEAR_LAYERS_BY_WIDTH = {
     "model.ffn_hidden_size": (
         "linear_fc1",
         "linear_fc2",
@@ -18,7 +18,7 @@ GEMMS_OF = {
 """Width -> the linear layers that have it; any other width is one of all linear layers."""
 
 
-def tokens(context: RunContext) -> int | None:
+def compute_tokens_per_rank(context: RunContext) -> int | None:
     """Return the tokens of a micro-batch on a rank (M of its GEMMs); None where they are not known.
 
     Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own
@@ -28,20 +28,20 @@ def tokens(context: RunContext) -> int | None:
     batch = context.train.micro_batch_size
     if not length or not batch or context.is_emulated:
         return None
-    ranks = context.parallel.of_tokens
+    ranks = context.parallel.token_ranks
     if length % ranks:
         return None
     return length * batch // ranks
 
 
-def alignment(context: RunContext) -> tuple[int, ...]:
+def get_alignment(context: RunContext) -> tuple[int, ...]:
     """Return the multiples of tokens and of widths that the scheme's GEMMs need."""
     if context.row is None:
         return ()
     return context.row.alignment or ()
 
 
-def low_modules(context: RunContext) -> set[str] | None:
+def collect_low_precision_modules(context: RunContext) -> set[str] | None:
     """Return the modules in FP8 or FP4 in a layer under a per-module recipe; None without one."""
     if context.model.quant_recipe is None or context.selection is None:
         return None
@@ -55,17 +55,17 @@ class Width(NamedTuple):
     """A width that GEMMs contract over or produce."""
 
     path: str
-    how: str
+    formula: str
     """How it is divided."""
     size: int
     """Size on one rank."""
 
 
-class _Whole(NamedTuple):
+class _FullWidth(NamedTuple):
     """A width before it is divided over ranks."""
 
     path: str
-    how: str
+    formula: str
     size: int | None
     ranks: str
     """The ranks in words."""
@@ -73,38 +73,38 @@ class _Whole(NamedTuple):
     """Number of the ranks."""
 
 
-def widths(context: RunContext) -> Iterator[Width]:
+def compute_widths_per_rank(context: RunContext) -> Iterator[Width]:
     """Yield the widths that GEMMs contract over or produce.
 
     A width that does not divide by the ranks is left out: that is a fault of its own (PB408). So is
     one whose linear layers a per-module recipe keeps in the dtype of the run.
     """
-    whole = [*_whole_widths(context)]
-    low = low_modules(context)
+    whole = [*_list_full_widths(context)]
+    low = collect_low_precision_modules(context)
     for width in whole:
         if not width.size or width.size % width.parts:
             continue
-        if low is not None and low.isdisjoint(GEMMS_OF.get(width.path, low)):
+        if low is not None and low.isdisjoint(LINEAR_LAYERS_BY_WIDTH.get(width.path, low)):
             continue
-        how = width.how
+        how = width.formula
         if width.parts > 1:
             how += f" / {width.ranks} {width.parts}"
         yield Width(width.path, how, width.size // width.parts)
 
 
-def _whole_widths(context: RunContext) -> Iterator[_Whole]:
+def _list_full_widths(context: RunContext) -> Iterator[_FullWidth]:
     model, heads = context.model, context.model.num_attention_heads
     tensor, expert_tensor = context.parallel.tensor, context.parallel.expert_tensor
-    qkv = _qkv_width(context, heads)
-    yield _Whole("model.hidden_size", "", model.hidden_size, "TP", 1)
-    yield _Whole("model.ffn_hidden_size", "", model.ffn_hidden_size, "TP", tensor)
-    yield _Whole("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tensor)
+    qkv = _compute_qkv_width(context, heads)
+    yield _FullWidth("model.hidden_size", "", model.hidden_size, "TP", 1)
+    yield _FullWidth("model.ffn_hidden_size", "", model.ffn_hidden_size, "TP", tensor)
+    yield _FullWidth("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tensor)
     if context.shape.is_moe:
         width = model.moe_ffn_hidden_size
-        yield _Whole("model.moe_ffn_hidden_size", "", width, "expert TP", expert_tensor)
+        yield _FullWidth("model.moe_ffn_hidden_size", "", width, "expert TP", expert_tensor)
 
 
-def _qkv_width(context: RunContext, heads: int) -> int:
+def _compute_qkv_width(context: RunContext, heads: int) -> int:
     """Return the width of the projection to queries, keys and values; 0 without such a layer."""
     model = context.model
     if not model.hidden_size or not heads or heads % context.parallel.tensor:

@@ -1,4 +1,4 @@
-"""`why_not_found`: the reason why an import path leads nowhere; its module is not imported."""
+"""`find_import_fault`: the reason why an import path leads nowhere; its module is not imported."""
 
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from symtable import symtable
 
 from bridge.errors import close_matches, listed
 
-ELSEWHERE = "transformer_engine"
+GPU_ONLY_PACKAGE = "transformer_engine"
 """The package of factories that are missing on every machine without a GPU."""
 
 
-def why_not_found(path: str) -> str | None:
+def find_import_fault(path: str) -> str | None:
     """Return why an import path, package.module.function, leads nowhere.
 
     None where it leads to a name of a module. A module without Python source counts as having the
@@ -19,12 +19,12 @@ def why_not_found(path: str) -> str | None:
     *packages, name = path.split(".")
     if not packages or not all(part.isidentifier() for part in (*packages, name)):
         return "it is no import path such as package.module.function"
-    spec = _found(packages)
+    spec = _find_module_spec(packages)
     if spec is None:
-        if packages[0] == ELSEWHERE:
+        if packages[0] == GPU_ONLY_PACKAGE:
             return None
         return f"there is no module {'.'.join(packages)!r}"
-    names = _names_of(spec)
+    names = _list_bound_names(spec)
     if names is None or name in names:
         return None
     reason = f"module {'.'.join(packages)!r} has no {name!r}"
@@ -34,7 +34,7 @@ def why_not_found(path: str) -> str | None:
     return reason
 
 
-def _found(packages: list[str]) -> ModuleSpec | None:
+def _find_module_spec(packages: list[str]) -> ModuleSpec | None:
     """Return the module of a path, without importing its packages; None where there is none."""
     module = packages[0]
     spec = find_spec(module)
@@ -46,7 +46,7 @@ def _found(packages: list[str]) -> ModuleSpec | None:
     return spec
 
 
-def _names_of(spec: ModuleSpec) -> set[str] | None:
+def _list_bound_names(spec: ModuleSpec) -> set[str] | None:
     """Return the names that a module binds; None where that is not known."""
     source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
     if source is None or "import *" in source:

@@ -1,42 +1,42 @@
-"""`near_names`: the names that a misspelt name may be meant for, one or two edits away."""
+"""`find_near_names`: the names that a misspelt name may be meant for, one or two edits away."""
 
 import functools
 from collections.abc import Iterable
 
 from bridge.errors import close_matches
-from bridge.target.fields import NAMES
+from bridge.target.fields import OWNER_FIELD_NAMES
 
-MOST_EDITS = 2
+MAX_EDITS = 2
 
 
 @functools.lru_cache(maxsize=1024)
-def nearest_fields(role: str, name: str) -> tuple[str, ...]:
+def find_near_fields(role: str, name: str) -> tuple[str, ...]:
     """Return the fields of Megatron's that `name` may be a misspelling of.
 
     A field of a model provider's own looks like none of them.
     """
-    return near_names(name, NAMES[role])
+    return find_near_names(name, OWNER_FIELD_NAMES[role])
 
 
-def near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
+def find_near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return the names that one or two edits turn `name` into, nearest first."""
-    by_length = _by_length(frozenset(names))
+    by_length = _group_by_length(frozenset(names))
     letters = set(name)
     near = []
-    for length in range(len(name) - MOST_EDITS, len(name) + MOST_EDITS + 1):
+    for length in range(len(name) - MAX_EDITS, len(name) + MAX_EDITS + 1):
         for known, known_letters in by_length.get(length, ()):
             # One edit changes two letters at most; without this a file of 20,000 fields takes 9 s.
-            if len(letters ^ known_letters) <= 2 * MOST_EDITS:
+            if len(letters ^ known_letters) <= 2 * MAX_EDITS:
                 near.append(known)
     found = []
     for known in close_matches(name, near):
-        if _distance(known, name) <= MOST_EDITS:
+        if _compute_edit_distance(known, name) <= MAX_EDITS:
             found.append(known)
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=16)
-def _by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str]]]]:
+def _group_by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str]]]]:
     """Return length -> the names of that length, each with its letters."""
     found: dict[int, list[tuple[str, frozenset[str]]]] = {}
     for name in sorted(names):
@@ -44,7 +44,7 @@ def _by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str
     return found
 
 
-def _distance(first: str, second: str) -> int:
+def _compute_edit_distance(first: str, second: str) -> int:
     """Return how many letters are inserted, deleted, replaced or swapped between two names."""
     rows = [list(range(len(second) + 1))]
     for i, letter in enumerate(first, 1):

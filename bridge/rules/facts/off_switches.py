@@ -1,11 +1,11 @@
-"""`off_switches`: switches that are off in the optimizer or in DDP and have to be on in both."""
+"""`find_off_switches`: switches that are off in the optimizer or in DDP and have to be on in both."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bridge.target.fields import SWITCHES
+from bridge.target.fields import SHARED_SWITCHES
 
-SHARDED = ("optimizer", "ddp")
+SHARDING_OWNERS = ("optimizer", "ddp")
 """The two configs that hold each switch of `SWITCHES`."""
 
 
@@ -18,17 +18,17 @@ class OffSwitch(NamedTuple):
     """Why it has to be on."""
 
 
-def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
+def find_off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
     """Yield each switch that is off in the optimizer or in DDP and has to be on."""
     is_fsdp = value("ddp", "use_megatron_fsdp") is True
-    for name in SWITCHES:
-        on = [role for role in SHARDED if value(role, name) is True]
+    for name in SHARED_SWITCHES:
+        on = [role for role in SHARDING_OWNERS if value(role, name) is True]
         if on:
             why = f"{on[0]}.{name} is"
         elif name == "use_distributed_optimizer" and is_fsdp:
             why = "Megatron-FSDP always shards the optimizer"
         else:
             continue
-        for role in SHARDED:
+        for role in SHARDING_OWNERS:
             if value(role, name) is False:
                 yield OffSwitch(role, name, why)

@@ -1,10 +1,10 @@
-"""`packing`: the padding of the packed batches of Megatron Bridge."""
+"""`get_packing`: the padding of the packed batches of Megatron Bridge."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
-from bridge.target.fields import whole_number
+from bridge.target.fields import parse_integer
 
 
 class Packing(NamedTuple):
@@ -20,7 +20,7 @@ class Packing(NamedTuple):
     """The setting that pads to a fixed length instead; "" where there is none."""
 
 
-def packing(context: RuleContext) -> Packing | None:
+def get_packing(context: RuleContext) -> Packing | None:
     """Return the padding of packed batches; None without packing, or to a fixed length."""
     data = context.data
     if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
@@ -30,8 +30,8 @@ def packing(context: RuleContext) -> Packing | None:
     options: Mapping[str, object] = {}
     if isinstance(data.dataset_kwargs, Mapping):
         options = data.dataset_kwargs
-    is_packed = data.enable_offline_packing or _has_packs(data.packed_sequence_specs)
-    multiple = whole_number(options.get("pad_seq_length_to_mult", 16))
+    is_packed = data.enable_offline_packing or _packs_sequences(data.packed_sequence_specs)
+    multiple = parse_integer(options.get("pad_seq_length_to_mult", 16))
     if not is_packed or options.get("pad_to_max_length") or not multiple:
         return None
     return Packing(
@@ -42,11 +42,11 @@ def packing(context: RuleContext) -> Packing | None:
     )
 
 
-def _has_packs(specs: object) -> bool:
+def _packs_sequences(specs: object) -> bool:
     """Return whether Megatron Bridge before 0.6 packs with these specs; -1 packs nothing."""
     if specs is None:
         return False
     size = 1
     if isinstance(specs, Mapping):
         size = specs.get("packed_sequence_size", 1)
-    return (whole_number(size) or 1) > 0
+    return (parse_integer(size) or 1) > 0

@@ -1,9 +1,9 @@
-"""`unsharded`: the settings that would end the sharding of weights beyond tensor parallelism."""
+"""`format_unsharding_settings`: the settings that would end the sharding of weights beyond tensor parallelism."""
 
 from bridge.rules.run_context import RunContext
 
 
-def unsharded(context: RunContext) -> str:
+def format_unsharding_settings(context: RunContext) -> str:
     """Return the settings that shard no weight further, joined by "and"; "" where none is sharded.
 
     Megatron's generalised tensor parallelism gathers such weights when they are used. A number of

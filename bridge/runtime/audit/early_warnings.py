@@ -13,30 +13,30 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bridge.precision.formats import FORMATS
-from bridge.runtime.audit.quantisation import QuantisationRow, last_measured
+from bridge.runtime.audit.quantisation import QuantisationRow, select_last_step
 from bridge.runtime.audit.record import HealthRow
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.audit.run_log import lost_at
+from bridge.runtime.audit.run_log import describe_lost_steps
 
-RECENT = 20
+RECENT_RECORDS = 20
 """Most records, or measurements of the quantisers, that are compared with the last one."""
-LEAST_RECENT = RECENT // 2
+MIN_RECENT_RECORDS = RECENT_RECORDS // 2
 """Fewest records in which a spike is looked for."""
 NOT_FINITE_RECORDS = 1
 """Recent records with a gradient that is not finite, from which on it is a sign of trouble."""
 NOT_FINITE_RECORDS_DYNAMIC = 3
 """The same under a dynamic loss scale, which overflows now and then by design."""
-LOSS_SPIKE = 1.2
+LOSS_SPIKE_FACTOR = 1.2
 """Loss that is a spike, as a multiple of the median."""
-GRADIENT_SPIKE = 10
+GRADIENT_SPIKE_FACTOR = 10
 """Gradient norm that is a spike, as a multiple of the median."""
 SKIPPED_ONE_IN = 10
 """Steps of which no more than one may be skipped."""
-AFTER_CHANGE = 5
+RECORDS_AFTER_SCALE_CHANGE = 5
 """Records after a change of the loss scale in which a spike is put down to it."""
-SPIKE_AFTER_CHANGE = 1.1
+SCALE_CHANGE_SPIKE_FACTOR = 1.1
 """Loss that is a spike after a change of the loss scale, as a multiple of the median before."""
-AMAX_BEYOND = 4
+AMAX_OVERFLOW_FACTOR = 4
 """Amax that a delayed scale misses, as a multiple of the largest value the scale can represent."""
 UNDERFLOW_SHARE = 0.5
 """Share of an operand that may become zero, whatever its median is."""
@@ -47,7 +47,7 @@ UNDERFLOW_RISE = 0.02
 
 
 @dataclass(kw_only=True)
-class Signs:
+class WarningInputs:
     """The values of a run so far that the warnings look at."""
 
     train: Sequence[dict[str, Any]]
@@ -61,7 +61,7 @@ class Signs:
     """Names of warnings."""
 
     @classmethod
-    def of(cls, run: RunFolder, *, silenced: Collection[str] = ()) -> Signs:
+    def from_run_folder(cls, run: RunFolder, *, silenced: Collection[str] = ()) -> WarningInputs:
         """Return what the files of a run hold; `silenced` is added to those of its config."""
         optimizer = run.config.get("optimizer", {})
         smallest_scale = None
@@ -81,24 +81,24 @@ class Signs:
         )
 
 
-def _loss_not_finite(signs: Signs) -> str | None:
+def _check_loss_finite(signs: WarningInputs) -> str | None:
     """Return the sentence on the losses that are not finite, None without one."""
     finite_at = {}
     for record in signs.train:
         finite_at[record["step"]] = record["loss"] is not None
-    steps = lost_at(finite_at)
+    steps = describe_lost_steps(finite_at)
     if steps is None:
         return None
     return f"the loss is not finite {steps}."
 
 
-def _gradients_not_finite(signs: Signs) -> str | None:
+def _check_gradients_finite(signs: WarningInputs) -> str | None:
     """Return the sentence on gradients that were not finite in recent records, or None."""
     is_dynamic = signs.smallest_scale is not None
-    first = _first_update(signs.train)
+    first = _find_first_update(signs.train)
     if first is None and is_dynamic:
         return None  # a dynamic loss scale is still falling to its level
-    recent = signs.train[first or 0 :][-RECENT:]
+    recent = signs.train[first or 0 :][-RECENT_RECORDS:]
     places = []
     for record in recent:
         if record.get("not_finite"):
@@ -114,7 +114,7 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     )
 
 
-def _with_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+def _select_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
     """Return the records in which a value is finite."""
     finite = []
     for record in records:
@@ -123,7 +123,7 @@ def _with_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[st
     return finite
 
 
-def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
+def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
     """Return the index of the first record whose step was not skipped."""
     for index, record in enumerate(train):
         if not record["skipped"]:
@@ -131,12 +131,14 @@ def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
     return None
 
 
-def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) -> str | None:
+def _check_spike(
+    signs: WarningInputs, *, column: str, factor: float, noun: str, digits: str
+) -> str | None:
     """Return the sentence on a last value that is far above the median of recent records, or None."""
     recent = []
-    for record in _with_finite(signs.train[-RECENT - 1 :], column):
+    for record in _select_finite(signs.train[-RECENT_RECORDS - 1 :], column):
         recent.append(record[column])
-    if len(recent) < LEAST_RECENT:
+    if len(recent) < MIN_RECENT_RECORDS:
         return None
     last, usual = recent[-1], median(recent[:-1])
     if last <= factor * usual:
@@ -145,15 +147,21 @@ def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) 
     return f"the {noun} is {last:{digits}}, {rule}, {usual:{digits}}."
 
 
-_loss_spike = partial(_spike, column="loss", factor=LOSS_SPIKE, noun="loss", digits=".4f")
-_gradient_spike = partial(
-    _spike, column="grad_norm", factor=GRADIENT_SPIKE, noun="gradient norm", digits=".3g"
+_check_loss_spike = partial(
+    _check_spike, column="loss", factor=LOSS_SPIKE_FACTOR, noun="loss", digits=".4f"
+)
+_check_gradient_spike = partial(
+    _check_spike,
+    column="grad_norm",
+    factor=GRADIENT_SPIKE_FACTOR,
+    noun="gradient norm",
+    digits=".3g",
 )
 
 
-def _skipped(signs: Signs) -> str | None:
+def _check_skipped_steps(signs: WarningInputs) -> str | None:
     """Return the sentence on a large share of skipped steps after the first update, or None."""
-    index = _first_update(signs.train)
+    index = _find_first_update(signs.train)
     if index is None:
         return None  # `gradients-not-finite` and the limit of the run report it
     first, last = signs.train[index], signs.train[-1]
@@ -168,7 +176,7 @@ def _skipped(signs: Signs) -> str | None:
     )
 
 
-def _scale_floor(signs: Signs) -> str | None:
+def _check_scale_floor(signs: WarningInputs) -> str | None:
     """Return the sentence on a dynamic loss scale that is at its floor, or None."""
     floor = signs.smallest_scale
     if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
@@ -176,34 +184,34 @@ def _scale_floor(signs: Signs) -> str | None:
     return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
 
 
-def _spike_after_change(signs: Signs) -> str | None:
+def _check_spike_after_scale_change(signs: WarningInputs) -> str | None:
     """Return the sentence on a loss that rose soon after the loss scale changed, or None."""
-    recent = _with_finite(signs.train[-RECENT:], "loss")
+    recent = _select_finite(signs.train[-RECENT_RECORDS:], "loss")
     change = None
     for index in range(1, len(recent)):
         if recent[index]["loss_scale"] != recent[index - 1]["loss_scale"]:
             change = index
-    if change is None or change < len(recent) - AFTER_CHANGE:
+    if change is None or change < len(recent) - RECORDS_AFTER_SCALE_CHANGE:
         return None
     usual = median(record["loss"] for record in recent[:change])
     loss = recent[-1]["loss"]
-    if loss <= SPIKE_AFTER_CHANGE * usual:
+    if loss <= SCALE_CHANGE_SPIKE_FACTOR * usual:
         return None
     before, after = recent[change - 1], recent[change]
     scales = f"from {before['loss_scale']:g} to {after['loss_scale']:g}"
     change_of_scale = f"the loss scale went {scales} by step {after['step']}"
-    rule = f"more than {SPIKE_AFTER_CHANGE:g} times that before {change_of_scale}"
+    rule = f"more than {SCALE_CHANGE_SPIKE_FACTOR:g} times that before {change_of_scale}"
     return f"the loss is {loss:.4f}, {rule}, {usual:.4f}."
 
 
-def _amax_history(signs: Signs) -> str | None:
+def _check_amax_history(signs: WarningInputs) -> str | None:
     """Return the sentence on operands whose amax is beyond their delayed scale, or None."""
     ratios: dict[QuantisationRow, float] = {}
-    for row in last_measured(signs.quantisation):
+    for row in select_last_step(signs.quantisation):
         if row.scale is None or row.format not in FORMATS:
             continue
         ratio = row.amax * row.scale / FORMATS[row.format].max
-        if ratio > AMAX_BEYOND:
+        if ratio > AMAX_OVERFLOW_FACTOR:
             ratios[row] = ratio
     if not ratios:
         return None
@@ -215,11 +223,11 @@ def _amax_history(signs: Signs) -> str | None:
     return f"at step {worst.step} the amax of {worst.place} is {rule}{rest}."
 
 
-def _underflow_rising(signs: Signs) -> str | None:
+def _check_underflow(signs: WarningInputs) -> str | None:
     """Return the sentence on operands of which an unusual share became zero, or None."""
-    last = last_measured(signs.quantisation)
+    last = select_last_step(signs.quantisation)
     earlier: dict[str, list[float]] = {}
-    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
+    for row in signs.quantisation[-(RECENT_RECORDS + 1) * len(last) :]:
         if row.step != last[0].step:
             earlier.setdefault(row.place, []).append(row.underflow)
     usual: dict[QuantisationRow, float] = {}
@@ -243,7 +251,7 @@ def _underflow_rising(signs: Signs) -> str | None:
     return f"{text}."
 
 
-def _stale_weights(signs: Signs) -> str | None:
+def _check_stale_weights(signs: WarningInputs) -> str | None:
     """Return the sentence on modules that multiplied an older weight, or None."""
     stale = []
     for row in signs.health:
@@ -262,54 +270,57 @@ class EarlyWarning(NamedTuple):
 
     threshold: str
     """The condition of the warning, for its documentation."""
-    look: Callable[[Signs], str | None]
+    look: Callable[[WarningInputs], str | None]
     """Return the sentence of the warning on a run, None for a run without the sign."""
 
 
-WARNINGS = {
-    "loss-not-finite": EarlyWarning("a loss is NaN or Inf", _loss_not_finite),
+EARLY_WARNINGS = {
+    "loss-not-finite": EarlyWarning("a loss is NaN or Inf", _check_loss_finite),
     "gradients-not-finite": EarlyWarning(
-        f"a gradient was NaN or Inf in at least {NOT_FINITE_RECORDS} of the last {RECENT} records, "
+        f"a gradient was NaN or Inf in at least {NOT_FINITE_RECORDS} of the last {RECENT_RECORDS} records, "
         f"in at least {NOT_FINITE_RECORDS_DYNAMIC} under a dynamic loss scale",
-        _gradients_not_finite,
+        _check_gradients_finite,
     ),
     "loss-spike": EarlyWarning(
-        f"loss above {LOSS_SPIKE:g} times the median of up to {RECENT} records", _loss_spike
+        f"loss above {LOSS_SPIKE_FACTOR:g} times the median of up to {RECENT_RECORDS} records",
+        _check_loss_spike,
     ),
     "gradient-spike": EarlyWarning(
-        f"gradient norm above {GRADIENT_SPIKE:g} times the median of up to {RECENT} records",
-        _gradient_spike,
+        f"gradient norm above {GRADIENT_SPIKE_FACTOR:g} times the median of up to {RECENT_RECORDS} records",
+        _check_gradient_spike,
     ),
     "skipped-steps": EarlyWarning(
         f"more than one in {SKIPPED_ONE_IN} of the steps since the first update was skipped",
-        _skipped,
+        _check_skipped_steps,
     ),
-    "loss-scale-floor": EarlyWarning("the dynamic loss scale is at min_loss_scale", _scale_floor),
+    "loss-scale-floor": EarlyWarning(
+        "the dynamic loss scale is at min_loss_scale", _check_scale_floor
+    ),
     "spike-after-scale-change": EarlyWarning(
-        f"loss above {SPIKE_AFTER_CHANGE:g} times its median, at most {AFTER_CHANGE} records "
+        f"loss above {SCALE_CHANGE_SPIKE_FACTOR:g} times its median, at most {RECORDS_AFTER_SCALE_CHANGE} records "
         "after the loss scale changed",
-        _spike_after_change,
+        _check_spike_after_scale_change,
     ),
     "amax-history": EarlyWarning(
-        f"an amax is above {AMAX_BEYOND} times what the operand's scale can represent",
-        _amax_history,
+        f"an amax is above {AMAX_OVERFLOW_FACTOR} times what the operand's scale can represent",
+        _check_amax_history,
     ),
     "underflow-rising": EarlyWarning(
         f"the share that becomes zero is above {100 * UNDERFLOW_SHARE:g} %, or above "
         f"{UNDERFLOW_FACTOR} times its median and {100 * UNDERFLOW_RISE:g} points above it",
-        _underflow_rising,
+        _check_underflow,
     ),
     "stale-weights": EarlyWarning(
-        "a GEMM of the last audited step multiplied an older weight", _stale_weights
+        "a GEMM of the last audited step multiplied an older weight", _check_stale_weights
     ),
 }
 """All early warnings by name."""
 
 
-def early_warnings(signs: Signs) -> list[tuple[str, str]]:
+def find_early_warnings(signs: WarningInputs) -> list[tuple[str, str]]:
     """Return (name, sentence) of each warning that the signs of a run give."""
     warnings = []
-    for name, row in WARNINGS.items():
+    for name, row in EARLY_WARNINGS.items():
         if name in signs.silenced:
             continue
         sentence = row.look(signs)

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-FILE = "quantisation.csv"
+QUANTISATION_FILE = "quantisation.csv"
 """Name of the file in a run's folder."""
 OPERANDS = ("input", "weight", "grad_output")
 
@@ -52,11 +52,11 @@ class QuantisationRow:
         return f"the {self.operand} of layer {self.layer}, {self.module}"
 
 
-COLUMNS = {field.name: field.type for field in fields(QuantisationRow)}
+COLUMN_TYPES = {field.name: field.type for field in fields(QuantisationRow)}
 """Column of the file -> its type."""
 
 
-def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
+def select_last_step(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
     """Return the rows of the last measured step."""
     if not rows:
         return []
@@ -64,7 +64,7 @@ def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
     return [row for row in rows if row.step == last]
 
 
-def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
+def group_by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
     """Return the rows of each operand that has some, in the order of `OPERANDS`."""
     all_rows = list(rows)
     rows_of: dict[str, list[QuantisationRow]] = {}
@@ -75,7 +75,7 @@ def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRo
     return rows_of
 
 
-def finite(row: dict[str, Any]) -> dict[str, Any]:
+def replace_non_finite(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row with numbers that JSON has: None for infinity and NaN."""
     numbers = dict(row)
     for name, value in row.items():
@@ -90,11 +90,11 @@ def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = Fa
     with path.open(mode, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if not append:
-            writer.writerow(COLUMNS)
+            writer.writerow(COLUMN_TYPES)
         writer.writerows(map(astuple, rows))
 
 
-def rows_of(text: str) -> list[QuantisationRow]:
+def parse_rows(text: str) -> list[QuantisationRow]:
     """Return the rows of a CSV text; a last line that is being written is left out.
 
     Raises:
@@ -105,12 +105,12 @@ def rows_of(text: str) -> list[QuantisationRow]:
     for line in lines:
         columns = {}
         for name, cell in line.items():
-            columns[name] = _value(COLUMNS[name], cell)
+            columns[name] = _parse_cell(COLUMN_TYPES[name], cell)
         rows.append(QuantisationRow(**columns))
     return rows
 
 
-def _value(kind: Any, text: str) -> Any:
+def _parse_cell(kind: Any, text: str) -> Any:
     """Return the value of a cell, None for an empty cell of a float."""
     if kind in (int, str):
         return kind(text)

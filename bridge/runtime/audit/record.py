@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.schemes import WHOLE, Tile
+from bridge.precision.schemes import WHOLE_TENSOR, Tile
 
-FILE = "record.json"
+RECORD_FILE = "record.json"
 """Name of the file in a run's folder."""
 
 
@@ -139,7 +139,7 @@ class Record:
         for name, of_kind in rows.items():
             lines = []
             for row in of_kind:
-                lines.append(f"    {json.dumps(_filled(row))}")
+                lines.append(f"    {json.dumps(_drop_empty_columns(row))}")
             if lines:
                 text = ",\n".join(lines)
                 parts.append(f'  "{name}": [\n{text}\n  ]')
@@ -158,7 +158,7 @@ class Record:
             content = json.loads(path.read_text(encoding="utf-8"))
             gemms, census, health = [], [], []
             for row in content["gemms"]:
-                gemms.append(GemmRow(**_texts(row)))
+                gemms.append(GemmRow(**_require_text_columns(row)))
             for row in content["census"]:
                 census.append(CensusRow(**row))
             for row in content["health"]:
@@ -177,12 +177,12 @@ class Record:
             raise RunConfigError.of("record", rule, str(path), remedy) from None
 
 
-def _filled(row: Any) -> dict[str, Any]:
+def _drop_empty_columns(row: Any) -> dict[str, Any]:
     """Return the columns of a row, without empty texts."""
     return {column: value for column, value in asdict(row).items() if value != ""}
 
 
-def _texts(row: dict[str, Any]) -> dict[str, str]:
+def _require_text_columns(row: dict[str, Any]) -> dict[str, str]:
     """Return a row's columns, which have to be texts; 0.1.0 wrote further ones."""
     columns = {}
     for field in fields(GemmRow):
@@ -195,10 +195,10 @@ def _texts(row: dict[str, Any]) -> dict[str, str]:
     return columns
 
 
-def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:
+def format_tile(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:
     """Return the tile of one copy as the plan writes it: "tensor", "16x1, hadamard, stochastic"."""
     text = f"{tile[0]}x{tile[1]}"
-    if tile == WHOLE:
+    if tile == WHOLE_TENSOR:
         text = "tensor"
     if hadamard:
         text += ", hadamard"
@@ -207,13 +207,13 @@ def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -
     return text
 
 
-def layer_order(label: str) -> tuple[float, str]:
+def make_layer_sort_key(label: str) -> tuple[float, str]:
     """Return a key that sorts labels of layers: numbers, prediction layers, the output."""
     if label.isdecimal():
         return float(label), ""
     return math.inf, f"{not label.startswith('mtp'):d} {label}"
 
 
-def merged(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:
+def merge_gemm_rows(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:
     """Return the different rows, in the order of layers."""
-    return tuple(sorted({*rows}, key=lambda row: (layer_order(row.layer), row)))
+    return tuple(sorted({*rows}, key=lambda row: (make_layer_sort_key(row.layer), row)))

@@ -14,17 +14,25 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.runtime.audit import quantisation
-from bridge.runtime.audit.record import FILE as RECORD
+from bridge.runtime.audit.record import RECORD_FILE as RECORD
 from bridge.runtime.audit.record import Record
 
 CONFIG_FILE = "config.yaml"
 """The config of the run, the file by which its folder is known."""
-SUMMARY = "summary.json"
-METRICS = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
 SYNC, FINDINGS = "sync.json", "findings.json"
-FILES = (CONFIG_FILE, SUMMARY, METRICS, SYNC, FINDINGS, RECORD, quantisation.FILE)
+RUN_FILES = (
+    CONFIG_FILE,
+    SUMMARY_FILE,
+    METRICS_FILE,
+    SYNC,
+    FINDINGS,
+    RECORD,
+    quantisation.QUANTISATION_FILE,
+)
 """Files that the training command writes and that are read here."""
-REMEDY = "Run it again, or delete the file."
+DAMAGED_FILE_REMEDY = "Run it again, or delete the file."
 """What is to be done about a damaged file."""
 MAX_JSON_BYTES = 64 * 2**20
 """The metrics of a million steps are smaller."""
@@ -40,7 +48,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of(cls, path: Path) -> RunFolder:
+    def from_path(cls, path: Path) -> RunFolder:
         """Return the folder of a run."""
         if not cls.is_run(path):
             rule = f"must be the folder of a run, which has a {CONFIG_FILE}"
@@ -57,8 +65,8 @@ class RunFolder:
         """The run as it was, every field, after the precision was written into it."""
         name = str(self.path / CONFIG_FILE)
         content = strict_yaml.read_bytes(name, error=RunConfigError)
-        text = strict_yaml.decoded(content, name, error=RunConfigError)
-        documents = strict_yaml.load_all(text, name, error=RunConfigError)
+        text = strict_yaml.decode_text(content, name, error=RunConfigError)
+        documents = strict_yaml.load_documents(text, name, error=RunConfigError)
         if documents and isinstance(documents[0], dict):
             return documents[0]
         return {}
@@ -66,17 +74,17 @@ class RunFolder:
     @cached_property
     def sync(self) -> dict[str, Any]:
         """The report of the sync: `rows` and `findings`."""
-        return self.json_of(SYNC)
+        return self.read_json(SYNC)
 
     @cached_property
     def findings(self) -> dict[str, Any]:
         """The result of the check before the run."""
-        return self.json_of(FINDINGS)
+        return self.read_json(FINDINGS)
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The figures at the end; None of a run that has not come to its end."""
-        return self.json_of(SUMMARY) or None
+        return self.read_json(SUMMARY_FILE) or None
 
     @property
     def stopped(self) -> str | None:
@@ -99,18 +107,18 @@ class RunFolder:
     @property
     def quantisation(self) -> list[quantisation.QuantisationRow]:
         """The errors of the quantisers so far; none where nothing was measured."""
-        path = self.path / quantisation.FILE
+        path = self.path / quantisation.QUANTISATION_FILE
         if not path.is_file():
             return []
         try:
-            return quantisation.rows_of(self.text_of(path))
+            return quantisation.parse_rows(self.text_of(path))
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             rule = f"must be a table as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, path.name, REMEDY) from None
+            raise RunConfigError.of(str(path), rule, path.name, DAMAGED_FILE_REMEDY) from None
 
     def has_ended(self) -> bool:
         """Return whether the run has come to its end by now."""
-        return (self.path / SUMMARY).is_file()
+        return (self.path / SUMMARY_FILE).is_file()
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of a kind ("train", "validation") so far.
@@ -128,7 +136,7 @@ class RunFolder:
 
         `torn` gets the number of a line that is no record.
         """
-        path = self.path / METRICS
+        path = self.path / METRICS_FILE
         if not path.is_file():
             return []
         records = []
@@ -141,7 +149,7 @@ class RunFolder:
                 torn(number)
         return records
 
-    def json_of(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> dict[str, Any]:
         """Return the mapping in a JSON file of the folder, empty where there is none."""
         path = self.path / name
         if not path.is_file():
@@ -150,7 +158,7 @@ class RunFolder:
             content = json.loads(self.text_of(path))
         except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, name, REMEDY) from None
+            raise RunConfigError.of(str(path), rule, name, DAMAGED_FILE_REMEDY) from None
         if not isinstance(content, dict):
             return {}
         return content

@@ -13,16 +13,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-FIGURES = {
+FIGURE_NOUNS = {
     "grad_norm": "gradient norm",
     "loss_scale": "loss scale",
     "skipped": "skipped steps",
     "learning_rate": "learning rate",
 }
 """Figure of a record that a log may lack -> its name in a sentence."""
-SPEEDS = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
+THROUGHPUT_FIGURES = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
 """Figures of the throughput; a log has it with any of them."""
-MOST_LOST = 3
+MAX_SHOWN_STEPS = 3
 """Steps that a sentence on losses that are not finite lists at most."""
 
 
@@ -76,10 +76,10 @@ class RunLog:
     def missing(self) -> list[str]:
         """The figures that the log lacks, as nouns."""
         names = []
-        for figure, noun in FIGURES.items():
+        for figure, noun in FIGURE_NOUNS.items():
             if not self.values(figure):
                 names.append(noun)
-        if not any(self.values(figure) for figure in SPEEDS):
+        if not any(self.values(figure) for figure in THROUGHPUT_FIGURES):
             names.append("throughput")
         if not self.arguments:
             names.append("arguments (precision and seed)")
@@ -119,7 +119,7 @@ class RunLog:
                 values.append(value)
         return values
 
-    def speed(self, figure: str) -> float | None:
+    def compute_mean_throughput(self, figure: str) -> float | None:
         """Return the mean of a figure of the throughput after the first record.
 
         The first step compiles and allocates. None where the log does not have the figure.
@@ -158,27 +158,27 @@ class RunLog:
                 {
                     "kind": "train",
                     "step": record.step,
-                    "loss": _finite(record.loss),
+                    "loss": _drop_non_finite(record.loss),
                     "skipped": skipped > 0,
                     "skipped_steps": skipped_steps,
-                    "grad_norm": _finite(record.grad_norm),
+                    "grad_norm": _drop_non_finite(record.grad_norm),
                     "loss_scale": loss_scale,
                     "learning_rate": record.learning_rate,
                     "tokens_per_second": record.tokens_per_second,
-                    "not_finite": _place(record),
+                    "not_finite": _describe_not_finite(record),
                 }
             )
         return rows
 
-    def validations(self) -> list[dict[str, Any]]:
+    def list_validations(self) -> list[dict[str, Any]]:
         """Return the validations in the form of ``metrics.jsonl``."""
         rows: list[dict[str, Any]] = []
         for step, loss in self.validation:
-            rows.append({"kind": "validation", "step": step, "loss": _finite(loss)})
+            rows.append({"kind": "validation", "step": step, "loss": _drop_non_finite(loss)})
         return rows
 
 
-def lost_at(finite_at: Mapping[int, bool]) -> str | None:
+def describe_lost_steps(finite_at: Mapping[int, bool]) -> str | None:
     """Return at which steps a loss was not finite, and from which on if none after it was.
 
     Args:
@@ -198,9 +198,9 @@ def lost_at(finite_at: Mapping[int, bool]) -> str | None:
             at_end.append(step)
     parts = []
     if between:
-        shown = [str(step) for step in between[:MOST_LOST]]
-        if len(between) > MOST_LOST:
-            shown.append(f"{len(between) - MOST_LOST} more")
+        shown = [str(step) for step in between[:MAX_SHOWN_STEPS]]
+        if len(between) > MAX_SHOWN_STEPS:
+            shown.append(f"{len(between) - MAX_SHOWN_STEPS} more")
         noun = "step"
         if len(shown) > 1:
             noun = "steps"
@@ -211,21 +211,21 @@ def lost_at(finite_at: Mapping[int, bool]) -> str | None:
     return " and ".join(parts) or None
 
 
-def _finite(value: float | None) -> float | None:
+def _drop_non_finite(value: float | None) -> float | None:
     """Return a finite value as it is, None for any other."""
     if value is None or not math.isfinite(value):
         return None
     return value
 
 
-def _place(record: LogRecord) -> str | None:
+def _describe_not_finite(record: LogRecord) -> str | None:
     """Return where a gradient was not finite, as far as a log says it."""
     if record.grad_norm is None or math.isfinite(record.grad_norm):
         return None
     return f"at step {record.step}"
 
 
-def told_apart(logs: Sequence[RunLog]) -> list[str]:
+def make_unique_names(logs: Sequence[RunLog]) -> list[str]:
     """Return a name for each log: logs of equal names get the nearest folder that differs.
 
     Where no single folder does, the whole path stands for the name.
@@ -235,11 +235,11 @@ def told_apart(logs: Sequence[RunLog]) -> list[str]:
         logs_of.setdefault(log.name, []).append(log)
     names = []
     for log in logs:
-        names.append(_name_among(log, logs_of[log.name]))
+        names.append(_make_unique_name(log, logs_of[log.name]))
     return names
 
 
-def _name_among(log: RunLog, alike: Sequence[RunLog]) -> str:
+def _make_unique_name(log: RunLog, alike: Sequence[RunLog]) -> str:
     """Return the name of a log that others have too."""
     if len(alike) == 1:
         return log.name

@@ -11,22 +11,22 @@ from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.precision.config import FIELDS
-from bridge.runtime.audit.compare import format_gemms
+from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.runtime.audit.record import Record
 from bridge.runtime.audit.run_folder import RunFolder
 
-FILE = "origins.json"
+ORIGINS_FILE = "origins.json"
 """The file of a run with the defaults of its fields, and who set them."""
 
-LOSS_SCALE = "Loss scale"
+LOSS_SCALE_SUBJECT = "Loss scale"
 """Subject of the fields about it."""
-STATE = ("master weights", "optimizer state")
-TENSORS: dict[str, tuple[str, ...]] = {
-    "Mode": ("parameters", "activations", *STATE),
+STATE_KINDS = ("master weights", "optimizer state")
+TENSOR_KINDS_OF_SUBJECT: dict[str, tuple[str, ...]] = {
+    "Mode": ("parameters", "activations", *STATE_KINDS),
     "Parameters and gradients": ("parameters", "gradients", "gradient reduction"),
-    "Optimizer state": ("gradients", *STATE),
+    "Optimizer state": ("gradients", *STATE_KINDS),
     "Communication": ("sent between stages", "gradient reduction"),
-    "Megatron-FSDP": ("parameters", "gradients", *STATE),
+    "Megatron-FSDP": ("parameters", "gradients", *STATE_KINDS),
 }
 """Subject of a field -> the kinds of tensors in the census that it decides.
 
@@ -55,17 +55,17 @@ class Setting:
     """One sentence on the trace in the run's records; empty where there is none."""
 
     @classmethod
-    def of(cls, run: RunFolder, key: str) -> Setting | None:
+    def from_run(cls, run: RunFolder, key: str) -> Setting | None:
         """Return the setting with a key, or with the name of a field.
 
         The result is None where the run's config has no such section.
         """
         section, _, field = key.partition(".")
         if not field:
-            owner = _section_of(run, key)
+            owner = _find_section(run, key)
             if owner is None:
                 return None
-            return cls.of(run, f"{owner}.{key}")
+            return cls.from_run(run, f"{owner}.{key}")
         fields = run.config.get(section)
         if not isinstance(fields, dict):
             return None
@@ -74,11 +74,11 @@ class Setting:
             rule = f"must be a field of {section} in the run"
             hint = did_you_mean(matches) or f"`{run.path}/config.yaml` lists them."
             raise RunConfigError.of("FIELD", rule, key, hint, matches)
-        origins = run.json_of(FILE)
+        origins = run.read_json(ORIGINS_FILE)
         value = fields[field]
         default = origins.get("defaults", {}).get(key, value)
         set_by = origins.get("set_by", {}).get(key, {})
-        if _is_written(run, key):
+        if _is_written_by_sync(run, key):
             by = "the sync"
         elif set_by:
             by = list(set_by)[-1]
@@ -86,11 +86,11 @@ class Setting:
             by = "default"
         else:
             by = "derived by Megatron Core when its config was built"
-        ran = _trace(run, key)
+        ran = _read_trace(run, key)
         return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=ran)
 
 
-def _section_of(run: RunFolder, field: str) -> str | None:
+def _find_section(run: RunFolder, field: str) -> str | None:
     """Return the section that has a field; None where no section has it."""
     sections = []
     for name, fields in run.config.items():
@@ -105,18 +105,18 @@ def _section_of(run: RunFolder, field: str) -> str | None:
     return sections[0]
 
 
-def _is_written(run: RunFolder, key: str) -> bool:
+def _is_written_by_sync(run: RunFolder, key: str) -> bool:
     """Return whether the sync has a row about a key."""
     rows = run.sync.get("rows", ())
     return any(f"{row['owner']}.{row['attribute']}" == key for row in rows)
 
 
-def _trace(run: RunFolder, key: str) -> str:
+def _read_trace(run: RunFolder, key: str) -> str:
     """Return the trace of a setting in the steps of a run."""
-    return trace_of(key, run.metrics("train"))
+    return describe_trace(key, run.metrics("train"))
 
 
-def trace_of(key: str, train: Sequence[Mapping[str, Any]]) -> str:
+def describe_trace(key: str, train: Sequence[Mapping[str, Any]]) -> str:
     """Return one sentence on the trace of a key in the records of steps; empty without a trace."""
     if not train:
         return ""
@@ -129,30 +129,30 @@ def trace_of(key: str, train: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def effect_in(run: RunFolder, field: str) -> str:
+def describe_effect(run: RunFolder, field: str) -> str:
     """Return the trace of a field in the last record of a run; empty where there is none yet."""
     row = FIELDS[field]
     subject = ""
     if row.subject is not None:
         subject = row.subject.title
-    if subject == LOSS_SCALE:
-        return loss_scale_trace(run.metrics("train"))
+    if subject == LOSS_SCALE_SUBJECT:
+        return describe_loss_scale(run.metrics("train"))
     record = run.record
     if record is None:
         return ""
     gemms = f"GEMMs of step {record.step}: {format_gemms(record.gemms)}"
-    kinds = TENSORS.get(subject)
+    kinds = TENSOR_KINDS_OF_SUBJECT.get(subject)
     if row.twin is not None:
         kinds = ("parameters",)
     if kinds is None:
         return gemms
-    tensors = f"Tensors of step {record.step}: {_tensors(record, kinds)}"
+    tensors = f"Tensors of step {record.step}: {_describe_tensors(record, kinds)}"
     if subject == "Mode":
         return f"{tensors}. {gemms}"
     return tensors
 
 
-def _tensors(record: Record, kinds: tuple[str, ...]) -> str:
+def _describe_tensors(record: Record, kinds: tuple[str, ...]) -> str:
     """Return the recorded dtypes of some kinds of tensors as a list in words."""
     parts = []
     for kind in kinds:
@@ -165,7 +165,7 @@ def _tensors(record: Record, kinds: tuple[str, ...]) -> str:
     return "; ".join(parts)
 
 
-def loss_scale_trace(train: Sequence[Mapping[str, Any]]) -> str:
+def describe_loss_scale(train: Sequence[Mapping[str, Any]]) -> str:
     """Return one sentence on the loss scale in the records of steps; empty without records."""
     if not train:
         return ""

@@ -8,24 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import CheckpointError
-from bridge.precision.grouping import grouped
-from bridge.runtime.checkpoint.folder import candidates, folder_of, is_finished, load_fault
-from bridge.runtime.checkpoint.manifest import Manifest, digest, outline
-from bridge.runtime.checkpoint.pickles import METADATA, Tensor, read_listing
-from bridge.runtime.checkpoint.precision_change import DERIVED, Change, precision_changes
+from bridge.precision.grouping import group_pairs
+from bridge.runtime.checkpoint.folder import (
+    list_resumable_iterations,
+    get_step_folder,
+    is_finished,
+    find_load_fault,
+)
+from bridge.runtime.checkpoint.manifest import Manifest, compute_manifest_digest, list_file_sizes
+from bridge.runtime.checkpoint.pickles import METADATA_FILE, Tensor, read_listing
+from bridge.runtime.checkpoint.precision_change import (
+    DTYPE_FIELDS,
+    PrecisionChange,
+    find_precision_changes,
+)
 
-STATE = "optimizer.state."
+OPTIMIZER_STATE_PREFIX = "optimizer.state."
 """Beginning of the names of the optimizer's tensors."""
-SCALING = ".fp8_state."
+FP8_STATE_KEY = ".fp8_state."
 """Part of the names of delayed scales and histories."""
-PARTS = {
+STATE_PART_NAMES = {
     "param": "master weights",
     "fp32_param": "master weights",
     "exp_avg": "first moments",
     "exp_avg_sq": "second moments",
 }
 """Megatron's name in the optimizer's state -> the part of the training state."""
-MODE_SETTINGS = ("bf16", "fp16", *DERIVED)
+MODE_SETTINGS = ("bf16", "fp16", *DTYPE_FIELDS)
 """Settings that change with the mode, and are not listed next to a change of it."""
 
 
@@ -67,12 +76,12 @@ class Contents:
 
         No code of its files is run, and torch is not imported.
         """
-        sizes = outline(checkpoint)
+        sizes = list_file_sizes(checkpoint)
         run: Mapping[str, Any] = {}
         manifest_digest = None
         if is_finished(checkpoint):
             run = Manifest.read(checkpoint).run
-            manifest_digest = digest(checkpoint)
+            manifest_digest = compute_manifest_digest(checkpoint)
         return cls(
             path=checkpoint,
             run=run,
@@ -93,9 +102,9 @@ class Contents:
         """The tensors by part of the training state and dtype."""
         sizes = []
         for key, tensor in self.tensors.items():
-            sizes.append(((_part_of(key), tensor.dtype), tensor.elements))
+            sizes.append(((_get_part(key), tensor.dtype), tensor.elements))
         parts = []
-        for (part, dtype), elements in grouped(sizes).items():
+        for (part, dtype), elements in group_pairs(sizes).items():
             parts.append(
                 Part(part=part, dtype=dtype, tensors=len(elements), elements=sum(elements))
             )
@@ -120,7 +129,7 @@ class Contents:
 class Difference:
     """The differences between two checkpoints."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[PrecisionChange, ...]
     """Changes of precision of a run that resumes the first checkpoint in the second's precision."""
     settings: tuple[dict[str, str], ...]
     """`setting`, `a` and `b` of each other setting that differs."""
@@ -128,19 +137,19 @@ class Difference:
     """`tensor`, and its dtype and shape in both checkpoints as `a` and `b`."""
 
     @classmethod
-    def of(cls, first: Contents, second: Contents) -> Difference:
+    def from_contents(cls, first: Contents, second: Contents) -> Difference:
         """Return the differences between two checkpoints."""
-        changes: list[Change] = []
+        changes: list[PrecisionChange] = []
         if second.settings:
-            changes = precision_changes(first.settings, second.settings)
+            changes = find_precision_changes(first.settings, second.settings)
         shown = {change.path.rpartition(".")[2] for change in changes}
         if changes:
             shown.update(MODE_SETTINGS)
         settings = []
-        for row in _differing("setting", first.settings, second.settings):
+        for row in _list_differing_entries("setting", first.settings, second.settings):
             if row["setting"].rpartition(".")[2] not in shown:
                 settings.append(row)
-        tensors = _differing("tensor", first.tensors, second.tensors)
+        tensors = _list_differing_entries("tensor", first.tensors, second.tensors)
         return cls(changes=tuple(changes), settings=tuple(settings), tensors=tuple(tensors))
 
     def __bool__(self) -> bool:
@@ -156,7 +165,7 @@ class Difference:
         }
 
 
-def checkpoint_at(path: Path) -> Path:
+def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint of a path: the path, or the newest checkpoint of a folder.
 
     Raises:
@@ -164,10 +173,10 @@ def checkpoint_at(path: Path) -> Path:
     """
     numbers: list[int] = []
     try:
-        if (path / METADATA).is_file():
+        if (path / METADATA_FILE).is_file():
             return path
-        if load_fault(path) is None:
-            numbers = candidates(path)
+        if find_load_fault(path) is None:
+            numbers = list_resumable_iterations(path)
     except OSError:
         numbers = []
     if not numbers:
@@ -175,20 +184,20 @@ def checkpoint_at(path: Path) -> Path:
         raise CheckpointError(
             f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100."
         )
-    return folder_of(path, numbers[0])
+    return get_step_folder(path, numbers[0])
 
 
-def _part_of(key: str) -> str:
+def _get_part(key: str) -> str:
     """Return the part of the training state that a tensor belongs to, by its key."""
-    if key.startswith(STATE):
-        name = key.removeprefix(STATE).partition(".")[0]
-        return PARTS.get(name, f"optimizer {name}")
-    if SCALING in key:
+    if key.startswith(OPTIMIZER_STATE_PREFIX):
+        name = key.removeprefix(OPTIMIZER_STATE_PREFIX).partition(".")[0]
+        return STATE_PART_NAMES.get(name, f"optimizer {name}")
+    if FP8_STATE_KEY in key:
         return "delayed scales"
     return "weights"
 
 
-def _differing(
+def _list_differing_entries(
     heading: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
     """Yield name and both values of each entry that differs between two mappings."""

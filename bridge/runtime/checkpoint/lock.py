@@ -1,4 +1,4 @@
-"""`folder_lock`: a single run writes into a folder, and a new run replaces the lock of a dead run.
+"""`lock_folder`: a single run writes into a folder, and a new run replaces the lock of a dead run.
 
 The lock is a file that a process keeps locked with `filelock`, by `flock`; the kernel releases it at
 the end of the process. The file names the process. On a file system whose `flock` is local to a
@@ -16,12 +16,12 @@ from filelock import FileLock, Timeout
 
 from bridge.errors import CheckpointError
 
-LOCK = ".precision-bridge.lock"
-_HOLDER = re.compile(r"process \d+ on [\w.-]+")
+LOCK_FILE = ".precision-bridge.lock"
+_HOLDER_PATTERN = re.compile(r"process \d+ on [\w.-]+")
 
 
 @contextmanager
-def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
+def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
     """Keep the lock of a folder in a ``with`` block; the folder is made if it does not exist.
 
     Args:
@@ -34,15 +34,15 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
     Raises:
         CheckpointError: Another run writes into the folder, or it cannot be written to.
     """
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     lock = FileLock(path, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        before = _holder(path)
+        before = _read_holder(path)
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     except Timeout:
-        raise _in_use(folder, key) from None
+        raise _make_in_use_error(folder, key) from None
     except OSError as error:
         lock.release()
         reason = error.strerror or type(error).__name__
@@ -62,31 +62,31 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
 
 def require_unlocked(folder: Path, key: str) -> None:
     """Refuse a folder whose lock another process keeps; no folder or file is made."""
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     if not path.is_file():
         return
     try:
         with FileLock(path, blocking=False):
             return
     except Timeout:
-        raise _in_use(folder, key) from None
+        raise _make_in_use_error(folder, key) from None
     except OSError:
         return
 
 
-def _in_use(folder: Path, key: str) -> CheckpointError:
+def _make_in_use_error(folder: Path, key: str) -> CheckpointError:
     """Return the error of a folder that another process writes into."""
-    holder = _holder(folder / LOCK) or "another process"
+    holder = _read_holder(folder / LOCK_FILE) or "another process"
     return CheckpointError(
         f"{key}: one run may write into a folder, got {str(folder)!r}, which {holder} writes into. "
         "Choose another folder, or wait for the end of that run."
     )
 
 
-def _holder(path: Path) -> str | None:
+def _read_holder(path: Path) -> str | None:
     """Return the process that a lock names, as a noun, or None for an empty or damaged file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(4096)
-    if _HOLDER.fullmatch(text):
+    if _HOLDER_PATTERN.fullmatch(text):
         return text
     return None

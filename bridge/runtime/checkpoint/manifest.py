@@ -3,7 +3,7 @@
 It is written after all files. A checkpoint without a manifest was not finished, or another program
 wrote it. A checkpoint whose files do not match the manifest is damaged, and is not read. The
 manifest finds damage; it does not prove who wrote it. The digest of a manifest, kept elsewhere,
-proves that neither the manifest nor a file was exchanged (`digest`).
+proves that neither the manifest nor a file was exchanged (`compute_manifest_digest`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 from bridge.errors import DamagedCheckpointError
 
-MANIFEST = "manifest.json"
-FORMAT = 1
-ALGORITHM = "sha256"
-THREADS = 8
+MANIFEST_FILE = "manifest.json"
+MANIFEST_VERSION = 1
+CHECKSUM_ALGORITHM = "sha256"
+CHECKSUM_THREADS = 8
 """Files of one process that are read at the same time; hashing releases Python's lock."""
-_WRITER = re.compile(r"__(\d{1,9})_")
+_WRITER_RANK_PATTERN = re.compile(r"__(\d{1,9})_")
 """Begins the name of a file of tensors, with the number of the rank that wrote it."""
-_LARGEST = 64 * 2**20
+_MAX_MANIFEST_BYTES = 64 * 2**20
 """Bytes of the largest manifest that is read; a checkpoint of 100,000 files has one of 15 MB."""
 
 
@@ -49,37 +49,37 @@ class Manifest:
         Raises:
             DamagedCheckpointError: The manifest is missing, damaged or too large.
         """
-        path = checkpoint / MANIFEST
+        path = checkpoint / MANIFEST_FILE
         try:
             if path.exists() and not path.is_file():
-                raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is no regular file")
+                raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is no regular file")
             with path.open("rb") as stream:
-                data = stream.read(_LARGEST + 1)
-            if len(data) > _LARGEST:
-                raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is too large")
-            manifest = cls._of(json.loads(data))
+                data = stream.read(_MAX_MANIFEST_BYTES + 1)
+            if len(data) > _MAX_MANIFEST_BYTES:
+                raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is too large")
+            manifest = cls._from_content(json.loads(data))
         except FileNotFoundError:
             raise DamagedCheckpointError(
-                checkpoint, f"{MANIFEST}, which is written last, is missing"
+                checkpoint, f"{MANIFEST_FILE}, which is written last, is missing"
             ) from None
         except OSError as error:
-            raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
+            raise DamagedCheckpointError(checkpoint, _describe_read_error(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-            raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is damaged") from None
         if not manifest.is_sound():
-            raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is damaged")
         return manifest
 
     @classmethod
-    def _of(cls, content: Any) -> Manifest:
+    def _from_content(cls, content: Any) -> Manifest:
         """Return the manifest of the content of its file; other content raises errors of any class."""
         sizes: dict[str, int] = {}
         checksums: dict[str, str] = {}
         for name, facts in content["files"].items():
             entry = dict(facts)
             sizes[str(name)] = int(entry["bytes"])
-            if ALGORITHM in entry:
-                checksums[str(name)] = str(entry[ALGORITHM])
+            if CHECKSUM_ALGORITHM in entry:
+                checksums[str(name)] = str(entry[CHECKSUM_ALGORITHM])
         return cls(sizes=sizes, checksums=checksums, run=dict(content.get("run") or {}))
 
     def is_sound(self) -> bool:
@@ -98,20 +98,24 @@ class Manifest:
         for name, size in self.sizes.items():
             files[name] = {"bytes": size}
             if name in self.checksums:
-                files[name][ALGORITHM] = self.checksums[name]
-        scratch = checkpoint / f"{MANIFEST}.tmp"
+                files[name][CHECKSUM_ALGORITHM] = self.checksums[name]
+        scratch = checkpoint / f"{MANIFEST_FILE}.tmp"
         with scratch.open("w") as stream:
-            json.dump({"format": FORMAT, "run": dict(self.run), "files": files}, stream, indent=1)
+            json.dump(
+                {"format": MANIFEST_VERSION, "run": dict(self.run), "files": files},
+                stream,
+                indent=1,
+            )
             stream.flush()
             os.fsync(stream.fileno())
-        scratch.replace(checkpoint / MANIFEST)
+        scratch.replace(checkpoint / MANIFEST_FILE)
 
-    def outline_fault(self, checkpoint: Path) -> str | None:
+    def find_outline_fault(self, checkpoint: Path) -> str | None:
         """Return which file is missing, resized or in no manifest, as a clause, or None."""
         try:
-            present = outline(checkpoint)
+            present = list_file_sizes(checkpoint)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_read_error(error)
         for name, size in self.sizes.items():
             if name not in present:
                 return f"{name} is missing"
@@ -119,57 +123,57 @@ class Manifest:
                 return f"{name} has {present[name]} bytes, and had {size} when it was written"
         for name in present:
             if name not in self.sizes:
-                return f"{name} is not in {MANIFEST}"
+                return f"{name} is not in {MANIFEST_FILE}"
         return None
 
-    def content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
+    def find_content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
         """Return which of some files has other content than when written, as a clause, or None."""
         names = list(names)
         try:
-            present = checksums(checkpoint, names)
+            present = compute_checksums(checkpoint, names)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_read_error(error)
         for name in names:
             if present[name] != self.checksums[name]:
                 return f"{name} has other content than when it was written"
         return None
 
 
-def damage(checkpoint: Path) -> str | None:
+def find_damage(checkpoint: Path) -> str | None:
     """Return the fault of a checkpoint, as a clause, or None where every file is as written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
         return error.reason
-    fault = manifest.outline_fault(checkpoint)
+    fault = manifest.find_outline_fault(checkpoint)
     if fault is not None:
         return fault
-    return manifest.content_fault(checkpoint, manifest.checksums)
+    return manifest.find_content_fault(checkpoint, manifest.checksums)
 
 
-def digest(checkpoint: Path) -> str:
+def compute_manifest_digest(checkpoint: Path) -> str:
     """Return the SHA-256 of a manifest; kept elsewhere, it proves that no file was exchanged."""
-    return _checksum(checkpoint / MANIFEST)
+    return _compute_checksum(checkpoint / MANIFEST_FILE)
 
 
-def outline(checkpoint: Path) -> dict[str, int]:
+def list_file_sizes(checkpoint: Path) -> dict[str, int]:
     """Return name -> bytes of every regular file of a checkpoint, in the order of their names."""
     sizes = {}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
-        if name == MANIFEST or path.name.startswith(".nfs"):
+        if name == MANIFEST_FILE or path.name.startswith(".nfs"):
             continue
         if path.is_file():
             sizes[name] = path.stat().st_size
     return sizes
 
 
-def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
+def select_rank_files(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     """Return the files that a rank reads: those that the same rank wrote, and may have cached."""
     of_rank = []
     for name in names:
         writer = 0
-        match = _WRITER.match(name)
+        match = _WRITER_RANK_PATTERN.match(name)
         if match is not None:
             writer = int(match[1])
         if writer % ranks == rank:
@@ -177,19 +181,19 @@ def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     return of_rank
 
 
-def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
+def compute_checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
     """Return file -> checksum of files of a checkpoint; several are read at the same time."""
-    with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
-        return dict(pool.map(lambda name: (name, _checksum(checkpoint / name)), names))
+    with ThreadPoolExecutor(max_workers=min(CHECKSUM_THREADS, os.cpu_count() or 1)) as pool:
+        return dict(pool.map(lambda name: (name, _compute_checksum(checkpoint / name)), names))
 
 
-def _unreadable(error: OSError) -> str:
+def _describe_read_error(error: OSError) -> str:
     """Return the clause about a file that cannot be read."""
     reason = error.strerror or type(error).__name__
     return f"it cannot be read ({reason.lower()})"
 
 
-def _checksum(path: Path) -> str:
+def _compute_checksum(path: Path) -> str:
     """Return the checksum of a file."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, ALGORITHM).hexdigest()
+        return hashlib.file_digest(stream, CHECKSUM_ALGORITHM).hexdigest()

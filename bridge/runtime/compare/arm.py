@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.runtime.audit.quantisation import by_operand, last_measured
+from bridge.runtime.audit.quantisation import group_by_operand, select_last_step
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.compare.gap import Curve
+from bridge.runtime.compare.gap import LossCurve
 from bridge.sync.routes import ROUTES
 
-PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
+PRECISION_SECTIONS = ("mixed_precision", "precision_backend", "precision_schedule")
 """Sections in which the arms of a comparison may differ.
 
 The fields that a precision is written to may differ, too.
@@ -22,10 +22,16 @@ PRECISION_FIELDS = frozenset(
     f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute
 )
 """The fields that a precision can be written to: "model.fp8", for example."""
-SEEDS = ("train.seed", "data.seed")
-UNTRAINED = ("logging", "silence", "checkpoint.save", "checkpoint.load", "data.cache_dir")
+SEED_FIELDS = ("train.seed", "data.seed")
+FIELDS_WITHOUT_EFFECT = (
+    "logging",
+    "silence",
+    "checkpoint.save",
+    "checkpoint.load",
+    "data.cache_dir",
+)
 """Settings that change nothing that is trained: places of files, and answers of the check."""
-FAILED = "failed.json"
+FAILURE_FILE = "failed.json"
 """Written by a comparison into the folder of a run that ended with an error."""
 
 
@@ -44,7 +50,7 @@ class Arm:
     """Values of `SEEDS`."""
     warm_up: int
     """Steps of the learning rate's warm-up."""
-    curve: Curve
+    curve: LossCurve
     """Training loss."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Content of ``summary.json``, or the figures of a log; empty where the run did not end."""
@@ -54,9 +60,9 @@ class Arm:
     """Why the run is no success; None for a success, and for a run that did not end."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the run came to its end, or to a loss that is not finite."""
-        return bool(self.summary) or self.curve.first_lost() is not None
+        return bool(self.summary) or self.curve.find_first_lost() is not None
 
     @property
     def step_seconds(self) -> float | None:
@@ -77,28 +83,28 @@ def read_arm(folder: Path) -> Arm | None:
     if not RunFolder.is_run(folder):
         return None
     try:
-        return _arm_of(RunFolder(folder))
+        return _make_arm(RunFolder(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is no folder of a run ({type(error).__name__}: {error})"
         remedy = "Delete it, and run again."
         raise RunConfigError.of("compare", rule, str(folder), remedy) from error
 
 
-def _arm_of(run: RunFolder) -> Arm:
+def _make_arm(run: RunFolder) -> Arm:
     """Return the arm of a run's folder."""
-    flat = flat_fields(run.config)
+    flat = flatten_fields(run.config)
     summary = run.summary or {}
-    failed = run.json_of(FAILED).get("error")
-    curve = _curve_of(run)
-    sqnr_db = _sqnr_of(run)
+    failed = run.read_json(FAILURE_FILE).get("error")
+    curve = _read_curve(run)
+    sqnr_db = _compute_mean_sqnr(run)
     precision, rest = {}, {}
     for name, value in flat.items():
-        if is_of_precision(name):
+        if is_precision_field(name):
             precision[name] = value
-        elif name not in SEEDS and not _is_under(name, UNTRAINED):
+        elif name not in SEED_FIELDS and not _is_under(name, FIELDS_WITHOUT_EFFECT):
             rest[name] = value
     recipe = summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"
-    seed = tuple(map(flat.get, SEEDS))
+    seed = tuple(map(flat.get, SEED_FIELDS))
     return Arm(
         folder=run.path,
         label=str(recipe),
@@ -113,7 +119,7 @@ def _arm_of(run: RunFolder) -> Arm:
     )
 
 
-def _curve_of(run: RunFolder) -> Curve:
+def _read_curve(run: RunFolder) -> LossCurve:
     """Return the training loss of a run; a loss that was not finite is NaN."""
     steps: list[int] = []
     losses: list[float] = []
@@ -123,25 +129,25 @@ def _curve_of(run: RunFolder) -> Curve:
             losses.append(math.nan)
         else:
             losses.append(float(record["loss"]))
-    return Curve(steps=tuple(steps), losses=tuple(losses))
+    return LossCurve(steps=tuple(steps), losses=tuple(losses))
 
 
-def _sqnr_of(run: RunFolder) -> dict[str, float]:
+def _compute_mean_sqnr(run: RunFolder) -> dict[str, float]:
     """Return the mean ratio of each operand in the last measured step, of the finite ones."""
     finite = []
-    for row in last_measured(run.quantisation):
+    for row in select_last_step(run.quantisation):
         if math.isfinite(row.sqnr_db):
             finite.append(row)
     means = {}
-    for operand, rows in by_operand(finite).items():
+    for operand, rows in group_by_operand(finite).items():
         ratios = [row.sqnr_db for row in rows]
         means[operand] = fmean(ratios)
     return means
 
 
-def is_of_precision(name: str) -> bool:
+def is_precision_field(name: str) -> bool:
     """Return whether a field, by its dotted name, is one that a precision decides."""
-    return name in PRECISION_FIELDS or _is_under(name, PRECISION)
+    return name in PRECISION_FIELDS or _is_under(name, PRECISION_SECTIONS)
 
 
 def _is_under(name: str, places: tuple[str, ...]) -> bool:
@@ -149,7 +155,7 @@ def _is_under(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
-def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a saved config by dotted name."""
     flat: dict[str, Any] = {}
     for section, values in config.items():

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from bridge.precision.formats import FORMATS
 
-GROWTH = 1.03
+ERROR_GROWTH_PER_LAYER = 1.03
 """C: the growth of the error from layer to layer."""
-CONSTANT = 4.0
+BOUND_FACTOR = 4.0
 """k: the roundings of one layer, together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class GemmLocation:
     """A GEMM of a linear layer."""
 
     layer: int
@@ -39,7 +39,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BandRow(Place):
+class BandRow(GemmLocation):
     """One GEMM's result in two runs."""
 
     error: float
@@ -96,14 +96,14 @@ class Band:
         return "inside"
 
 
-def rounding(formats: Iterable[str]) -> float:
+def compute_rounding_error(formats: Iterable[str]) -> float:
     """Return the largest relative error of one rounding to the coarsest of these formats."""
     return max(FORMATS[name].epsilon for name in formats) / 2
 
 
-def band(
-    errors: Mapping[Place, float],
-    control: Mapping[Place, float],
+def compute_band(
+    errors: Mapping[GemmLocation, float],
+    control: Mapping[GemmLocation, float],
     *,
     num_layers: int,
     forward: float,
@@ -131,7 +131,7 @@ def band(
             module=place.module,
             gemm=place.gemm,
             error=error,
-            bound=CONSTANT * GROWTH**depth * roundings,
+            bound=BOUND_FACTOR * ERROR_GROWTH_PER_LAYER**depth * roundings,
             control=control.get(place, math.nan),
         )
         rows.append(row)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from bridge.runtime.compare.arm import Arm
-from bridge.runtime.compare.gap import GATE, INTERVAL_SETTING, Curve, Gap, judge
+from bridge.runtime.compare.gap import DEFAULT_GATE, LOG_INTERVAL_SETTING, LossCurve, Gap, judge_gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class RecipeRow:
     """Mean over seeds and judged steps; None where nothing was judged."""
 
     @property
-    def curves(self) -> list[Curve]:
+    def curves(self) -> list[LossCurve]:
         """The training losses that have a record."""
         curves = []
         for arm in self.arms:
@@ -39,7 +39,7 @@ class RecipeRow:
         for arm in self.arms:
             if arm.failure:
                 sentences[arm.failure] = None
-            elif not arm.is_whole:
+            elif not arm.is_complete:
                 sentences[f"{arm.folder.name} did not end."] = None
         return list(sentences)
 
@@ -52,20 +52,20 @@ class RecipeRow:
         seconds = []
         for arm in self.arms:
             seconds.append(arm.step_seconds)
-        skipped = self._of_summaries("skipped_steps")
+        skipped = self._collect_figure("skipped_steps")
         skipped_steps = None
         if skipped:
             skipped_steps = sum(skipped)
         return {
-            "validation_loss": mean_of(self._of_summaries("validation_loss")),
+            "validation_loss": compute_mean(self._collect_figure("validation_loss")),
             "skipped_steps": skipped_steps,
-            "step_seconds": mean_of(seconds),
-            "tokens_per_second": mean_of(self._of_summaries("tokens_per_second")),
-            "peak_memory_bytes": max(self._of_summaries("peak_memory_bytes"), default=None),
-            "sqnr_db": self._sqnr_db(),
+            "step_seconds": compute_mean(seconds),
+            "tokens_per_second": compute_mean(self._collect_figure("tokens_per_second")),
+            "peak_memory_bytes": max(self._collect_figure("peak_memory_bytes"), default=None),
+            "sqnr_db": self._compute_mean_sqnr(),
         }
 
-    def _of_summaries(self, name: str) -> list[Any]:
+    def _collect_figure(self, name: str) -> list[Any]:
         """Return a figure of each seed that has it."""
         values = []
         for arm in self.arms:
@@ -74,7 +74,7 @@ class RecipeRow:
                 values.append(value)
         return values
 
-    def _sqnr_db(self) -> dict[str, float]:
+    def _compute_mean_sqnr(self) -> dict[str, float]:
         """Return the mean ratio of each operand over the seeds."""
         ratios_of: dict[str, list[float]] = {}
         for arm in self.arms:
@@ -133,26 +133,26 @@ class Comparison:
         return verdicts
 
 
-OUTSIDE = 1
+EXIT_OUTSIDE = 1
 """Exit code of a comparison with a recipe outside the gate."""
-CANNOT_TELL = 3
+EXIT_CANNOT_TELL = 3
 """Exit code of a comparison with no recipe outside the gate, and one that cannot be judged."""
 
 
-def exit_code(comparisons: Iterable[Comparison]) -> int:
+def get_exit_code(comparisons: Iterable[Comparison]) -> int:
     """Return the exit code of a command that printed comparisons; 0 where each gap is within."""
     verdicts: set[str] = set()
     for comparison in comparisons:
         verdicts.update(comparison.verdicts)
     if "outside" in verdicts:
-        return OUTSIDE
+        return EXIT_OUTSIDE
     if "cannot tell" in verdicts:
-        return CANNOT_TELL
+        return EXIT_CANNOT_TELL
     return 0
 
 
-def compare(
-    arms: Sequence[Arm], *, gate: float = GATE, interval_setting: str = INTERVAL_SETTING
+def compare_arms(
+    arms: Sequence[Arm], *, gate: float = DEFAULT_GATE, interval_setting: str = LOG_INTERVAL_SETTING
 ) -> list[Comparison]:
     """Return a comparison for each set of twins among the runs, in the order of their first runs.
 
@@ -163,40 +163,42 @@ def compare(
         return []
     sets: dict[str, list[Arm]] = {}
     for arm in arms:
-        sets.setdefault(_key(arm.rest), []).append(arm)
+        sets.setdefault(_make_key(arm.rest), []).append(arm)
     rests = []
     for twins in sets.values():
         rests.append(twins[0].rest)
-    varied = varied_names(rests)
-    baseline = _key(arms[0].precision)
+    varied = find_varied_names(rests)
+    baseline = _make_key(arms[0].precision)
     comparisons = []
     for twins, rest in zip(sets.values(), rests, strict=True):
         where = {name: rest.get(name) for name in varied}
-        rows = _rows(twins, baseline, gate, interval_setting)
+        rows = _make_rows(twins, baseline, gate, interval_setting)
         comparisons.append(
             Comparison(rows=tuple(rows), gate=gate, equal_fields=len(rest), where=where)
         )
     return comparisons
 
 
-def _rows(twins: list[Arm], baseline: str, gate: float, interval_setting: str) -> list[RecipeRow]:
+def _make_rows(
+    twins: list[Arm], baseline: str, gate: float, interval_setting: str
+) -> list[RecipeRow]:
     """Return a row for each recipe among twins, the baseline's first."""
     recipes: dict[str, list[Arm]] = {}
     for arm in twins:
-        recipes.setdefault(_key(arm.precision), []).append(arm)
+        recipes.setdefault(_make_key(arm.precision), []).append(arm)
     first = recipes.pop(baseline, None)
     if first is None:
-        first = recipes.pop(_key(twins[0].precision))
+        first = recipes.pop(_make_key(twins[0].precision))
     examples = [first[0]]
     for arms in recipes.values():
         examples.append(arms[0])
-    labels = _labels(examples)
+    labels = _make_labels(examples)
     judged = []
     baseline_losses = []
     for label, arms in zip(labels[1:], recipes.values(), strict=True):
-        gap = _gap(arms, first, gate, interval_setting)
+        gap = _compute_gap(arms, first, gate, interval_setting)
         baseline_losses.append(gap.baseline_loss)
-        differs_in = varied_names([first[0].precision, arms[0].precision])
+        differs_in = find_varied_names([first[0].precision, arms[0].precision])
         judged.append(
             RecipeRow(
                 label=label,
@@ -211,12 +213,12 @@ def _rows(twins: list[Arm], baseline: str, gate: float, interval_setting: str) -
         arms=tuple(first),
         gap=None,
         differs_in=(),
-        loss=mean_of(baseline_losses),
+        loss=compute_mean(baseline_losses),
     )
     return [baseline_row, *judged]
 
 
-def _gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: str) -> Gap:
+def _compute_gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: str) -> Gap:
     """Return the gap of a recipe: each seed is paired with the same seed of the baseline."""
     failed = 0
     for arm in arms:
@@ -225,29 +227,29 @@ def _gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: st
     if failed:
         reason = f"The run failed in {failed} of {len(arms)} seeds."
         return Gap(verdict="outside", reason=reason, seeds=len(arms), gate=gate)
-    baseline_of_seed = {arm.seed: arm for arm in baseline if arm.is_whole}
+    baseline_of_seed = {arm.seed: arm for arm in baseline if arm.is_complete}
     pairs = []
     warm_up = 0
     for arm in arms:
-        if arm.seed in baseline_of_seed and arm.is_whole:
+        if arm.seed in baseline_of_seed and arm.is_complete:
             pairs.append((baseline_of_seed[arm.seed].curve, arm.curve))
         warm_up = max(warm_up, arm.warm_up)
-    return judge(pairs, warm_up=warm_up, gate=gate, interval_setting=interval_setting)
+    return judge_gap(pairs, warm_up=warm_up, gate=gate, interval_setting=interval_setting)
 
 
-def _labels(arms: Sequence[Arm]) -> list[str]:
+def _make_labels(arms: Sequence[Arm]) -> list[str]:
     """Return a label for each recipe; equal ones get the fields of precision that differ."""
     labels = []
     for arm in arms:
         alike = [other.precision for other in arms if other.label == arm.label]
         parts = [arm.label]
-        for name in varied_names(alike):
+        for name in find_varied_names(alike):
             parts.append(f"{name}={arm.precision.get(name)}")
         labels.append(", ".join(parts))
     return labels
 
 
-def varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not the same in all rows."""
     names: dict[str, None] = {}
     for row in rows:
@@ -259,12 +261,12 @@ def varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return varied
 
 
-def _key(fields: Mapping[str, Any]) -> str:
+def _make_key(fields: Mapping[str, Any]) -> str:
     """Return equal texts for equal fields."""
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
+def compute_mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are there, None without any."""
     known = []
     for value in values:

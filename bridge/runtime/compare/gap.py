@@ -28,29 +28,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.errors import RunConfigError
-from bridge.runtime.audit.run_log import lost_at
+from bridge.runtime.audit.run_log import describe_lost_steps
 
 Verdict = Literal["within", "outside", "cannot tell"]
 Losses = NDArray[np.float64]
 
-GATE = 0.01
+DEFAULT_GATE = 0.01
 """Share of the baseline's loss that a gap may reach."""
 CONFIDENCE = 0.90
-WINDOW = 0.5
+WINDOW_SHARE = 0.5
 """Share of the steps after the warm-up that is judged, the last ones."""
-LEAST_RECORDS = 3
+MIN_RECORDS = 3
 """Records in the window below which nothing is judged."""
-LEAST_FALL_GATES = 2
+MIN_LOSS_FALL_IN_GATES = 2
 """The baseline's loss must have fallen by this many gates: more than a recipe may lose."""
-MOST_SEEDS = 100
-POINTS = 24
+MAX_SEEDS = 100
+MAX_CURVE_POINTS = 24
 """Points over the steps, at most, for the picture."""
-INTERVAL_SETTING = "logging.log_interval"
+LOG_INTERVAL_SETTING = "logging.log_interval"
 """The setting of our own runs that decides how often a loss is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class LossCurve:
     """The training loss of a run over its steps.
 
     A record is the mean loss of the steps since the record before, or the loss of its step alone.
@@ -80,7 +80,7 @@ class Curve:
         sums = np.bincount(interval, weights=weights * np.asarray(self.losses), minlength=count)
         return sums[:-1] / np.bincount(interval, weights=weights, minlength=count)[:-1]
 
-    def first_lost(self) -> int | None:
+    def find_first_lost(self) -> int | None:
         """Return the step of the first record without a finite loss, None where all are finite."""
         for step, loss in zip(self.steps, self.losses, strict=True):
             if not math.isfinite(loss):
@@ -88,7 +88,7 @@ class Curve:
         return None
 
 
-def common_steps(curves: Sequence[Curve]) -> list[int]:
+def find_common_steps(curves: Sequence[LossCurve]) -> list[int]:
     """Return the steps at which every one of the curves has a record."""
     if not curves:
         return []
@@ -98,7 +98,7 @@ def common_steps(curves: Sequence[Curve]) -> list[int]:
     return sorted(steps)
 
 
-Pairs = Sequence[tuple[Curve, Curve]]
+Pairs = Sequence[tuple[LossCurve, LossCurve]]
 """(baseline, recipe) of each seed."""
 
 
@@ -141,76 +141,80 @@ class Gap:
     bit_equal: bool = False
     """Every record of the recipe is the baseline's."""
     seeds_needed: int | None = None
-    """Seeds that would tell with this spread, where more are needed and at most `MOST_SEEDS`."""
+    """Seeds that would tell with this spread, where more are needed and at most `MAX_SEEDS`."""
     over_steps: GapCurve | None = None
 
 
-def judge(
-    pairs: Pairs, *, warm_up: int, gate: float = GATE, interval_setting: str = INTERVAL_SETTING
+def judge_gap(
+    pairs: Pairs,
+    *,
+    warm_up: int,
+    gate: float = DEFAULT_GATE,
+    interval_setting: str = LOG_INTERVAL_SETTING,
 ) -> Gap:
     """Return the gap of a recipe, from one pair per seed that both ran, and the verdict on it.
 
     The steps of the learning rate's `warm_up` are not judged. `interval_setting` is the setting of
     the runs that decides how often a loss is recorded.
     """
-    curves: list[Curve] = []
-    lost: list[Curve] = []
-    lost_baselines: list[Curve] = []
+    curves: list[LossCurve] = []
+    lost: list[LossCurve] = []
+    lost_baselines: list[LossCurve] = []
     for baseline, recipe in pairs:
         curves += [baseline, recipe]
-        if recipe.first_lost() is not None:
+        if recipe.find_first_lost() is not None:
             lost.append(recipe)
-        if baseline.first_lost() is not None:
+        if baseline.find_first_lost() is not None:
             lost_baselines.append(baseline)
-    steps = common_steps(curves)
+    steps = find_common_steps(curves)
     verdict: Verdict = "cannot tell"
     reason: str | None
     if not pairs:
         reason = "No seed was run with both recipes."
     elif lost_baselines:
-        reason = f"The baseline's own loss is not finite {_lost_steps(lost_baselines)}."
+        reason = f"The baseline's own loss is not finite {_describe_lost_curves(lost_baselines)}."
     elif lost:
         verdict = "outside"
         seeds = f"{len(lost)} of {len(pairs)} seeds"
-        reason = f"Its loss is not finite {_lost_steps(lost)} in {seeds}."
+        reason = f"Its loss is not finite {_describe_lost_curves(lost)} in {seeds}."
     elif not steps and all(curve.steps for curve in curves):
         reason = "The runs have no step of which each has a record."
     else:
-        reason = too_short(steps, warm_up, interval_setting)
+        reason = describe_too_short(steps, warm_up, interval_setting)
     if reason is not None:
         return Gap(verdict=verdict, reason=reason, seeds=len(pairs), gate=gate)
-    return _judged(pairs, steps, _window(steps, warm_up), gate)
+    return _judge_finite(pairs, steps, _select_window(steps, warm_up), gate)
 
 
-def _lost_steps(curves: Iterable[Curve]) -> str | None:
+def _describe_lost_curves(curves: Iterable[LossCurve]) -> str | None:
     """Return at which steps the loss of any of these curves is not finite."""
     finite_at: dict[int, bool] = {}
     for curve in curves:
         for step, loss in zip(curve.steps, curve.losses, strict=True):
             finite_at[step] = finite_at.get(step, True) and math.isfinite(loss)
-    return lost_at(dict(sorted(finite_at.items())))
+    return describe_lost_steps(dict(sorted(finite_at.items())))
 
 
-def _window(steps: Sequence[int], warm_up: int) -> list[int]:
-    """Return the steps that are judged: the last share `WINDOW` of those after the warm-up."""
+def _select_window(steps: Sequence[int], warm_up: int) -> list[int]:
+    """Return the steps that are judged: the last share `WINDOW_SHARE` of those after the warm-up."""
     after = [step for step in steps if step > warm_up]
-    return after[int(len(after) * (1 - WINDOW)) :]
+    return after[int(len(after) * (1 - WINDOW_SHARE)) :]
 
 
-def too_short(
-    steps: Sequence[int], warm_up: int, interval_setting: str = INTERVAL_SETTING
+def describe_too_short(
+    steps: Sequence[int], warm_up: int, interval_setting: str = LOG_INTERVAL_SETTING
 ) -> str | None:
     """Return why runs with a record at these steps are too short, and how long they have to be.
 
     The result is None for runs that are long enough to be judged.
     """
-    if len(_window(steps, warm_up)) >= LEAST_RECORDS:
+    if len(_select_window(steps, warm_up)) >= MIN_RECORDS:
         return None
     interval, seen = 1, 0
     if steps:
-        interval = _interval(steps)
+        interval = _get_record_interval(steps)
         seen = steps[-1] - max(0, steps[0] - interval)
-    needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
+    needed = math.ceil((warm_up + interval * MIN_RECORDS / WINDOW_SHARE) / interval) * interval
     shorter = ""
     if interval > 1:
         shorter = f", or a shorter {interval_setting}"
@@ -220,7 +224,7 @@ def too_short(
     )
 
 
-def _interval(steps: Sequence[int]) -> int:
+def _get_record_interval(steps: Sequence[int]) -> int:
     """Return the steps between two records.
 
     The first record does not show it in a log that begins in the middle of a run, or that has the
@@ -234,17 +238,17 @@ def _interval(steps: Sequence[int]) -> int:
     return median_high(distances)
 
 
-def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
+def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate: float) -> Gap:
     """Return the gap of finite losses, judged in the window of the chosen steps."""
-    weights = np.diff(steps, prepend=0).astype(np.float64)[-len(chosen) :]
+    weights = np.diff(steps, prepend=0).astype(np.float64)[-len(window_steps) :]
     baseline_losses, losses = [], []
     for baseline, recipe in pairs:
         baseline_losses.append(baseline.over(steps))
         losses.append(recipe.over(steps))
     base = np.stack(baseline_losses)
     difference = np.stack(losses) - base
-    level = float(np.mean(_weighted(base, weights)))
-    earlier = steps[: -len(chosen)]
+    level = float(np.mean(_average_weighted(base, weights)))
+    earlier = steps[: -len(window_steps)]
     first = 1
     if earlier:
         first = earlier[-1] + 1
@@ -252,24 +256,24 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     without_share = Gap(
         verdict="cannot tell",
         reason=(
-            f"The mean of the baseline's loss in steps {first} to {chosen[-1]} is {level:g}, "
+            f"The mean of the baseline's loss in steps {first} to {window_steps[-1]} is {level:g}, "
             "and a gap is a share of a loss above 0."
         ),
         seeds=len(pairs),
         gate=gate,
-        window=(first, chosen[-1]),
+        window=(first, window_steps[-1]),
         baseline_loss=level,
-        loss=level + float(np.mean(_weighted(difference, weights))),
+        loss=level + float(np.mean(_average_weighted(difference, weights))),
         bit_equal=bit_equal,
     )
     if level <= 0:
         return without_share
-    per_seed = _weighted(difference, weights) / level
+    per_seed = _average_weighted(difference, weights) / level
     first_level = float(np.mean(base[:, 0]))
     fall = 0.0
     if first_level > 0:
         fall = 1 - level / first_level
-    low, high = interval_of(per_seed)
+    low, high = compute_interval(per_seed)
     decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     return replace(
         without_share,
@@ -279,7 +283,7 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
         share=float(np.mean(per_seed)),
         low=low,
         high=high,
-        over_steps=_over_steps(base, difference, steps),
+        over_steps=_make_gap_curve(base, difference, steps),
     )
 
 
@@ -305,7 +309,7 @@ def _decide(
         return _Decision("outside", "The whole interval is above the gate.")
     if high is not None and high < -gate:
         return _Decision("outside", "The whole interval is below the gate.")
-    if fall < LEAST_FALL_GATES * gate:
+    if fall < MIN_LOSS_FALL_IN_GATES * gate:
         reason = (
             f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns "
             f"nothing would pass a gate of {100 * gate:g} %. Train longer."
@@ -317,9 +321,9 @@ def _decide(
         return _Decision("cannot tell", "One seed has no interval. 2 seeds are the least.", 2)
     if -gate <= low and high <= gate:
         return _Decision("within", "The whole interval is inside the gate.")
-    needed = seeds_needed(per_seed, gate)
+    needed = estimate_seeds_needed(per_seed, gate)
     if needed is None:
-        reason = f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed."
+        reason = f"The gap is too near to the gate: more than {MAX_SEEDS} seeds would be needed."
     else:
         reason = (
             f"The interval reaches across the gate. With this spread about {needed} seeds tell."
@@ -327,7 +331,7 @@ def _decide(
     return _Decision("cannot tell", reason, needed)
 
 
-def gate_of(text: str) -> float:
+def parse_gate(text: str) -> float:
     """Return the share that a text such as "1%" or "0.5%" names.
 
     Raises:
@@ -343,16 +347,16 @@ def gate_of(text: str) -> float:
     return share
 
 
-def interval_of(values: Losses) -> tuple[float | None, float | None]:
+def compute_interval(values: Losses) -> tuple[float | None, float | None]:
     """Return the t-interval of the mean of independent values, None and None for one value."""
     if len(values) < 2:
         return None, None
-    half = _half_width(float(np.std(values, ddof=1)), len(values))
+    half = _compute_half_width(float(np.std(values, ddof=1)), len(values))
     mean = float(np.mean(values))
     return mean - half, mean + half
 
 
-def _half_width(deviation: float, count: int) -> float:
+def _compute_half_width(deviation: float, count: int) -> float:
     """Return half the width of the t-interval of a mean."""
     # scipy is of the extra `train`, and heavy.
     from scipy.special import stdtrit  # type: ignore[import-untyped]
@@ -360,38 +364,38 @@ def _half_width(deviation: float, count: int) -> float:
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
 
 
-def seeds_needed(per_seed: Losses, gate: float) -> int | None:
+def estimate_seeds_needed(per_seed: Losses, gate: float) -> int | None:
     """Return how many seeds tell on which side of the gate this mean is, at this spread.
 
-    The result is None where more than `MOST_SEEDS` would be needed.
+    The result is None where more than `MAX_SEEDS` would be needed.
     """
     distance = abs(gate - abs(float(np.mean(per_seed))))
     deviation = float(np.std(per_seed, ddof=1))
-    for count in range(len(per_seed) + 1, MOST_SEEDS + 1):
-        if _half_width(deviation, count) < distance:
+    for count in range(len(per_seed) + 1, MAX_SEEDS + 1):
+        if _compute_half_width(deviation, count) < distance:
             return count
     return None
 
 
-def _weighted(rows: Losses, weights: Losses) -> Losses:
+def _average_weighted(rows: Losses, weights: Losses) -> Losses:
     """Return the mean of the last columns of each row, weighted."""
     return np.average(rows[:, -len(weights) :], axis=1, weights=weights)
 
 
-def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
-    """Return the gap of each of up to `POINTS` blocks of steps whose baseline's loss is above 0."""
+def _make_gap_curve(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
+    """Return the gap of each of up to `MAX_CURVE_POINTS` blocks of steps whose baseline's loss is above 0."""
     weights = np.diff(steps, prepend=0).astype(np.float64)
     ends: list[int] = []
     means: list[float] = []
     lows: list[float] = []
     highs: list[float] = []
-    for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):
+    for block in np.array_split(np.arange(len(steps)), min(MAX_CURVE_POINTS, len(steps))):
         level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
         if level <= 0:
             continue
         per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
         mean = float(per_seed.mean())
-        low, high = interval_of(per_seed)
+        low, high = compute_interval(per_seed)
         if low is None or high is None:  # with one seed the curve has no width
             low, high = mean, mean
         ends.append(int(steps[block[-1]]))

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bridge.runtime.compare.arm import is_of_precision
-from bridge.runtime.compare.comparison import Comparison, RecipeRow, varied_names
-from bridge.runtime.compare.gap import Curve, common_steps
-from bridge.runtime.compare.logged_run import LoggedRun, warm_up_of
+from bridge.runtime.compare.arm import is_precision_field
+from bridge.runtime.compare.comparison import Comparison, RecipeRow, find_varied_names
+from bridge.runtime.compare.gap import LossCurve, find_common_steps
+from bridge.runtime.compare.logged_run import LoggedRun, find_warm_up
 
-MOST_NAMES = 8
+MAX_NAMES = 8
 """Names that a sentence lists at most."""
 PUBLISHED_GATE_NATS = 0.01
 """Difference of the loss that other projects accept, in nats per token.
@@ -18,7 +18,7 @@ Megatron-LM issue 1152 expects less than 1e-2 after billions of tokens.
 """
 
 
-def notes_on_logs(
+def make_log_notes(
     runs: Sequence[LoggedRun], comparison: Comparison, rows: Sequence[RecipeRow], *, gate: float
 ) -> list[str]:
     """Return the notes on a comparison of logs.
@@ -30,14 +30,14 @@ def notes_on_logs(
         gate: Share of the baseline's loss that a gap may reach.
     """
     return [
-        _twins_sentence(runs),
-        *_steps_sentences(comparison),
-        *_left_out(runs),
-        _gate_sentence(rows, gate),
+        _describe_twins(runs),
+        *_describe_steps(comparison),
+        *_describe_missing(runs),
+        _describe_gate(rows, gate),
     ]
 
 
-def _twins_sentence(runs: Sequence[LoggedRun]) -> str:
+def _describe_twins(runs: Sequence[LoggedRun]) -> str:
     """Return how far the arguments of the logs show that the runs are twins."""
     unknown: list[str] = []
     fields: list[Mapping[str, Any]] = []
@@ -48,35 +48,35 @@ def _twins_sentence(runs: Sequence[LoggedRun]) -> str:
         fields.append(run.fields)
         every.update(run.fields)
     if unknown:
-        names = _listed_names(unknown)
+        names = _format_names(unknown)
         return f"Whether the runs are twins is not known: no arguments of {names}."
     of_precision: list[str] = []
     others: list[str] = []
-    for name in varied_names(fields):
-        if is_of_precision(name):
+    for name in find_varied_names(fields):
+        if is_precision_field(name):
             of_precision.append(name)
         else:
             others.append(name)
     equal = len(every) - len(of_precision) - len(others)
     if others:
         return (
-            f"No twins, as these arguments differ too: {_listed_names(others)}. A gap need not be "
+            f"No twins, as these arguments differ too: {_format_names(others)}. A gap need not be "
             f"that of the precision. {equal} arguments are equal."
         )
-    names = _listed_names(of_precision) or "none"
+    names = _format_names(of_precision) or "none"
     return (
         f"Twins as far as the arguments show: {equal} of them are equal, and those that differ are "
         f"of the precision ({names})."
     )
 
 
-def _steps_sentences(comparison: Comparison) -> list[str]:
+def _describe_steps(comparison: Comparison) -> list[str]:
     """Return for each recipe at which steps its losses are compared with the baseline's."""
     sentences = []
     baseline = comparison.baseline
     for row in comparison.rows[1:]:
         curves = [*baseline.curves, *row.curves]
-        steps = common_steps(curves)
+        steps = find_common_steps(curves)
         if not steps:
             sentences.append(f"{row.label} has no record at a step of {baseline.label}.")
             continue
@@ -84,7 +84,7 @@ def _steps_sentences(comparison: Comparison) -> list[str]:
             f"{row.label} is compared with {baseline.label} at the {len(steps)} steps from "
             f"{steps[0]} to {steps[-1]} that both have."
         )
-        if len(_kinds_of_loss(curves)) > 1:
+        if len(_collect_loss_kinds(curves)) > 1:
             sentences.append(
                 f"One of {row.label} and {baseline.label} has the loss of single steps, and the "
                 "other the mean since the record before: their losses differ for this reason too."
@@ -92,7 +92,7 @@ def _steps_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _kinds_of_loss(curves: Sequence[Curve]) -> set[bool]:
+def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
     """Return whether losses are of single steps; a curve with a record of each step is both."""
     kinds: set[bool] = set()
     for curve in curves:
@@ -101,7 +101,7 @@ def _kinds_of_loss(curves: Sequence[Curve]) -> set[bool]:
     return kinds
 
 
-def _left_out(runs: Sequence[LoggedRun]) -> list[str]:
+def _describe_missing(runs: Sequence[LoggedRun]) -> list[str]:
     """Return what the logs lack, a sentence for each set of figures, and what was left out of them."""
     names_of: dict[str, list[str]] = {}  # the figures that are missing -> the logs
     notes: list[str] = []
@@ -112,18 +112,18 @@ def _left_out(runs: Sequence[LoggedRun]) -> list[str]:
             notes.append(f"{run.name}: {note}")
     lines = []
     for missing, names in names_of.items():
-        where = _listed_names(names)
+        where = _format_names(names)
         if len(names) == len(runs):
             where = "any log"
         lines.append(f"Not in {where}: {missing}.")
-    if any(warm_up_of(run.log) is None for run in runs):
+    if any(find_warm_up(run.log) is None for run in runs):
         lines.append(
             "The warm-up of the learning rate is not known, and no step is left out for it."
         )
     return [*lines, *notes]
 
 
-def _gate_sentence(rows: Sequence[RecipeRow], gate: float) -> str:
+def _describe_gate(rows: Sequence[RecipeRow], gate: float) -> str:
     """Return the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
     gaps = []
     for row in rows:
@@ -139,10 +139,10 @@ def _gate_sentence(rows: Sequence[RecipeRow], gate: float) -> str:
     return sentence
 
 
-def _listed_names(names: Iterable[str]) -> str:
-    """Return names with commas, the first `MOST_NAMES` of them."""
+def _format_names(names: Iterable[str]) -> str:
+    """Return names with commas, the first `MAX_NAMES` of them."""
     all_names = list(names)
-    shown = ", ".join(all_names[:MOST_NAMES])
-    if len(all_names) > MOST_NAMES:
-        shown += f" and {len(all_names) - MOST_NAMES} more"
+    shown = ", ".join(all_names[:MAX_NAMES])
+    if len(all_names) > MAX_NAMES:
+        shown += f" and {len(all_names) - MAX_NAMES} more"
     return shown

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge.runtime.audit.run_log import RunLog
-from bridge.runtime.compare.arm import Arm, is_of_precision
-from bridge.runtime.compare.gap import Curve
+from bridge.runtime.compare.arm import Arm, is_precision_field
+from bridge.runtime.compare.gap import LossCurve
 
-LABEL = "label"
+LABEL_KEY = "label"
 """Key of an arm's precision for the precision in a few words."""
-LOG = "log"
+LOG_KEY = "log"
 """Key of an arm's precision for the name of a log that shares its row with no other log."""
-IDENTITY_KEYS = (LABEL, LOG)
+IDENTITY_KEYS = (LABEL_KEY, LOG_KEY)
 """Keys of an arm's precision that are no fields."""
 
 
@@ -30,7 +30,7 @@ class LoggedRun:
     """Fields of Megatron's configs by dotted name, and other arguments; empty where unknown."""
 
 
-def arms_of_logs(runs: Sequence[LoggedRun]) -> list[Arm]:
+def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:
     """Return an arm for each log; logs of one recipe have the same precision, and a seed each.
 
     Where a seed is unknown, every log has the same, so that each is a pair with the first.
@@ -45,23 +45,23 @@ def arms_of_logs(runs: Sequence[LoggedRun]) -> list[Arm]:
     seen: set[tuple[str, object]] = set()
     arms = []
     for run, seed in zip(runs, seeds, strict=True):
-        of_precision = {name: run.fields[name] for name in run.fields if is_of_precision(name)}
-        precision: dict[str, Any] = {LABEL: run.precision, **of_precision}
+        of_precision = {name: run.fields[name] for name in run.fields if is_precision_field(name)}
+        precision: dict[str, Any] = {LABEL_KEY: run.precision, **of_precision}
         label = run.precision or run.name
         if not are_grouped or (run.precision, seed) in seen:
-            precision[LOG] = run.name
+            precision[LOG_KEY] = run.name
             if run.precision and precisions.count(run.precision) > 1:
                 label = f"{run.precision} ({run.name})"
         seen.add((run.precision, seed))
         paired_by: tuple[Any, ...] = (0,)
         if knows_seeds:
             paired_by = (seed,)
-        folder = place_of(run, runs)
-        arms.append(_arm(run.log, folder, label=label, precision=precision, seed=paired_by))
+        folder = get_log_path(run, runs)
+        arms.append(_make_arm(run.log, folder, label=label, precision=precision, seed=paired_by))
     return arms
 
 
-def place_of(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
+def get_log_path(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
     """Return the path of a run's log; that of one of several runs in a file ends with its name."""
     path = run.log.path
     for other in runs:
@@ -70,7 +70,7 @@ def place_of(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
     return path
 
 
-def _arm(
+def _make_arm(
     log: RunLog, folder: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
 ) -> Arm:
     """Return the arm of a log; its figures stand where those of a run's summary do."""
@@ -80,8 +80,8 @@ def _arm(
     summary = {
         "iteration": log.last_step,
         "skipped_steps": log.skipped_steps,
-        "step_seconds": log.speed("seconds_per_step"),
-        "tokens_per_second": log.speed("tokens_per_second"),
+        "step_seconds": log.compute_mean_throughput("seconds_per_step"),
+        "tokens_per_second": log.compute_mean_throughput("tokens_per_second"),
         "validation_loss": validation_loss,
     }
     return Arm(
@@ -90,13 +90,13 @@ def _arm(
         precision=precision,
         rest={},
         seed=seed,
-        warm_up=warm_up_of(log) or 0,
-        curve=curve_of(log),
+        warm_up=find_warm_up(log) or 0,
+        curve=make_curve(log),
         summary=summary,
     )
 
 
-def curve_of(log: RunLog) -> Curve:
+def make_curve(log: RunLog) -> LossCurve:
     """Return the training loss of a log; steps that were all skipped have no record."""
     steps: list[int] = []
     losses: list[float] = []
@@ -104,10 +104,10 @@ def curve_of(log: RunLog) -> Curve:
         if record.loss is not None:
             steps.append(record.step)
             losses.append(record.loss)
-    return Curve(steps=tuple(steps), losses=tuple(losses), is_sampled=log.is_sampled)
+    return LossCurve(steps=tuple(steps), losses=tuple(losses), is_sampled=log.is_sampled)
 
 
-def warm_up_of(log: RunLog) -> int | None:
+def find_warm_up(log: RunLog) -> int | None:
     """Return the steps in which the learning rate rises; None where nothing shows them.
 
     The learning rates of the log decide. Where it has none, the arguments do, as in Megatron-LM
@@ -115,7 +115,7 @@ def warm_up_of(log: RunLog) -> int | None:
     """
     rates = log.values("learning_rate")
     if rates:
-        return _step_of_highest_rate(log, rates[0])
+        return _find_highest_rate_step(log, rates[0])
     arguments = log.arguments
     fraction = arguments.get("lr_warmup_fraction")
     decay_iters = arguments.get("lr_decay_iters") or arguments.get("train_iters")
@@ -127,7 +127,7 @@ def warm_up_of(log: RunLog) -> int | None:
     return None
 
 
-def _step_of_highest_rate(log: RunLog, first_rate: float) -> int:
+def _find_highest_rate_step(log: RunLog, first_rate: float) -> int:
     """Return the first step with the highest learning rate, 0 where the first rate is the highest."""
     step, highest = 0, first_rate
     for record in log.train:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.precision.formats import BIT_DB, FORMATS
-from bridge.precision.matchers import Effect
+from bridge.precision.matchers import ModulePrecision
 from bridge.precision.schemes import OPERAND_FORMATS
-from bridge.runtime.audit.quantisation import last_measured
+from bridge.runtime.audit.quantisation import select_last_step
 
-FINER = ("tensorwise", "blockwise", "mxfp8")
+SCHEMES_BY_FINENESS = ("tensorwise", "blockwise", "mxfp8")
 """Schemes that a row can choose, from the coarsest tile to the finest."""
-HIGH = "bf16"
+HIGH_PRECISION = "bf16"
 """A row's word for the dtype of the run."""
 
 
@@ -47,37 +47,37 @@ class Proposal:
         return f"layer {self.layer}, {self.module}: {ratio}; {self.precision}{gain}"
 
 
-def propose(
+def propose_precisions(
     rows: Sequence[Any],
     *,
     scheme: str | None,
     fp8_format: str | None,
     num_layers: int,
-    schemes: Sequence[str] = FINER,
+    schemes: Sequence[str] = SCHEMES_BY_FINENESS,
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
     Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction
-    layers behind its `num_layers` have no number in a row. `schemes` are those of `FINER` that the
+    layers behind its `num_layers` have no number in a row. `schemes` are those of `SCHEMES_BY_FINENESS` that the
     target runs.
     """
     operands_of: dict[tuple[int, str], list[Any]] = {}
-    for row in last_measured(rows):
+    for row in select_last_step(rows):
         if row.layer <= num_layers and math.isfinite(row.sqnr_db):
             operands_of.setdefault((row.layer, row.module), []).append(row)
     finer = list(schemes)
-    if scheme in FINER:
-        coarsest = FINER.index(scheme)
-        finer = [name for name in schemes if FINER.index(name) > coarsest]
+    if scheme in SCHEMES_BY_FINENESS:
+        coarsest = SCHEMES_BY_FINENESS.index(scheme)
+        finer = [name for name in schemes if SCHEMES_BY_FINENESS.index(name) > coarsest]
     proposals = []
     for operands in operands_of.values():
-        proposal = _proposal(operands, finer, fp8_format)
+        proposal = _propose_module(operands, finer, fp8_format)
         if proposal is not None:
             proposals.append(proposal)
     return proposals
 
 
-def _proposal(
+def _propose_module(
     operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
     """Return the precision that suits a module, None where its worst operand is healthy."""
@@ -85,10 +85,10 @@ def _proposal(
     healthy_db = FORMATS[worst.format].healthy_db
     if worst.sqnr_db >= healthy_db - BIT_DB:
         return None
-    precision, gained_db = HIGH, None
+    precision, gained_db = HIGH_PRECISION, None
     for name in finer:
-        if _suits(name, operands, worst, fp8_format):
-            precision, gained_db = name, _under(worst, name) - worst.sqnr_db
+        if _is_suitable(name, operands, worst, fp8_format):
+            precision, gained_db = name, _get_scheme_sqnr(worst, name) - worst.sqnr_db
             break
     return Proposal(
         layer=worst.layer - 1,
@@ -101,24 +101,24 @@ def _proposal(
     )
 
 
-def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
+def _is_suitable(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
     """Return whether every operand is near its format's ratio, and the worst gains a bit."""
-    effect = Effect(family="fp8", scheme=scheme).in_run(fp8_format)
+    effect = ModulePrecision(family="fp8", scheme=scheme).resolve_in_run(fp8_format)
     forward, backward = OPERAND_FORMATS[str(effect.format)]
     format_of = {"input": forward, "weight": forward, "grad_output": backward}
     for row in operands:
         healthy_db = FORMATS[format_of[row.operand]].healthy_db
-        if not _under(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near
+        if not _get_scheme_sqnr(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near
             return False
     least: float = worst.sqnr_db + BIT_DB
-    return _under(worst, scheme) >= least
+    return _get_scheme_sqnr(worst, scheme) >= least
 
 
-def _under(row: Any, scheme: str) -> float:
+def _get_scheme_sqnr(row: Any, scheme: str) -> float:
     return float(getattr(row, f"{scheme}_db"))
 
 
-def module_rows_of(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
+def make_module_rows(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
     """Return the proposals as rows of `modules`.
 
     The layers of one module and precision are one row.

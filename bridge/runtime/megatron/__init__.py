@@ -28,14 +28,14 @@ replaced by `training_process`, for its length. In a process that was declared f
 
 import warnings
 
-from bridge.preflight.declared_gpu import declared
-from bridge.runtime.megatron.quiet import quiet_loggers
+from bridge.preflight.declared_gpu import get_declared_capability
+from bridge.runtime.megatron.quiet_loggers import quiet_loggers
 
-_capability = declared()
+_capability = get_declared_capability()
 if _capability is not None:
-    from bridge.runtime.megatron.te_cpu.install import install
+    from bridge.runtime.megatron.te_cpu.install import install_te
 
-    install(_capability)
+    install_te(_capability)
 
 with warnings.catch_warnings(), quiet_loggers():
     warnings.simplefilter("ignore")

@@ -15,25 +15,30 @@ from megatron.core import fp4_utils
 from megatron.core.fp8_utils import get_fp8_recipe
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.precision.matchers import Effect, matchers_in, quant_recipes
-from bridge.rules.variables import concerning, environment_findings, set_lines, variables_in
-from bridge.runtime.megatron.device import cpu_as_cuda
-from bridge.runtime.megatron.emulation.parallel_linear import (
-    backward_overridden,
-    gemm_precision,
-    scheme_of_layers,
+from bridge.precision.matchers import ModulePrecision, list_matchers, parse_quant_recipes
+from bridge.rules.variables import (
+    list_scheme_variables,
+    check_environment,
+    format_set_variables,
+    list_set_variables,
 )
-from bridge.runtime.megatron.emulation.scale_updates import checkpoint
-from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
-from bridge.runtime.megatron.optimizer import separate_gathers
-from bridge.runtime.megatron.replacement import Change, fitting, replaced
-from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
-from bridge.target.gpus import gpu_of_capability
+from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.emulation.parallel_linear import (
+    use_backward_override,
+    make_gemm_precision,
+    get_layer_scheme,
+)
+from bridge.runtime.megatron.emulation.scale_updates import checkpoint_region
+from bridge.runtime.megatron.emulation.stored_weight import register_stored_weights
+from bridge.runtime.megatron.optimizer import gather_buckets_separately
+from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.te.machine import list_missing_for_te
+from bridge.runtime.megatron.te_cpu.install import TOO_LATE_MESSAGE, get_installed_te
+from bridge.target.gpus import make_gpu_of_capability
 from bridge.target.target import Target
-from bridge.target.versions import dotted, parse_version
+from bridge.target.versions import format_dotted, parse_version
 
-OVERRIDE = "NVTE_BACKWARD_OVERRIDE"
+OVERRIDE_VARIABLE = "NVTE_BACKWARD_OVERRIDE"
 """The variable of Transformer Engine that the emulation follows."""
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
 
@@ -62,7 +67,7 @@ def choose_backend_of_phases(
     low: list[Backend] = []
     notes: dict[str, None] = {}
     for backend, model in zip(backends, models, strict=True):
-        if scheme_of_layers(model) is not None:
+        if get_layer_scheme(model) is not None:
             low.append(backend)
             notes.update(dict.fromkeys(backend.notes))
     if not low:
@@ -87,18 +92,18 @@ def choose_backend(
         PrecisionConfigError: There is no such scheme or format, or a variable of the environment
             contradicts the config.
     """
-    scheme = scheme_of_layers(config)
-    effects: list[Effect] = []
-    for matcher in matchers_in(getattr(config, "quant_recipe", None)):
+    scheme = get_layer_scheme(config)
+    effects: list[ModulePrecision] = []
+    for matcher in list_matchers(getattr(config, "quant_recipe", None)):
         effects.extend(matcher.effects)
     schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
-    if requested == "te_cpu" or installed_te() is not None:
-        return _te_on_cpu(requested, config, schemes, environ)
+    if requested == "te_cpu" or get_installed_te() is not None:
+        return _make_te_cpu_backend(requested, config, schemes, environ)
     missing: list[str] = []
     if requested != "emulated":
-        missing = _missing(schemes)
+        missing = _list_missing(schemes)
         if not missing:
-            notes = ("Layers: Transformer Engine.", *_te_notes(config, environ))
+            notes = ("Layers: Transformer Engine.", *_make_te_notes(config, environ))
             return Backend(name="te", notes=notes)
     if requested == "te":
         raise BackendUnavailableError(
@@ -107,15 +112,15 @@ def choose_backend(
             "Use auto or emulated, use te_cpu for its Python on this CPU, or run this where it "
             "works."
         )
-    if scheme is None and not any(effect.chooses_in_high for effect in effects):
-        return _local(requested)
+    if scheme is None and not any(effect.chooses_in_high_precision for effect in effects):
+        return _make_local_backend(requested)
     why = "as asked for"
     if requested != "emulated":
         why = f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    return _emulated(config, why, environ, schemes)
+    return _make_emulated_backend(config, why, environ, schemes)
 
 
-def _local(requested: str) -> Backend:
+def _make_local_backend(requested: str) -> Backend:
     """Return the backend of a run without FP8 and FP4 matmuls: Megatron's layers."""
     if requested != "emulated":
         return Backend(name="local")
@@ -123,36 +128,38 @@ def _local(requested: str) -> Backend:
     return Backend(name="local", notes=(note,))
 
 
-def _emulated(
+def _make_emulated_backend(
     config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> Backend:
     """Return the emulation, with notes on the variables that it does not read."""
-    override = _refuse_options(environ, schemes)
-    precision = gemm_precision(config)
+    override = _read_backward_override(environ, schemes)
+    precision = make_gemm_precision(config)
     kind = "chosen per module"
     if precision is not None:
         kind = f"{precision.scheme}, {precision.format}"
-        if quant_recipes(getattr(config, "quant_recipe", None)):
+        if parse_quant_recipes(getattr(config, "quant_recipe", None)):
             kind += ", and per module"
     notes = [f"FP8/FP4 matmuls: emulated ({kind}), {why}."]
-    for row, text in variables_in(environ):
-        if row.name == OVERRIDE and override is not None:
+    for row, text in list_set_variables(environ):
+        if row.name == OVERRIDE_VARIABLE and override is not None:
             notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
         else:
             notes.append(f"{row.name}={text}: the emulation does not read it.")
     return Backend(name="emulated", notes=tuple(notes), backward_override=override)
 
 
-def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -> str | None:
+def _read_backward_override(
+    environ: Mapping[str, str], schemes: Sequence[str | None]
+) -> str | None:
     """Return the `backward_override` of a run; refuse other variables that change its recipes."""
     override = None
     for scheme in dict.fromkeys(schemes):
         if scheme is None:
             continue
-        for row, text in concerning(scheme, environ, attention=False):
+        for row, text in list_scheme_variables(scheme, environ, attention=False):
             if not row.keyword or not row.is_active(text):
                 continue
-            if row.name != OVERRIDE:
+            if row.name != OVERRIDE_VARIABLE:
                 raise BackendUnavailableError(
                     f"precision_backend: the emulation has no {row.keyword}, "
                     f"which {row.name}={text} switches on for {scheme}, got 'emulated'. Unset it."
@@ -162,7 +169,7 @@ def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -
     return override
 
 
-def _te_on_cpu(
+def _make_te_cpu_backend(
     requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]
 ) -> Backend:
     """Return the backend of a process with Transformer Engine's Python on a CPU.
@@ -170,16 +177,16 @@ def _te_on_cpu(
     Raises:
         BackendUnavailableError: Another backend was requested, or the process was not declared.
     """
-    installed = installed_te()
+    installed = get_installed_te()
     if requested != "te_cpu":
         raise BackendUnavailableError(
             "precision_backend: this process was declared for te_cpu and keeps Transformer Engine "
             f"to its end, got {requested!r}. Start the run in a process of its own."
         )
     if installed is None:
-        raise BackendUnavailableError(TOO_LATE)
-    gpu = gpu_of_capability(installed.capability)
-    missing = _missing(schemes, Target(gpu=gpu, te=parse_version(installed.version)))
+        raise BackendUnavailableError(TOO_LATE_MESSAGE)
+    gpu = make_gpu_of_capability(installed.capability)
+    missing = _list_missing(schemes, Target(gpu=gpu, te=parse_version(installed.version)))
     if missing:
         raise BackendUnavailableError(
             "precision_backend: Transformer Engine would refuse this run on the declared GPU, "
@@ -187,39 +194,39 @@ def _te_on_cpu(
         )
     note = (
         f"Layers: the Python of Transformer Engine {installed.version} on this CPU, with the "
-        f"branches of compute capability {dotted(installed.capability)}; "
+        f"branches of compute capability {format_dotted(installed.capability)}; "
         "its compiled part is modelled."
     )
-    return Backend(name="te_cpu", notes=(note, *_te_notes(config, environ)))
+    return Backend(name="te_cpu", notes=(note, *_make_te_notes(config, environ)))
 
 
-def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
+def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
     """Return the requirements of schemes that a machine, by default this one, does not meet."""
     missing: dict[str, None] = {}
     for scheme in schemes:
-        missing.update(dict.fromkeys(missing_for_te(scheme, machine)))
+        missing.update(dict.fromkeys(list_missing_for_te(scheme, machine)))
     return list(missing)
 
 
-def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
+def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
     """Return sentences on Transformer Engine's recipe and variables.
 
     Raises:
         PrecisionConfigError: A variable contradicts the config.
     """
     attention = bool(getattr(config, "fp8_dot_product_attention", False))
-    findings = environment_findings(scheme_of_layers(config), environ, attention=attention)
+    findings = check_environment(get_layer_scheme(config), environ, attention=attention)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
-    recipe = te_recipe(config)
+    recipe = get_te_recipe(config)
     if recipe is None:
         return []
     in_one_line = " ".join(str(recipe).split())
-    return [f"Recipe: {in_one_line}.", *set_lines(environ), *map(str, findings)]
+    return [f"Recipe: {in_one_line}.", *format_set_variables(environ), *map(str, findings)]
 
 
-def te_recipe(config: Any) -> Any:
+def get_te_recipe(config: Any) -> Any:
     """Return Transformer Engine's recipe of a model config, None without FP8 and FP4."""
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
@@ -229,7 +236,7 @@ def te_recipe(config: Any) -> Any:
     return None
 
 
-_TE_CHECKPOINTS = (
+_CHECKPOINT_MODULES = (
     "megatron.core.transformer.transformer_block",
     "megatron.core.extensions.transformer_engine",
     "megatron.core.transformer.moe.moe_layer",
@@ -239,27 +246,27 @@ _TE_CHECKPOINTS = (
 
 
 @contextmanager
-def running(backend: Backend) -> Iterator[None]:
+def use_backend(backend: Backend) -> Iterator[None]:
     """Prepare Megatron for a backend in a ``with`` block.
 
     The model is built and trained inside of the block.
     """
     with ExitStack() as stack:
         if backend.name in ("emulated", "te_cpu"):
-            stack.enter_context(separate_gathers())
+            stack.enter_context(gather_buckets_separately())
         if backend.name == "emulated":
-            stack.enter_context(megatron_stores())
-            stack.enter_context(backward_overridden(backend.backward_override))
-            stack.enter_context(replaced(fitting(_checkpoints())))
+            stack.enter_context(register_stored_weights())
+            stack.enter_context(use_backward_override(backend.backward_override))
+            stack.enter_context(apply_patches(keep_compatible(_list_checkpoint_patches())))
         yield
 
 
-def _checkpoints() -> list[Change]:
+def _list_checkpoint_patches() -> list[Patch]:
     """Return the changes that replace `te_checkpoint` by the emulation's recomputation."""
     changes = []
-    for name in _TE_CHECKPOINTS:
+    for name in _CHECKPOINT_MODULES:
         if find_spec(name) is not None:
             module = import_module(name)
             if hasattr(module, "te_checkpoint"):
-                changes.append((module, "te_checkpoint", checkpoint))
+                changes.append((module, "te_checkpoint", checkpoint_region))
     return changes

@@ -10,14 +10,14 @@ import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from bridge.runtime.megatron import wide_gemm
 
 
-def multiplied_dtype(dtype: torch.dtype) -> torch.dtype:
+def get_gemm_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which this CPU multiplies operands of a dtype."""
     if wide_gemm.is_widened(dtype):
         return torch.float32
     return dtype
 
 
-def attended(
+def compute_attention(
     q_BNSD: torch.Tensor,
     k_BGSD: torch.Tensor,
     v_BGSD: torch.Tensor,

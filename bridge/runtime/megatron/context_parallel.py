@@ -11,26 +11,26 @@ pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKV
 import torch
 
 
-def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
+def get_rank_chunks(rank: int, ranks: int) -> tuple[int, int]:
     """Return the numbers of a context-parallel rank's two chunks, of 2 x ranks chunks."""
     return rank, 2 * ranks - 1 - rank
 
 
-def part_of_rank(whole: torch.Tensor, rank: int, ranks: int, *, dim: int) -> torch.Tensor:
+def take_rank_part(whole: torch.Tensor, rank: int, ranks: int, *, dim: int) -> torch.Tensor:
     """Return a rank's part of a tensor whose axis `dim` is the whole sequence."""
     if ranks == 1:
         return whole
     chunks = whole.chunk(2 * ranks, dim=dim)
-    first, second = chunks_of(rank, ranks)
+    first, second = get_rank_chunks(rank, ranks)
     return torch.cat([chunks[first], chunks[second]], dim=dim)
 
 
-def whole_in_order(gathered: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
+def restore_sequence_order(gathered: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
     """Return the whole sequence in order, from the parts of all ranks one after another in `dim`."""
     parts = iter(gathered.chunk(2 * ranks, dim=dim))
     part_of: dict[int, torch.Tensor] = {}
     for rank in range(ranks):
-        for number in chunks_of(rank, ranks):
+        for number in get_rank_chunks(rank, ranks):
             part_of[number] = next(parts)
     ordered = [part_of[number] for number in range(2 * ranks)]
     return torch.cat(ordered, dim=dim)

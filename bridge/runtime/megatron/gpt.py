@@ -18,14 +18,14 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.device import has_cuda
-from bridge.runtime.megatron.emulation.model import emulate, prepare_emulation
-from bridge.runtime.megatron.emulation.parallel_linear import scheme_of_layers
+from bridge.runtime.megatron.cuda_shim import has_cuda
+from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
+from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.hybrid.model import build_hybrid
-from bridge.runtime.megatron.initial_weights import draw_weights, marked_weights
-from bridge.runtime.megatron.layer_spec import block_spec, mtp_spec
-from bridge.runtime.megatron.process import release_at_end
-from bridge.runtime.megatron.replacement import Change, fitting, replaced
+from bridge.runtime.megatron.initial_weights import draw_weights, mark_weights
+from bridge.runtime.megatron.layer_spec import build_block_spec, build_mtp_spec
+from bridge.runtime.megatron.process import release_chunk_at_end
+from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
 from bridge.runtime.megatron.without_te import CHANGES_FOR_CONFIGS
 
 ACTIVATIONS = {
@@ -88,7 +88,7 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
-        with warnings.catch_warnings(), replaced(fitting(CHANGES_FOR_CONFIGS)):
+        with warnings.catch_warnings(), apply_patches(keep_compatible(CHANGES_FOR_CONFIGS)):
             # Megatron's own defaults trip over a deprecation of its own.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
@@ -98,14 +98,14 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
                 super(MLATransformerConfig, self).__post_init__()
 
 
-_WITHOUT_CUDA = {
+_CUDA_ONLY_SWITCHES = {
     "bias_activation_fusion": "the fusion is compiled for CUDA",
     "bias_dropout_fusion": "the fusion is compiled for CUDA",
     "cross_entropy_loss_fusion": "the fusion is compiled for CUDA",
     "apply_rope_fusion": "the kernel is Transformer Engine's",
 }
 """Switch that is turned off without CUDA -> the reason."""
-_EXTENSIONS = {
+_SWITCH_EXTENSIONS = {
     "gradient_accumulation_fusion": "fused_weight_gradient_mlp_cuda",
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
     "persist_layer_norm": "apex",
@@ -113,7 +113,7 @@ _EXTENSIONS = {
 """Switch -> the compiled extension that it needs where Transformer Engine is not used."""
 
 
-def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
+def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
     """Return a copy of a model config that runs on this machine, and sentences on the changes.
 
     No field of the precision is changed.
@@ -138,8 +138,8 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
         )
     off: dict[str, str] = {}
     if not has_cuda():
-        off.update(_WITHOUT_CUDA)
-    for switch, module in _EXTENSIONS.items():
+        off.update(_CUDA_ONLY_SWITCHES)
+    for switch, module in _SWITCH_EXTENSIONS.items():
         if not has_cuda() or importlib.util.find_spec(module) is None:
             off[switch] = f"its kernel needs {module}, which is not installed here"
     if backend in ("local", "emulated"):
@@ -156,7 +156,7 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     return config, [f"Changed for this machine: {'; '.join(changes)}."]
 
 
-def padded_vocab_size(config: Any) -> int:
+def compute_padded_vocab_size(config: Any) -> int:
     """Return the rows of the embedding: the vocabulary, padded so that all ranks have equal parts."""
     multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)
     return -(-int(config.vocab_size) // multiple) * multiple
@@ -165,7 +165,7 @@ def padded_vocab_size(config: Any) -> int:
 def build_gpt(
     config: Any,
     ddp: Any,
-    where: torch.device,
+    device: torch.device,
     *,
     seed: int,
     backend: str = "local",
@@ -176,15 +176,15 @@ def build_gpt(
     Megatron's schedules take the chunks in this form. Megatron's `Float16Module` casts the weights.
 
     Args:
-        config: The result of `run_config`.
+        config: The result of `adapt_config`.
         ddp: DDP config.
-        where: Device of the weights.
+        device: Device of the weights.
         seed: Seed of the weights, which are equal in every parallel layout.
         backend: Name of the backend.
         phases: Model configs of the phases of a precision schedule.
     """
     if backend in ("te", "te_cpu"):
-        _require_te_storage(config, ddp)
+        _refuse_nvfp4_buffers(config, ddp)
     chunks = config.virtual_pipeline_model_parallel_size
     stages: list[int | None] = [None]
     if chunks is not None:
@@ -192,7 +192,7 @@ def build_gpt(
     models = []
     for stage in stages:
         model = _build_chunk(
-            config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases
+            config, ddp, device, seed=seed, backend=backend, vp_stage=stage, phases=phases
         )
         models.append(model)
     wrapped = []
@@ -204,12 +204,12 @@ def build_gpt(
         )
         wrapped.append(chunk)
     for chunk in wrapped:
-        _locate_parameters(chunk)
-        release_at_end(chunk)
+        _index_bucket_parameters(chunk)
+        release_chunk_at_end(chunk)
     return wrapped
 
 
-def _locate_parameters(chunk: Any) -> None:
+def _index_bucket_parameters(chunk: Any) -> None:
     """Give each bucket the places of its parameters in the buffer.
 
     megatron-core 0.16.1 counts them without the gaps by which the distributed optimizer aligns
@@ -224,7 +224,7 @@ def _locate_parameters(chunk: Any) -> None:
                 bucket.param_to_index[parameter] = (start - bucket.offset, end - bucket.offset)
 
 
-def _require_te_storage(config: Any, ddp: Any) -> None:
+def _refuse_nvfp4_buffers(config: Any, ddp: Any) -> None:
     """Refuse NVFP4 weights that Megatron's buffers cannot hold.
 
     The buffers count a byte per element, and the codes are packed.
@@ -232,7 +232,7 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
     Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1
     has `fp4_param_gather` for them.
     """
-    is_fp4 = getattr(config, "fp4", None) and scheme_of_layers(config)
+    is_fp4 = getattr(config, "fp4", None) and get_layer_scheme(config)
     is_packed = is_fp4 and getattr(config, "fp4_param", False)
     if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
         raise RunConfigError(
@@ -243,13 +243,13 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
         )
 
 
-def _model_arguments(config: Any, vp_stage: int | None) -> dict[str, Any]:
+def _make_model_arguments(config: Any, vp_stage: int | None) -> dict[str, Any]:
     """Return the arguments that a GPT and a hybrid model have in common."""
     is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     return {
         "config": config,
-        "vocab_size": padded_vocab_size(config),
+        "vocab_size": compute_padded_vocab_size(config),
         "max_sequence_length": config.seq_length,
         "pre_process": is_first,
         "post_process": is_last,
@@ -264,7 +264,7 @@ def _model_arguments(config: Any, vp_stage: int | None) -> dict[str, Any]:
 def _build_chunk(
     config: Any,
     ddp: Any,
-    where: torch.device,
+    device: torch.device,
     *,
     seed: int,
     backend: str,
@@ -272,26 +272,26 @@ def _build_chunk(
     phases: Sequence[Any],
 ) -> torch.nn.Module:
     """Build a chunk of the model: layers, weights, 16-bit module, emulation."""
-    arguments = _model_arguments(config, vp_stage)
+    arguments = _make_model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
-    recipe_of_chunk: list[Change] = []
+    recipe_of_chunk: list[Patch] = []
     if vp_stage is not None and hasattr(recipe, "of_chunk"):
         recipe_of_chunk = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
     # the chunk's recipe is there while the chunk is built and matched
-    with marked_weights(config) as marks, replaced(recipe_of_chunk):
+    with mark_weights(config) as marks, apply_patches(recipe_of_chunk):
         if config.is_hybrid_model:
             model = build_hybrid(backend=backend, **arguments)
         else:
             model = GPTModel(
-                transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage),
-                mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage),
+                transformer_layer_spec=build_block_spec(config, backend=backend, vp_stage=vp_stage),
+                mtp_block_spec=build_mtp_spec(config, backend=backend, vp_stage=vp_stage),
                 vp_stage=vp_stage,
                 **arguments,
             )
-        model = model.to(where)
+        model = model.to(device)
         if backend == "emulated":
-            emulate(model, config, phases)
+            emulate_low_layers(model, config, phases)
     draw_weights(model, marks, seed=seed)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
@@ -300,7 +300,7 @@ def _build_chunk(
     return model
 
 
-def parameter_count(model: list[Any]) -> int:
+def count_parameters(model: list[Any]) -> int:
     """Return the parameters of the whole model, summed over tensor-parallel shards and stages.
 
     A collective call. Parameters that several ranks hold a copy of (norms under TP, tied embeddings
@@ -319,18 +319,18 @@ def parameter_count(model: list[Any]) -> int:
             dense += parameter.numel()
     where = parameters[0].device
     of_experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-    total = _summed(dense, parallel_state.get_model_parallel_group(), where)
-    return total + _summed(routed, of_experts, where)
+    total = _sum_over_group(dense, parallel_state.get_model_parallel_group(), where)
+    return total + _sum_over_group(routed, of_experts, where)
 
 
-def _summed(number: int, group: Any, where: torch.device) -> int:
+def _sum_over_group(number: int, group: Any, where: torch.device) -> int:
     """Return the sum of a number over a group; a collective call."""
     total = torch.tensor(number, dtype=torch.int64, device=where)
     torch.distributed.all_reduce(total, group=group)
     return int(total)
 
 
-def bucket_groups(model: list[Any]) -> list[Any]:
+def list_bucket_groups(model: list[Any]) -> list[Any]:
     """Return the groups of buckets of model chunks.
 
     Gradients are reduced in them, and weights gathered.
@@ -342,7 +342,7 @@ def bucket_groups(model: list[Any]) -> list[Any]:
     return groups
 
 
-def unwrapped(module: Any) -> Any:
+def unwrap_model(module: Any) -> Any:
     """Return the `GPTModel` inside DistributedDataParallel and Float16Module."""
     while isinstance(module, (DistributedDataParallel, Float16Module)):
         module = module.module

@@ -26,11 +26,11 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from bridge.runtime.megatron.replacement import Change, replaced
+from bridge.runtime.megatron.patching import Patch, apply_patches
 
-Marks = dict[float, "Callable[[torch.Tensor], Any]"]
+InitMethods = dict[float, "Callable[[torch.Tensor], Any]"]
 
-_MARKS = {
+_INIT_METHOD_MARKS = {
     "init_method": 2.0**-10,
     "output_layer_init_method": 2.0**-11,
     "embedding_init_method": 2.0**-12,
@@ -41,21 +41,21 @@ scaling keeps the larger one of.
 
 
 @contextmanager
-def marked_weights(config: Any) -> Iterator[Marks]:
+def mark_weights(config: Any) -> Iterator[InitMethods]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
-    marks: Marks = {}
-    changes: list[Change] = []
-    for name, mark in _MARKS.items():
+    marks: InitMethods = {}
+    changes: list[Patch] = []
+    for name, mark in _INIT_METHOD_MARKS.items():
         method = getattr(config, name, None)
         if method is not None:
             marks[mark] = method
             changes.append((config, name, partial(torch.nn.init.constant_, val=mark)))
-    with replaced(changes):
+    with apply_patches(changes):
         yield marks
 
 
 @torch.no_grad()
-def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
+def draw_weights(model: Any, marks: InitMethods, *, seed: int) -> None:
     """Draw every weight of a model that has a mark, and the weights that layers draw by themselves."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state = model.sharded_state_dict(
@@ -63,11 +63,11 @@ def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
     )
     places: dict[int, Any] = {}
     for entry in nested_values(state):
-        if isinstance(entry, _PLACED):
+        if isinstance(entry, _SHARDED_ENTRIES):
             places[id(entry.data)] = entry
     methods: dict[int, Callable[[torch.Tensor], Any]] = {}
     for module in model.modules():
-        for parameter, method in _drawn_by(module):
+        for parameter, method in _list_mixer_parameters(module):
             methods[id(parameter)] = method
     for name, parameter in model.named_parameters():
         # of a weight that is stored in FP8 or FP4: the values that its master begins with
@@ -78,36 +78,38 @@ def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
         filled = parameter
         if initial is not None:
             filled = initial
-        mark = _mark_of(filled, marks)
+        mark = _find_mark(filled, marks)
         draw = methods.get(id(parameter))
         if mark is not None:
             draw = marks[mark]
         if draw is None:
             continue
         place = places.get(id(parameter), name)
-        drawn = _drawn(place, parameter, draw, seed).to(filled.dtype)
+        drawn = _draw_parameter(place, parameter, draw, seed).to(filled.dtype)
         parameter.copy_(drawn)  # the codes are those of the master
         if initial is not None:
             initial.copy_(drawn)
 
 
-def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
+def _list_mixer_parameters(
+    module: Any,
+) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
     """Yield the parameters that a Mamba mixer or a gated delta net draws, and how.
 
     Source: megatron-core 0.16.1 ssm/mamba_mixer.py:287-337 and ssm/gated_delta_net.py:220-244.
     """
     if not hasattr(module, "A_log"):
         return
-    convolution = _convolution(module)
+    convolution = _get_convolution(module)
     bound = convolution[0].shape[-1] ** -0.5
     for parameter in convolution:
         yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
     yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
     if hasattr(module, "D"):  # the steps of a delta net begin with a constant
-        yield module.dt_bias, _draw_steps
+        yield module.dt_bias, _draw_time_step_bias
 
 
-def _convolution(module: Any) -> list[torch.Tensor]:
+def _get_convolution(module: Any) -> list[torch.Tensor]:
     """Return weight and bias of a layer's convolution.
 
     The convolution is a module, or parameters from megatron-core 0.19 on.
@@ -117,7 +119,7 @@ def _convolution(module: Any) -> list[torch.Tensor]:
     return [module.conv1d_weight, module.conv1d_bias]
 
 
-def _draw_steps(bias: torch.Tensor) -> None:
+def _draw_time_step_bias(bias: torch.Tensor) -> None:
     """Fill the biases of a Mamba layer's steps.
 
     The softplus of a bias is log-uniform between 0.001 and 0.1.
@@ -126,10 +128,10 @@ def _draw_steps(bias: torch.Tensor) -> None:
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
-_PLACED = (ShardedTensor, ShardedTensorFactory)
+_SHARDED_ENTRIES = (ShardedTensor, ShardedTensorFactory)
 
 
-def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
+def _find_mark(weight: torch.Tensor, marks: InitMethods) -> float | None:
     """Return the mark that all elements of a weight have, or None.
 
     The elements may be the mark rounded to a low precision.
@@ -142,7 +144,7 @@ def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
     return None
 
 
-def _drawn(
+def _draw_parameter(
     place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
     """Return the values of a parameter, or of this rank's part of it.
@@ -156,32 +158,32 @@ def _drawn(
     """
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):
-        return _filled(plain, method, f"{seed} {place}")
+        return _fill_seeded(plain, method, f"{seed} {place}")
     # a weight that is kept as several, as the gate of an MLP is
     if isinstance(place, ShardedTensorFactory):
         parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
         shards = dict_list_map_outplace(
-            lambda part: _shard(part, plain.device, method, seed), parts
+            lambda part: _draw_shard(part, plain.device, method, seed), parts
         )
         drawn: torch.Tensor = place.merge_fn(shards)
         return drawn
-    return _shard(place, plain.device, method, seed)
+    return _draw_shard(place, plain.device, method, seed)
 
 
-def _shard(
+def _draw_shard(
     part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
     """Draw a whole tensor, and return the part of it that an entry of a state dict has."""
     axes = part.prepend_axis_num  # of layer and expert
     whole = torch.empty(part.global_shape[axes:], device=where)
-    _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
+    _fill_seeded(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
     places = zip(part.global_offset[axes:], part.local_shape, strict=True)
     for axis, (start, size) in enumerate(places):
         whole = whole.narrow(axis, start, size)
     return whole
 
 
-def _filled(
+def _fill_seeded(
     tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str
 ) -> torch.Tensor:
     """Fill a tensor with random values, seeded by its place, and keep the random states.

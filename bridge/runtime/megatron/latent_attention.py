@@ -27,10 +27,12 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         if config.sequence_parallel:
-            self.linear_kv_down_proj.register_forward_hook(_whole_latent)
+            self.linear_kv_down_proj.register_forward_hook(_redistribute_latent)
 
 
-def _whole_latent(_layer: Any, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+def _redistribute_latent(
+    _layer: Any, _inputs: Any, output: tuple[Tensor, Any]
+) -> tuple[Tensor, Any]:
     """Return the latent and the rotary key of this rank's part of the sequence.
 
     The input is this rank's part of both.

@@ -31,8 +31,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.errors import RunConfigError
-from bridge.model.variants import DELTA_NET
-from bridge.runtime.megatron.attention import FusedDotProductAttention
+from bridge.model.attention_variants import DELTA_NET_VARIANTS
+from bridge.runtime.megatron.fused_attention import FusedDotProductAttention
 from bridge.runtime.megatron.latent_attention import LatentAttention
 
 
@@ -54,7 +54,7 @@ class SequenceParallelNorm:
         return norm
 
 
-LOCAL: Mapping[Any, Any] = {
+LOCAL_CLASSES: Mapping[Any, Any] = {
     LNImpl: SequenceParallelNorm,
     WrappedTorchNorm: SequenceParallelNorm,
     DotProductAttention: FusedDotProductAttention,
@@ -63,7 +63,7 @@ LOCAL: Mapping[Any, Any] = {
 """Class of a local spec -> the class that takes its place."""
 
 
-def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
+def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     """Return a part of a spec with other classes at every depth.
 
     A part may be a `partial` from megatron-core 0.19 on. Without Transformer Engine, Megatron's
@@ -72,17 +72,17 @@ def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
     if isinstance(part, partial):
-        keywords = {name: with_classes(value, classes) for name, value in part.keywords.items()}
-        return partial(with_classes(part.func, classes), *part.args, **keywords)
+        keywords = {name: replace_classes(value, classes) for name, value in part.keywords.items()}
+        return partial(replace_classes(part.func, classes), *part.args, **keywords)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         values = {}
         for field in dataclasses.fields(part):
-            values[field.name] = with_classes(getattr(part, field.name), classes)
+            values[field.name] = replace_classes(getattr(part, field.name), classes)
         return dataclasses.replace(part, **values)
     return part
 
 
-def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
+def build_block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of the transformer block of a model chunk, with the chunk's layers alone.
 
     Args:
@@ -92,48 +92,51 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
-        _plain(config),
+        _drop_attention_variant(config),
         with_te,
         normalization=config.normalization,
         qk_l2_norm=config.qk_l2_norm,
         vp_stage=vp_stage,
     )
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    layers = _with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
+    layers = _apply_attention_variant(config, spec.layer_specs, first=offset, with_te=with_te)
     if with_te:
         return dataclasses.replace(spec, layer_specs=layers)
-    layers = [with_classes(layer, LOCAL) for layer in layers]
+    layers = [replace_classes(layer, LOCAL_CLASSES) for layer in layers]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
 
 
-def _plain(config: Any) -> Any:
+def _drop_attention_variant(config: Any) -> Any:
     """Return a model config without an attention variant.
 
-    `_with_variant` puts the variant into the layers.
+    `_apply_attention_variant` puts the variant into the layers.
     """
     plain = copy.copy(config)
     plain.experimental_attention_variant = None
     return plain
 
 
-def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
+def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of a chunk's multi-token-prediction layers, None for a chunk without them.
 
-    The arguments are those of `block_spec`. The transformer layer inside a prediction layer is of
+    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer is of
     the kind of the model's last layer.
     """
     if not config.mtp_num_layers:
         return None
     with_te = backend in ("te", "te_cpu")
     layers = get_gpt_decoder_layer_specs(
-        _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
+        _drop_attention_variant(config),
+        with_te,
+        normalization=config.normalization,
+        qk_l2_norm=config.qk_l2_norm,
     )
-    layers = _with_variant(config, layers, first=0, with_te=with_te)
+    layers = _apply_attention_variant(config, layers, first=0, with_te=with_te)
     whole = TransformerBlockSubmodules(layer_specs=layers)
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
-    layers = [with_classes(layer, LOCAL) for layer in spec.layer_specs]
+    layers = [replace_classes(layer, LOCAL_CLASSES) for layer in spec.layer_specs]
     return dataclasses.replace(spec, layer_specs=layers)
 
 
@@ -146,7 +149,7 @@ class WholeLinear:
         return ColumnParallelLinear(*args, gather_output=False, **kwargs)
 
 
-class _LocalLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
+class _LocalLayerProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's local layers, with layers for two kinds that only Transformer Engine has.
 
     These are linear layers that are whole on every rank, and linear layers with a norm inside.
@@ -159,7 +162,7 @@ class _LocalLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is unty
         return ColumnParallelLinear
 
 
-def _with_variant(
+def _apply_attention_variant(
     config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool
 ) -> list[ModuleSpec]:
     """Return layers with the attention variant of a model config in the layers that have it.
@@ -181,10 +184,10 @@ def _with_variant(
     variant = config.experimental_attention_variant
     if variant is None:
         return list(layers)
-    provider = _LocalLayers()
+    provider = _LocalLayerProvider()
     if with_te:
         provider = specs.TESpecProvider()
-    is_delta = variant in DELTA_NET
+    is_delta = variant in DELTA_NET_VARIANTS
     if is_delta:
         has_variant = specs.get_linear_attention_pattern(config)
         attention = specs.get_gated_delta_net_module_spec(config, provider)
@@ -197,13 +200,13 @@ def _with_variant(
     changed = []
     for number, layer in enumerate(layers, start=first):
         if has_variant[number]:
-            changed.append(_changed(layer, attention, is_delta=is_delta, with_te=with_te))
+            changed.append(_replace_attention(layer, attention, is_delta=is_delta, with_te=with_te))
         else:
             changed.append(layer)
     return changed
 
 
-def _changed(
+def _replace_attention(
     layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool
 ) -> ModuleSpec:
     """Return a layer with another attention."""
@@ -216,11 +219,13 @@ def _changed(
             "input_layernorm.": "self_attention.in_proj.layer_norm_"
         }
     elif not with_te:  # the latents keep their norms in front of the up projections
-        parts["self_attention"] = _with_core_of(layer.submodules.self_attention, attention)
+        parts["self_attention"] = _replace_core_attention(
+            layer.submodules.self_attention, attention
+        )
     return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
 
 
-def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
+def _replace_core_attention(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
     """Return latent attention with the core of sparse attention.
 
     From megatron-core 0.19 on sparse attention has a separate class of latent attention, which

@@ -1,12 +1,12 @@
 """Comparison of the GEMMs of a model's linear layers between two passes over the same batch.
 
-`capture` keeps the results of a forward and a backward pass, and `relative_errors` compares two of
+`capture_linear_results` keeps the results of a forward and a backward pass, and `compute_relative_errors` compares two of
 them. The results are read by hooks on tensors, so that the layers may be Megatron's, Transformer
 Engine's or emulated. A sample of each result is kept, at fixed places, in FP32 on the CPU. The
 results of the first micro-batch count; weight gradients are the sum over micro-batches.
 
 Experts have different numbers of tokens, and FP8 adds rows of zeros to them, so that the first
-elements of an expert's results are kept. `Routes` gives the experts of two passes the same tokens.
+elements of an expert's results are kept. `RouterReplays` gives the experts of two passes the same tokens.
 """
 
 import math
@@ -20,32 +20,34 @@ import torch
 from megatron.core.transformer.moe.router import TopKRouter
 from torch.nn.utils.rnn import pad_sequence
 
-from bridge.runtime.compare.band import Place
-from bridge.runtime.megatron.record.telemetry import global_layer_names
-from bridge.runtime.megatron.replacement import Change, replaced
+from bridge.runtime.compare.band import GemmLocation
+from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
+from bridge.runtime.megatron.patching import Patch, apply_patches
 
-SAMPLED = 2**16
+MAX_SAMPLED_VALUES = 2**16
 """Least number of elements that a sample of a larger result has, at even distances."""
 
-Captured = dict[Place, torch.Tensor]
+CapturedResults = dict[GemmLocation, torch.Tensor]
 
 
 @contextmanager
-def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Iterator[Captured]:
+def capture_linear_results(
+    model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0
+) -> Iterator[CapturedResults]:
     """Capture samples of the results of linear layers in transformer layers, in a ``with`` block.
 
     The results are in the order of execution. The gradient of a weight follows that of the layer's
     input.
     """
-    captured: Captured = {}
+    captured: CapturedResults = {}
     linears: dict[Any, tuple[int, str]] = {}
-    for module, where in global_layer_names(model).items():
+    for module, where in name_modules_by_layer(model).items():
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.nn.Parameter) and weight.ndim == 2:
             linears[module] = where
     with ExitStack() as hooks:
         for module, where in linears.items():
-            hook = partial(_forward_hook, where, captured, loss_scale)
+            hook = partial(_capture_forward, where, captured, loss_scale)
             hooks.callback(module.register_forward_hook(hook).remove)
         yield captured
     gradients: dict[tuple[int, str], torch.Tensor | None] = {}
@@ -57,14 +59,14 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
         captured[place] = result
         if place.gemm == "dgrad":
             where = (place.layer, place.module)
-            _keep(captured, where, "wgrad", gradients.pop(where), loss_scale)
+            _capture_sample(captured, where, "wgrad", gradients.pop(where), loss_scale)
     for where, gradient in gradients.items():
-        _keep(captured, where, "wgrad", gradient, loss_scale)
+        _capture_sample(captured, where, "wgrad", gradient, loss_scale)
 
 
-def _forward_hook(
+def _capture_forward(
     where: tuple[int, str],
-    captured: Captured,
+    captured: CapturedResults,
     loss_scale: float,
     _module: Any,
     inputs: tuple[Any, ...],
@@ -76,15 +78,15 @@ def _forward_hook(
     """
     if isinstance(output, tuple):
         output = output[0]
-    _keep(captured, where, "fprop", output)
+    _capture_sample(captured, where, "fprop", output)
     if inputs[0].requires_grad:
         inputs[0].register_hook(
-            lambda gradient: _keep(captured, where, "dgrad", gradient, loss_scale)
+            lambda gradient: _capture_sample(captured, where, "dgrad", gradient, loss_scale)
         )
 
 
-def _keep(
-    captured: Captured,
+def _capture_sample(
+    captured: CapturedResults,
     where: tuple[int, str],
     gemm: str,
     result: torch.Tensor | None,
@@ -92,31 +94,33 @@ def _keep(
 ) -> None:
     """Keep a sample of a result, divided by a scale, if it is the first result of its place."""
     layer, module = where
-    place = Place(layer=layer, module=module, gemm=gemm)
+    place = GemmLocation(layer=layer, module=module, gemm=gemm)
     if result is None or place in captured:
         return
     if "experts" in module.split("."):
-        result = result.reshape(-1)[:SAMPLED]
-    captured[place] = sample(result) / scale
+        result = result.reshape(-1)[:MAX_SAMPLED_VALUES]
+    captured[place] = sample_tensor(result) / scale
 
 
-def sample(tensor: torch.Tensor) -> torch.Tensor:
+def sample_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return elements at even distances, in FP32 on the CPU."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
+    return flat[:: max(1, flat.numel() // MAX_SAMPLED_VALUES)].float().cpu()
 
 
-def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
+def compute_relative_errors(
+    first: CapturedResults, second: CapturedResults
+) -> dict[GemmLocation, float]:
     """Return |a - b| / |a| of each place that both have, in the order of the first."""
     errors = {}
     for place, result in first.items():
         if place in second:
             padded = pad_sequence([result, second[place]])
-            errors[place] = relative_error(*padded.T)
+            errors[place] = compute_relative_error(*padded.T)
     return errors
 
 
-def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+def compute_relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return |a - b| / |a| in Frobenius norms.
 
     It is 0 if both are zero, infinite if a alone is zero, and not finite if an element is not.
@@ -130,11 +134,11 @@ def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return 0.0
 
 
-_Choose = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+_TopkFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(kw_only=True)
-class _Route:
+class _RouterReplay:
     """The choices of a router, call after call, as an object of Megatron's `router_replay`."""
 
     chosen: list[torch.Tensor] = field(default_factory=list)
@@ -152,7 +156,7 @@ class _Route:
         topk: int,
         num_groups: int | None,
         group_topk: int | None,
-        default_compute_topk: _Choose,
+        default_compute_topk: _TopkFunction,
         **_named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scores and experts: those that the first pass chose.
@@ -173,7 +177,7 @@ class _Route:
         return scores.gather(1, experts), experts
 
 
-class Routes:
+class RouterReplays:
     """The experts that the routers of a model choose in the first pass; later passes follow them.
 
     Nearly equal scores have another order in another precision, and an expert then multiplies other
@@ -183,26 +187,26 @@ class Routes:
     """
 
     def __init__(self) -> None:
-        self._routes: dict[tuple[int, str], _Route] = {}
+        self._routes: dict[tuple[int, str], _RouterReplay] = {}
 
     @contextmanager
-    def followed(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
+    def follow(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
         """Let the routers of a model follow these routes in a ``with`` block, which is a pass.
 
         In the first pass the routers choose the routes.
         """
         is_first = not self._routes
-        changes: list[Change] = []
-        for module, where in global_layer_names(model).items():
+        changes: list[Patch] = []
+        for module, where in name_modules_by_layer(model).items():
             if isinstance(module, TopKRouter):
-                route = self._routes.setdefault(where, _Route())
+                route = self._routes.setdefault(where, _RouterReplay())
                 route.tokens = 0
                 route.rerouted = 0
                 route.calls = 0
                 if is_first:
                     route.calls = None
                 changes.append((module, "router_replay", route))
-        with replaced(changes):
+        with apply_patches(changes):
             yield
 
     @property

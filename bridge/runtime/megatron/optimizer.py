@@ -14,7 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.replacement import Change, fitting, replaced
+from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -46,13 +46,13 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
     with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
         optimizer = get_megatron_optimizer(config, model)
-    for part in parts(optimizer):
+    for part in list_chained_optimizers(optimizer):
         inner = part.optimizer
         if not isinstance(inner, torch.optim.AdamW):
             continue
         if type(part) is DistributedOptimizer:
             part.__class__ = TorchAdamDistributedOptimizer
-            _forget_dequantised_shards(part)
+            _drop_dequantised_shards(part)
         for group in inner.param_groups:
             group.update(fused=True, foreach=False)
             for parameter in group["params"]:
@@ -65,7 +65,7 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
     return optimizer
 
 
-def _forget_dequantised_shards(part: Any) -> None:
+def _drop_dequantised_shards(part: Any) -> None:
     """Replace the shards of stored weights in a distributed optimizer by None.
 
     Under delayed scaling Megatron takes dequantised shards for views of the weights. Under other
@@ -77,14 +77,16 @@ def _forget_dequantised_shards(part: Any) -> None:
                 shards[index] = None
 
 
-def parts(optimizer: Any) -> list[Any]:
+def list_chained_optimizers(optimizer: Any) -> list[Any]:
     """Return the optimizers of a `ChainedOptimizer`, or an optimizer that is no chain."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def inner_optimizers(optimizer: Any) -> list[Any]:
+def list_torch_optimizers(optimizer: Any) -> list[Any]:
     """Return the torch optimizers inside Megatron's, which update the weights."""
-    return [part.optimizer for part in parts(optimizer) if part.optimizer is not None]
+    return [
+        part.optimizer for part in list_chained_optimizers(optimizer) if part.optimizer is not None
+    ]
 
 
 def unshare_steps(optimizer: Any) -> None:
@@ -94,7 +96,7 @@ def unshare_steps(optimizer: Any) -> None:
     increments once per parameter: after four steps of 53 parameters it is 217 instead of 9, without
     an error.
     """
-    for inner in inner_optimizers(optimizer):
+    for inner in list_torch_optimizers(optimizer):
         for state in inner.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
@@ -142,7 +144,7 @@ def build_scheduler(
 
 
 @contextmanager
-def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
+def gather_params_once(chunks: Sequence[Any]) -> Iterator[None]:
     """Gather the weights once, after the last optimizer of a step, for a ``with`` block.
 
     With experts there are two optimizers. In megatron-core 0.16.1 each gathers the weights of both
@@ -156,13 +158,13 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
         asked[chunk] = (args, named)
 
     changes = [(chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks]
-    with replaced(fitting(changes)):
+    with apply_patches(keep_compatible(changes)):
         yield
     for chunk, (args, named) in asked.items():
         chunk.start_param_sync(*args, **named)
 
 
-def separate_gathers() -> AbstractContextManager[None]:
+def gather_buckets_separately() -> AbstractContextManager[None]:
     """Gather the buckets of a group one after the other on gloo, in a ``with`` block.
 
     Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters
@@ -182,7 +184,7 @@ def separate_gathers() -> AbstractContextManager[None]:
         named.pop("async_op", None)
         return gather(*parts, **named)
 
-    one_by_one: list[Change] = [
+    one_by_one: list[Patch] = [
         (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
         (param_and_grad_buffer, "dist_all_gather_func", gather_now),
     ]
@@ -191,7 +193,7 @@ def separate_gathers() -> AbstractContextManager[None]:
         group = self.intra_distributed_optimizer_instance_group
         if torch.distributed.get_backend(group) != "gloo":
             return start(self, *args, **kwargs)
-        with replaced(fitting(one_by_one)):
+        with apply_patches(keep_compatible(one_by_one)):
             return start(self, *args, **kwargs)
 
-    return replaced(fitting([(groups, "start_param_sync", start_param_sync)]))
+    return apply_patches(keep_compatible([(groups, "start_param_sync", start_param_sync)]))

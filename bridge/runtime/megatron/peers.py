@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 STORE_SECONDS = 30.0
 """How long a rank that ends waits for the store."""
-QUESTIONS = 5000
+POLLS_PER_SECOND = 5000
 """Most questions a second to the store, of all ranks together."""
-SHOWN = 8
+MAX_NAMED_RANKS = 8
 """Ranks that a sentence names; the others are counted."""
 
 
-def in_time(ask: Callable[[], T], seconds: float) -> T:
+def run_with_timeout(ask: Callable[[], T], seconds: float) -> T:
     """Return the answer of a store, whose clients would wait for ever if it stalls.
 
     Raises:
@@ -66,18 +66,18 @@ class Peers:
         self._rank = rank
         self._ranks = ranks
         self._timeout = timeout
-        self._seconds = max(1.0, ranks / QUESTIONS)
+        self._seconds = max(1.0, ranks / POLLS_PER_SECOND)
         self._marked = time.monotonic()
         self._answers = True
         """Whether the store answered whenever it was asked."""
         self._ended = threading.Event()
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answer_alarms(self) -> Iterator[None]:
         """Answer the alarms of other ranks in a thread, for the length of a ``with`` block."""
         self._store.set(f"host {self._rank}", socket.gethostname())
         store: Any = self._store
-        thread = threading.Thread(target=self._answer, args=(store.clone(),), daemon=True)
+        thread = threading.Thread(target=self._answer_alarm, args=(store.clone(),), daemon=True)
         thread.start()
         try:
             yield
@@ -85,7 +85,7 @@ class Peers:
             self._ended.set()
             with suppress(DistError):
                 if self._answers:
-                    self._in_time(lambda: self._store.set(f"left {self._rank}", ""))
+                    self._ask_store(lambda: self._store.set(f"left {self._rank}", ""))
             if self._answers:
                 thread.join()
 
@@ -94,20 +94,20 @@ class Peers:
         self.step = step
         self._marked = time.monotonic()
 
-    def ends(self, how: str) -> None:
+    def report_end(self, how: str) -> None:
         """Write why this rank ends, for the ranks whose collectives fail with it."""
         with suppress(DistError):
             sentence = f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
             self._store.compare_set("verdict", "", sentence)
 
-    def blame(self) -> TrainingError | None:
+    def diagnose_failure(self) -> TrainingError | None:
         """Return the error that names the ranks behind a failed collective.
 
         The result is None where no other rank is at fault.
         """
         waited = time.monotonic() - self._marked
         try:
-            return self._in_time(lambda: self._verdict(waited))
+            return self._ask_store(lambda: self._reach_verdict(waited))
         except DistError:
             return TrainingError(
                 "ranks: the store of the launch must answer every rank, and no longer does. "
@@ -115,7 +115,7 @@ class Peers:
                 "and its machine."
             )
 
-    def _verdict(self, waited: float) -> TrainingError | None:
+    def _reach_verdict(self, waited: float) -> TrainingError | None:
         """Raise an alarm, wait for the answers of the ranks, and return the error that all end with.
 
         `waited` are the seconds since the last finished step.
@@ -123,38 +123,42 @@ class Peers:
         for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
             self._store.set(word, "")
         timeout_seconds = self._timeout.total_seconds()
-        silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
+        silent = self._wait_for_ranks("here", until=time.monotonic() + 3 + 2 * self._seconds)
         stalled: list[int] = []
         if waited >= timeout_seconds:
-            stalled = self._without("failed", until=time.monotonic())
+            stalled = self._wait_for_ranks("failed", until=time.monotonic())
         if silent:
-            self._accuse(silent, f"no longer answer after step {self.step}")
+            self._write_verdict(silent, f"no longer answer after step {self.step}")
         elif stalled:
-            self._accuse(stalled, f"did not end step {self.step + 1} within {timeout_seconds:g} s")
+            self._write_verdict(
+                stalled, f"did not end step {self.step + 1} within {timeout_seconds:g} s"
+            )
         elif not self._store.check(["verdict"]):
             return None
         return TrainingError(self._store.get("verdict").decode())
 
-    def _in_time(self, ask: Callable[[], T]) -> T:
+    def _ask_store(self, ask: Callable[[], T]) -> T:
         """Return the answer of the store, and remember a store that does not answer."""
         try:
-            return in_time(ask, STORE_SECONDS + 2 * self._seconds)
+            return run_with_timeout(ask, STORE_SECONDS + 2 * self._seconds)
         except DistError:
             self._answers = False
             raise
 
-    def _accuse(self, ranks: list[int], fact: str) -> None:
+    def _write_verdict(self, ranks: list[int], fact: str) -> None:
         """Write the sentence that all ranks end with, unless another rank wrote one."""
-        named = ", ".join(f"rank {rank} ({self._host(rank)})" for rank in ranks[:SHOWN])
-        if len(ranks) > SHOWN:
-            named += f" and {len(ranks) - SHOWN} more"
+        named = ", ".join(
+            f"rank {rank} ({self._get_host(rank)})" for rank in ranks[:MAX_NAMED_RANKS]
+        )
+        if len(ranks) > MAX_NAMED_RANKS:
+            named += f" and {len(ranks) - MAX_NAMED_RANKS} more"
         sentence = (
             f"ranks: all {self._ranks} must take part in every step; {fact}: {named}. "
             "Look at the log and the machine of each."
         )
         self._store.compare_set("verdict", "", sentence)
 
-    def _without(self, word: str, *, until: float) -> list[int]:
+    def _wait_for_ranks(self, word: str, *, until: float) -> list[int]:
         """Return the ranks that have not written a word and have not left.
 
         The call returns when there is no such rank, and at the time `until`.
@@ -171,13 +175,13 @@ class Peers:
         """Return whether a rank has written a word, or left."""
         return self._store.check([f"{word} {rank}"]) or self._store.check([f"left {rank}"])
 
-    def _host(self, rank: int) -> str:
+    def _get_host(self, rank: int) -> str:
         """Return the name of a rank's host, as far as the rank has stored it."""
         if self._store.check([f"host {rank}"]):
             return self._store.get(f"host {rank}").decode()
         return "an unknown host"
 
-    def _answer(self, store: Store) -> None:
+    def _answer_alarm(self, store: Store) -> None:
         """Answer an alarm; the target of a thread, which has a separate connection."""
         with suppress(DistError):
             while not self._ended.wait(self._seconds):

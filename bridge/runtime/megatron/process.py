@@ -35,17 +35,17 @@ from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
-from bridge.runtime.megatron import device, wide_gemm
+from bridge.runtime.megatron import cuda_shim, wide_gemm
 from bridge.runtime.megatron.agreement import require_agreement
-from bridge.runtime.megatron.hybrid.kernels import stand_ins
-from bridge.runtime.megatron.peers import Peers, in_time
-from bridge.runtime.megatron.quiet import quiet_loggers
-from bridge.runtime.megatron.replacement import fitting, replaced
-from bridge.runtime.megatron.stop_request import StopRequest, noted_signals
+from bridge.runtime.megatron.hybrid.kernels import use_torch_fallbacks
+from bridge.runtime.megatron.peers import Peers, run_with_timeout
+from bridge.runtime.megatron.quiet_loggers import quiet_loggers
+from bridge.runtime.megatron.patching import keep_compatible, apply_patches
+from bridge.runtime.megatron.stop_request import StopRequest, catch_stop_signals
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 TIMEOUT_MINUTES = 30.0
-_runs = itertools.count()
+_run_counter = itertools.count()
 _PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -80,7 +80,7 @@ class Process:
         return self.rank == 0
 
 
-class _Launch:
+class _LauncherVariables:
     """The launcher's variables, read once from the environment."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Launch:
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
-    def threads(self) -> int:
+    def count_threads(self) -> int:
         """Return OMP_NUM_THREADS, or the CPUs of this process shared among the machine's ranks."""
         text = os.environ.get("OMP_NUM_THREADS", "")
         stated = 0
@@ -125,31 +125,31 @@ def training_process(
             does not fit the parallel sizes.
         TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
-    launch = _Launch()
+    launch = _LauncherVariables()
     notes: list[str] = []
     with ExitStack() as stack:
-        request = stack.enter_context(noted_signals())
+        request = stack.enter_context(catch_stop_signals())
         stack.enter_context(quiet_loggers())
-        _repair(stack)
-        where = _enter_device(stack, launch, model, notes)
+        _patch_layers(stack)
+        where = _set_up_device(stack, launch, model, notes)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(launch.threads())
+        torch.set_num_threads(launch.count_threads())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
         peers = None
         if launch.world_size > 1:
             peers = Peers(store, launch.rank, launch.world_size, timeout)
-            stack.enter_context(peers.answering())
-            stack.enter_context(_blamed(peers, request))
+            stack.enter_context(peers.answer_alarms())
+            stack.enter_context(_blame_failed_ranks(peers, request))
         if fingerprint is not None:
             require_agreement(fingerprint)
         _require_whole_replicas(model, launch.world_size)
         _start_model_parallel(stack, model, timeout_minutes, seed)
-        yield _process(launch, where, notes, peers, request)
+        yield _make_process(launch, where, notes, peers, request)
 
 
-def _process(
-    launch: _Launch,
+def _make_process(
+    launch: _LauncherVariables,
     where: torch.device,
     notes: Sequence[str],
     peers: Peers | None,
@@ -171,7 +171,7 @@ def _process(
 
 
 @contextmanager
-def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
+def _blame_failed_ranks(peers: Peers, request: StopRequest) -> Iterator[None]:
     """Name the ranks behind an error of this rank.
 
     The error is that of this rank, or of a collective that other ranks left.
@@ -181,21 +181,21 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
     except Exception as error:
         request.is_noted_only = True
         if isinstance(error, BridgeError):
-            peers.ends(f"ended: {error}")
+            peers.report_end(f"ended: {error}")
             raise
-        fault = peers.blame()
+        fault = peers.diagnose_failure()
         if fault is not None:
             raise fault from error
-        peers.ends(f"ended with {type(error).__name__}. Look at its log.")
+        peers.report_end(f"ended with {type(error).__name__}. Look at its log.")
         raise
     except BaseException:
-        peers.ends("was stopped.")
+        peers.report_end("was stopped.")
         raise
 
 
-def _repair(stack: ExitStack) -> None:
+def _patch_layers(stack: ExitStack) -> None:
     """Repair Megatron's layers, and ignore warnings of torch that a user cannot act on."""
-    stack.enter_context(replaced(fitting(CHANGES_FOR_LAYERS)))
+    stack.enter_context(apply_patches(keep_compatible(CHANGES_FOR_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\."
@@ -228,25 +228,27 @@ def _require_whole_replicas(model: Any, world_size: int) -> None:
             )
 
 
-def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
+def _set_up_device(
+    stack: ExitStack, launch: _LauncherVariables, model: Any, notes: list[str]
+) -> torch.device:
     """Return the device of this process.
 
     Without CUDA the shim is installed, and with it widened GEMMs on a CPU whose 16-bit GEMMs are
     scalar loops.
     """
-    if device.has_cuda():
+    if cuda_shim.has_cuda():
         torch.cuda.set_device(launch.local_rank)
         return torch.device("cuda", launch.local_rank)
-    stack.enter_context(device.cpu_as_cuda())
+    stack.enter_context(cuda_shim.cpu_as_cuda())
     # A C++ compiler would take seconds per function, and its sums may be others.
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     is_hybrid = getattr(model, "is_hybrid_model", False)
     if is_hybrid or getattr(model, "experimental_attention_variant", None):
-        stack.enter_context(stand_ins())
+        stack.enter_context(use_torch_fallbacks())
     notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
-    slow = wide_gemm.slow_dtypes()
-    is_widened = stack.enter_context(wide_gemm.widened(slow))
-    of_model = _gemm_dtypes(model)
+    slow = wide_gemm.find_slow_dtypes()
+    is_widened = stack.enter_context(wide_gemm.widen_gemms(slow))
+    of_model = _list_gemm_dtypes(model)
     names = [str(dtype).removeprefix("torch.") for dtype in slow if dtype in of_model]
     if is_widened and names:
         notes.append(
@@ -257,7 +259,7 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
     return torch.device("cpu")
 
 
-def _gemm_dtypes(model: Any) -> set[torch.dtype]:
+def _list_gemm_dtypes(model: Any) -> set[torch.dtype]:
     """Return the 16-bit dtypes in which a model multiplies.
 
     The emulation of FP8 and FP4 multiplies in BF16.
@@ -273,14 +275,14 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
 
 
 def _start_distributed(
-    stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta
+    stack: ExitStack, launch: _LauncherVariables, where: torch.device, timeout: timedelta
 ) -> Store:
     """Join the process group, and return its store.
 
     A process without a launcher has a store in memory, which needs no port. Each run has separate
     keys in the launcher's store, so that a launch can train several times.
     """
-    if psutil.Process().num_threads() > MANY_THREADS:
+    if psutil.Process().num_threads() > MAX_THREADS_WITHOUT_GC:
         # models, which refer to themselves, hold their process groups, and each group its threads
         gc.collect()
     backend = "gloo"
@@ -291,8 +293,8 @@ def _start_distributed(
         if launch.launched:
             meeting = rendezvous("env://", timeout=timeout)
             # torch waits for a silent store
-            shared, _, _ = in_time(lambda: next(meeting), timeout.total_seconds() + 5)
-            store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
+            shared, _, _ = run_with_timeout(lambda: next(meeting), timeout.total_seconds() + 5)
+            store = PrefixStore(f"precision-bridge-{next(_run_counter)}", shared)
         torch.distributed.init_process_group(
             backend,
             store=store,
@@ -311,15 +313,15 @@ def _start_distributed(
     return PrefixStore("peers", store)
 
 
-MANY_THREADS = 200
+MAX_THREADS_WITHOUT_GC = 200
 """Threads of a process above which the models of a sweep's earlier runs are collected.
 
 A run has some twenty.
 """
-_chunks: list[Any] = []
+_chunks_to_release: list[Any] = []
 
 
-def release_at_end(chunk: Any) -> None:
+def release_chunk_at_end(chunk: Any) -> None:
     """Release a model chunk at the end of the running `training_process`.
 
     Megatron's `DistributedDataParallel` wraps the chunk. The wrapper holds the model; experts hold
@@ -327,13 +329,13 @@ def release_at_end(chunk: Any) -> None:
     wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups
     with their threads would outlive the run. So the wrapper is empty after it.
     """
-    _chunks.append(chunk)
+    _chunks_to_release.append(chunk)
 
 
-def _release() -> None:
+def _release_chunks() -> None:
     """Empty the wrappers of all model chunks of this run."""
-    while _chunks:
-        chunk = _chunks.pop()
+    while _chunks_to_release:
+        chunk = _chunks_to_release.pop()
         chunk.grad_accs.clear()
         del chunk.module
 
@@ -343,11 +345,11 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
 
     At the end Megatron forgets the groups, its buffers, losses and states.
     """
-    stack.callback(_release)
+    stack.callback(_release_chunks)
     # the keys of the caches hold a process group, with threads
     stack.callback(RotaryEmbedding.forward.cache_clear)
     stack.callback(YarnRotaryEmbedding.forward.cache_clear)
-    stack.callback(_losses_of_experts().clear)  # as long as this run's model has layers
+    stack.callback(_get_expert_losses().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
     stack.callback(DSAIndexerLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
@@ -363,7 +365,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     tensor_parallel.model_parallel_cuda_manual_seed(staged)
 
 
-def _losses_of_experts() -> dict[str, Any]:
+def _get_expert_losses() -> dict[str, Any]:
     """Return Megatron's record of the experts' losses, which 0.19 moved into a tracker."""
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
         losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
@@ -379,6 +381,6 @@ def apply_tf32(allow: bool) -> str:
         precision, answer = "high", "allowed"
     torch.set_float32_matmul_precision(precision)
     effect = ""
-    if not device.has_cuda():
+    if not cuda_shim.has_cuda():
         effect = "; without a CUDA device it has no effect"
     return f"TF32 is {answer} (float32 matmul precision {precision!r}){effect}."

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 
-from bridge.runtime.megatron.device import has_cuda
+from bridge.runtime.megatron.cuda_shim import has_cuda
 
-_PROCESS = Path("/proc/self")
-_PEAK_BECOMES_PRESENT = "5"
+_PROC_SELF = Path("/proc/self")
+_RESET_PEAK = "5"
 """Written to ``clear_refs`` it sets the peak of the resident memory to the present memory.
 
 Source: Linux, man 5 proc.
 """
 
 
-def return_free_memory() -> None:
+def trim_heap() -> None:
     """Give freed memory of the C library's heap back to the system.
 
     It needs glibc, and no CUDA device. Tensors on a CPU come from an aligned allocation that glibc
@@ -30,15 +30,15 @@ def return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def start_peak_memory() -> None:
+def reset_peak_memory() -> None:
     """Begin to measure the peak memory, without that of earlier runs of this process."""
     if has_cuda():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # another system
-        (_PROCESS / "clear_refs").write_text(_PEAK_BECOMES_PRESENT, encoding="ascii")
+        (_PROC_SELF / "clear_refs").write_text(_RESET_PEAK, encoding="ascii")
 
 
-def peak_memory() -> int | None:
+def read_peak_memory() -> int | None:
     """Return the peak memory of the run in bytes, None where the system does not count it.
 
     With CUDA it is the memory of the GPU, otherwise the resident memory of the process.
@@ -46,7 +46,7 @@ def peak_memory() -> int | None:
     if has_cuda():
         return torch.cuda.max_memory_allocated()
     try:
-        status = (_PROCESS / "status").read_text(encoding="ascii")
+        status = (_PROC_SELF / "status").read_text(encoding="ascii")
     except OSError:
         return None
     high_water_mark = re.search(r"VmHWM:\s+(\d+) kB", status)

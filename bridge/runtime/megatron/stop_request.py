@@ -48,7 +48,7 @@ class StopRequest:
 
 
 @contextmanager
-def noted_signals() -> Iterator[StopRequest]:
+def catch_stop_signals() -> Iterator[StopRequest]:
     """Note SIGINT and SIGTERM in a ``with`` block, after `is_noted_only` is set.
 
     A signal that is not noted acts as before the block. Outside the main thread, where Python allows

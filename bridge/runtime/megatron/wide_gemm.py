@@ -10,7 +10,7 @@ FP32 accumulation:
 3. Round the result once to the 16-bit type. A result beyond its range becomes infinite, so that the
    FP16 loss scale sees overflows.
 
-While installed, the rows of `OPERATORS` replace the CPU kernels of these operators for operands of
+While installed, the rows of `WIDENED_OPERATORS` replace the CPU kernels of these operators for operands of
 the slow types alone. A CPU with AVX-512 for BF16 and not for FP16 multiplies BF16 with its kernel.
 FP32, and the code above the kernels (autograd, autocast, Megatron's autograd functions), are not
 changed.
@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
-_installed: dict[torch.dtype, Any] = {}
+_widened_dtypes: dict[torch.dtype, Any] = {}
 """Type that is widened now -> the library of the kernels."""
 
 
-def slow_dtypes() -> tuple[torch.dtype, ...]:
+def find_slow_dtypes() -> tuple[torch.dtype, ...]:
     """Return the 16-bit types for which oneDNN has no kernel on this CPU."""
     has_kernel = {
         torch.bfloat16: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -39,30 +39,30 @@ def slow_dtypes() -> tuple[torch.dtype, ...]:
     return tuple(dtype for dtype, fast in has_kernel.items() if not fast)
 
 
-def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+def _widen_operands(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return both operands in FP32 if they have the same widened type, else as they are."""
-    if first.dtype is second.dtype and first.dtype in _installed:
+    if first.dtype is second.dtype and first.dtype in _widened_dtypes:
         return first.float(), second.float()
     return first, second
 
 
-def _empty_product(first: Tensor, second: Tensor) -> Tensor:
+def _allocate_product(first: Tensor, second: Tensor) -> Tensor:
     """Return an uninitialised tensor of the shape of a product."""
     return torch.empty(
         (*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device
     )
 
 
-def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
+def _multiply(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
     """Return the product in the operands' type.
 
     The ``out`` overload of an operator has a separate kernel, which is not replaced.
     """
-    wide = _wide(first, second)
-    return operator(*wide, out=_empty_product(*wide)).to(first.dtype)
+    wide = _widen_operands(first, second)
+    return operator(*wide, out=_allocate_product(*wide)).to(first.dtype)
 
 
-def _sum(
+def _multiply_and_add(
     operator: Callable[..., Tensor],
     added: Tensor,
     first: Tensor,
@@ -72,8 +72,8 @@ def _sum(
     alpha: float = 1,
 ) -> Tensor:
     """Return beta * added + alpha * product in the operands' type; `added` is not read if beta is 0."""
-    wide = _wide(first, second)
-    out = _empty_product(*wide)
+    wide = _widen_operands(first, second)
+    out = _allocate_product(*wide)
     start = added
     if beta == 0:
         start = out
@@ -82,25 +82,25 @@ def _sum(
     return operator(start, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)
 
 
-OPERATORS: dict[str, Callable[..., Tensor]] = {
-    "mm": partial(_product, _aten.mm.out),
-    "bmm": partial(_product, _aten.bmm.out),
-    "addmm": partial(_sum, _aten.addmm.out),
-    "baddbmm": partial(_sum, _aten.baddbmm.out),
+WIDENED_OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "mm": partial(_multiply, _aten.mm.out),
+    "bmm": partial(_multiply, _aten.bmm.out),
+    "addmm": partial(_multiply_and_add, _aten.addmm.out),
+    "baddbmm": partial(_multiply_and_add, _aten.baddbmm.out),
 }
 """Operator of `torch.ops.aten` -> the kernel that replaces its CPU kernel."""
 
 
 def is_widened(dtype: torch.dtype) -> bool:
     """Return whether operands of a type are widened now."""
-    return dtype in _installed
+    return dtype in _widened_dtypes
 
 
 @contextmanager
-def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
+def widen_gemms(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
     """Replace the GEMM kernels of some types in a ``with`` block, and yield whether any is widened."""
-    if not slow or _installed:
-        yield bool(_installed)
+    if not slow or _widened_dtypes:
+        yield bool(_widened_dtypes)
         return
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -108,10 +108,10 @@ def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
             warnings.filterwarnings(
                 "ignore", message=r"(?s).*previously registered kernel", category=UserWarning
             )
-            for name, kernel in OPERATORS.items():
+            for name, kernel in WIDENED_OPERATORS.items():
                 library.impl(name, kernel, "CPU")
-        _installed.update(dict.fromkeys(slow, library))
+        _widened_dtypes.update(dict.fromkeys(slow, library))
         yield True
     finally:
-        _installed.clear()
+        _widened_dtypes.clear()
         library._destroy()

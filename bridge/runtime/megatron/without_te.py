@@ -13,9 +13,9 @@ from megatron.core.transformer import (
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
-from bridge.runtime.megatron.replacement import Change
+from bridge.runtime.megatron.patching import Patch
 
-_FUSED = (
+_FUSED_PERMUTATIONS = (
     "fused_permute",
     "fused_permute_with_probs",
     "fused_unpermute",
@@ -25,28 +25,28 @@ _FUSED = (
 """Names that transformer_config.py:1829 imports from the module of the experts,
 in a check that then names TE.
 """
-_ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
-_CHANGES_OF_SOME_RELEASES: list[Change] = []
+_INFERENCE_QUERY = "is_inference_column_parallel_linear"
+_CHANGES_OF_SOME_RELEASES: list[Patch] = []
 """Changes of layers that some releases alone need."""
 if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError
     _CHANGES_OF_SOME_RELEASES.append((moe_utils, "te_general_gemm", None))
-if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE):
+if hasattr(multi_token_prediction, _INFERENCE_QUERY):
     # From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of layers that needs TE is None
     # there.
     _CHANGES_OF_SOME_RELEASES.append(
-        (multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False)
+        (multi_token_prediction, _INFERENCE_QUERY, lambda *_, **_named: False)
     )
 
-CHANGES_FOR_CONFIGS: tuple[Change, ...] = (
+CHANGES_FOR_CONFIGS: tuple[Patch, ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
-    *((moe_utils, name, None) for name in _FUSED),
+    *((moe_utils, name, None) for name in _FUSED_PERMUTATIONS),
 )
 """Replaced while Megatron checks a config, so that it accepts FP8 with experts.
 
 The check is about experts without tokens (transformer_config.py:1601), which emulated layers
 accept.
 """
-CHANGES_FOR_LAYERS: tuple[Change, ...] = (
+CHANGES_FOR_LAYERS: tuple[Patch, ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
     # :184, TypeError: it counts as there, its layers do not
     (multi_latent_attention, "HAVE_TE", False),

@@ -15,12 +15,15 @@ version that both are compared with.
 """
 
 from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors
-from bridge.runtime.numerics.error import quantisation_error, what_if_db
+from bridge.runtime.numerics.quantisation_error import (
+    measure_quantisation_error,
+    compute_what_if_sqnr,
+)
 from bridge.runtime.numerics.linear import Observer, WeightCache, scaled_linear
 from bridge.runtime.numerics.native import use
-from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
 from bridge.runtime.numerics.quantise import quantise
-from bridge.runtime.numerics.quantised import Quantised, padded_scales
+from bridge.runtime.numerics.quantised import Quantised, pad_scales
 from bridge.runtime.numerics.spec import GemmPrecision, QuantSpec
 
 __all__ = [
@@ -32,12 +35,12 @@ __all__ = [
     "Quantised",
     "WeightCache",
     "make_operand",
-    "padded_scales",
-    "quantisation_error",
+    "pad_scales",
+    "measure_quantisation_error",
     "quantise",
     "scaled_linear",
-    "stored_operand",
+    "make_stored_operand",
     "update_scaling_factors",
     "use",
-    "what_if_db",
+    "compute_what_if_sqnr",
 ]

@@ -31,10 +31,10 @@ import torch
 from bridge.runtime.numerics.scaling import FP32_MAX
 from bridge.runtime.numerics.spec import GemmPrecision
 
-SLOTS = {"input": 0, "weight": 1, "grad_output": 2}
+OPERAND_SLOTS = {"input": 0, "weight": 1, "grad_output": 2}
 """Column of each operand in scale and amax_history."""
 
-PASSES = {"forward": slice(0, 2), "backward": slice(2, 3)}
+PASS_SLOTS = {"forward": slice(0, 2), "backward": slice(2, 3)}
 """Columns that are updated together: at the end of the forward pass, and of the backward pass."""
 
 
@@ -71,7 +71,7 @@ def update_scaling_factors(
     scale.copy_(torch.where(has_run & amax.isfinite() & (amax > 0), renewed, scale))
 
 
-def update_together(
+def update_layers_together(
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
     maximum: float,
@@ -114,19 +114,19 @@ class DelayedScaling(torch.nn.Module):
         super().__init__()
         self.precision = precision
         kind: dict[str, Any] = {"dtype": torch.float32, "device": device}
-        history = torch.zeros(precision.amax_history_len, len(SLOTS), **kind)
-        self.register_buffer("scale", torch.ones(len(SLOTS), **kind))
+        history = torch.zeros(precision.amax_history_len, len(OPERAND_SLOTS), **kind)
+        self.register_buffer("scale", torch.ones(len(OPERAND_SLOTS), **kind))
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), **kind))
         self._stashed: torch.Tensor | None = None
         """Scales that replace `scale` inside `using`."""
 
-    def scale_of(self, operand: str) -> float:
+    def get_scale(self, operand: str) -> float:
         """Return the scale that an operand is quantised with now."""
         scales = self.scale
         if self._stashed is not None:
             scales = self._stashed
-        return scales[SLOTS[operand]].item()
+        return scales[OPERAND_SLOTS[operand]].item()
 
     def record(self, operand: str, amax: float) -> None:
         """Max an amax into entry 0 of the operand's history.
@@ -134,30 +134,30 @@ class DelayedScaling(torch.nn.Module):
         NaN is ignored, and so is every amax inside `using`.
         """
         if self._stashed is None:
-            entry = self.amax_history[0, SLOTS[operand]]
+            entry = self.amax_history[0, OPERAND_SLOTS[operand]]
             if amax > entry.item():
                 entry.fill_(amax)
 
-    def note_stored(self) -> None:
+    def record_stored_scale(self) -> None:
         """Record the present scale of the weight as that of its stored codes, except in `using`."""
         if self._stashed is None:
-            self.stored_scale.copy_(self.scale[SLOTS["weight"]])
+            self.stored_scale.copy_(self.scale[OPERAND_SLOTS["weight"]])
 
     @contextmanager
-    def as_stored(self) -> Iterator[None]:
+    def use_stored_scale(self) -> Iterator[None]:
         """Quantise the weight with the scale of its stored codes, and record no amaxes."""
-        scales = self.stash()
-        scales[SLOTS["weight"]] = self.stored_scale
-        with self.using(scales):
+        scales = self.copy_scales()
+        scales[OPERAND_SLOTS["weight"]] = self.stored_scale
+        with self.use_scales(scales):
             yield
 
-    def pending(self, which: str) -> torch.Tensor:
+    def get_pending_amaxes(self, which: str) -> torch.Tensor:
         """Return a copy of the amaxes that the next update of "forward" or "backward" will read."""
-        return self.amax_history[0, PASSES[which]].clone()
+        return self.amax_history[0, PASS_SLOTS[which]].clone()
 
-    def merge_pending(self, which: str, amaxes: torch.Tensor) -> None:
+    def merge_pending_amaxes(self, which: str, amaxes: torch.Tensor) -> None:
         """Max amaxes of other ranks into those that the next update of a pass will read."""
-        pending = self.amax_history[0, PASSES[which]]
+        pending = self.amax_history[0, PASS_SLOTS[which]]
         torch.maximum(pending, amaxes, out=pending)
 
     def update(self, which: str) -> None:
@@ -178,20 +178,20 @@ class DelayedScaling(torch.nn.Module):
             which: forward or backward.
             reduced_amax: The pending amaxes of all layers, one after the other, reduced over ranks.
         """
-        columns, precision = PASSES[which], states[0].precision
-        (largest,) = {precision.spec(name).element.max for name in list(SLOTS)[columns]}
+        columns, precision = PASS_SLOTS[which], states[0].precision
+        (largest,) = {precision.spec(name).element.max for name in list(OPERAND_SLOTS)[columns]}
         maximum = largest * 2.0**-precision.margin
         histories = [state.amax_history[:, columns] for state in states]
         scales = [state.scale[columns] for state in states]
         algo = precision.amax_compute_algo
-        update_together(histories, scales, maximum, algo=algo, reduced_amax=reduced_amax)
+        update_layers_together(histories, scales, maximum, algo=algo, reduced_amax=reduced_amax)
 
-    def stash(self) -> torch.Tensor:
+    def copy_scales(self) -> torch.Tensor:
         """Return a copy of the scales, for a later recomputation of this forward pass."""
         return self.scale.clone()
 
     @contextmanager
-    def using(self, stashed: torch.Tensor) -> Iterator[None]:
+    def use_scales(self, stashed: torch.Tensor) -> Iterator[None]:
         """Quantise with stashed scales and record no amaxes, in a ``with`` block.
 
         A recomputed forward pass has to repeat the values of the first.

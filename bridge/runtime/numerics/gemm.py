@@ -21,27 +21,27 @@ import torch
 
 from bridge.precision.schemes import GEMMS
 from bridge.runtime.numerics.operand import GemmOperand
-from bridge.runtime.numerics.scaling import NVFP4_MAX, fp32
+from bridge.runtime.numerics.scaling import NVFP4_MAX, round_to_fp32
 
-_NVFP4_FACTOR = fp32(1.0 / NVFP4_MAX**2)
+_NVFP4_FACTOR = round_to_fp32(1.0 / NVFP4_MAX**2)
 
 
-def output_factor(left: GemmOperand, right: GemmOperand) -> float:
+def compute_output_factor(left: GemmOperand, right: GemmOperand) -> float:
     """Return the factor of the FP32 sums, an FP32 number."""
-    factor = fp32(left.factor * right.factor)
+    factor = round_to_fp32(left.factor * right.factor)
     if left.spec.scheme == "nvfp4":
-        return fp32(factor * _NVFP4_FACTOR)
+        return round_to_fp32(factor * _NVFP4_FACTOR)
     return factor
 
 
-def operand_factor(operand: GemmOperand) -> float:
+def compute_operand_factor(operand: GemmOperand) -> float:
     """Return the factor that makes an operand's values the dequantised tensor."""
     if operand.spec.scheme == "nvfp4":
-        return fp32(operand.factor / NVFP4_MAX)
+        return round_to_fp32(operand.factor / NVFP4_MAX)
     return operand.factor
 
 
-def scaled_product(
+def multiply_operands(
     gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Run a GEMM of `GEMMS` and return its result in BF16.
@@ -64,7 +64,7 @@ def scaled_product(
     b = right.values
     if not sides.right_columnwise:
         b = b.T
-    factor = output_factor(left, right)
+    factor = compute_output_factor(left, right)
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
         if bias is None:
@@ -72,13 +72,13 @@ def scaled_product(
         return zeros + bias.to(torch.bfloat16)
     device = a.device.type
     if not torch.is_autocast_enabled(device):
-        return _product(a, b, factor, bias)
+        return _multiply_matrices(a, b, factor, bias)
     # FP16 autocast would cast the operands, and change them.
     with torch.autocast(device, enabled=False):
-        return _product(a, b, factor, bias)
+        return _multiply_matrices(a, b, factor, bias)
 
 
-def _product(
+def _multiply_matrices(
     a: torch.Tensor, b: torch.Tensor, factor: float, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return factor * a b + bias in BF16, rounded once."""

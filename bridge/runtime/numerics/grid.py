@@ -69,7 +69,7 @@ def round_to_grid(
     return rounded
 
 
-def random_units(
+def draw_random_units(
     first_row: int, shape: Sequence[int], seed: int, device: torch.device
 ) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
@@ -87,8 +87,8 @@ def random_units(
     mask = 0xFFFFFFFF
     rows, columns = shape
     row = torch.arange(first_row, first_row + rows, device=device)[:, None]
-    first_key = _hash(row ^ (seed & mask))
-    second_key = _hash(first_key ^ (seed >> 32))
+    first_key = _mix_bits(row ^ (seed & mask))
+    second_key = _mix_bits(first_key ^ (seed >> 32))
     mixed = torch.arange(columns, device=device) ^ first_key
     mixed ^= mixed >> 16
     mixed.mul_(0x7FEB352D).add_(second_key).bitwise_and_(mask)
@@ -97,7 +97,7 @@ def random_units(
     return (mixed >> (32 - RANDOM_BITS)).to(torch.float32).mul_(2.0**-RANDOM_BITS)
 
 
-def _hash(x: torch.Tensor) -> torch.Tensor:
+def _mix_bits(x: torch.Tensor) -> torch.Tensor:
     """Mix 32-bit integers in int64.
 
     Source: C. Wellons, "Prospecting for Hash Functions", lowbias32 (2018).
@@ -128,7 +128,7 @@ def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
 
 
 @lru_cache
-def code_values(element: Format) -> tuple[float, ...]:
+def list_code_values(element: Format) -> tuple[float, ...]:
     """Return the value of each code of a format, code 0 first."""
     sign_bit = 0
     if element.signed:
@@ -157,5 +157,5 @@ def decode(
     codes: torch.Tensor, element: Format, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Return the values of codes (uint8, one per value); BF16 and FP32 hold all of them exactly."""
-    table = torch.tensor(code_values(element), dtype=dtype, device=codes.device)
+    table = torch.tensor(list_code_values(element), dtype=dtype, device=codes.device)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)

@@ -25,15 +25,15 @@ Shapes: M rows (tokens), K columns, G groups of 16 rows.
 # ruff: noqa: N803  (shape suffixes are capitals)
 import torch
 
-from bridge.runtime.numerics.tiles import chunk_rows
+from bridge.runtime.numerics.tiles import iterate_row_chunks
 
-BLOCK = 16
+HADAMARD_SIZE = 16
 """Rows that are mixed."""
-SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Must be the same on all ranks that multiply their results together."""
 
 
-def hadamard_columns(x_MK: torch.Tensor) -> torch.Tensor:
+def transform_columns(x_MK: torch.Tensor) -> torch.Tensor:
     """Return the transform of each group of 16 rows, (16 * ceil(M / 16), K) in BF16.
 
     Rows of any floating dtype are padded with zeros to a multiple of 16, and the padding becomes
@@ -41,16 +41,16 @@ def hadamard_columns(x_MK: torch.Tensor) -> torch.Tensor:
 
     *Differs*: Transformer Engine takes BF16 input and multiples of 16 only.
     """
-    rows = -(-x_MK.shape[0] // BLOCK) * BLOCK
+    rows = -(-x_MK.shape[0] // HADAMARD_SIZE) * HADAMARD_SIZE
     out = torch.zeros(rows, x_MK.shape[1], dtype=torch.bfloat16, device=x_MK.device)
-    signs = torch.tensor(SIGNS, dtype=torch.float32, device=x_MK.device)[None, :, None]
-    for start, end in chunk_rows(x_MK, BLOCK):
+    signs = torch.tensor(HADAMARD_SIGNS, dtype=torch.float32, device=x_MK.device)[None, :, None]
+    for start, end in iterate_row_chunks(x_MK, HADAMARD_SIZE):
         chunk = x_MK[start:end].float()
-        if (end - start) % BLOCK:
-            chunk = torch.nn.functional.pad(chunk, (0, 0, 0, -(end - start) % BLOCK))
-        groups = chunk.view(-1, BLOCK, x_MK.shape[1]) * signs
+        if (end - start) % HADAMARD_SIZE:
+            chunk = torch.nn.functional.pad(chunk, (0, 0, 0, -(end - start) % HADAMARD_SIZE))
+        groups = chunk.view(-1, HADAMARD_SIZE, x_MK.shape[1]) * signs
         for distance in (1, 2, 4, 8):
-            pairs = groups.view(-1, BLOCK // (2 * distance), 2, distance, x_MK.shape[1])
+            pairs = groups.view(-1, HADAMARD_SIZE // (2 * distance), 2, distance, x_MK.shape[1])
             first, second = pairs[:, :, 0], pairs[:, :, 1]
             groups = torch.stack((first + second, first - second), dim=2)
         out[start : start + chunk.shape[0]] = (groups * 0.25).view(-1, x_MK.shape[1])

@@ -28,8 +28,8 @@ from torch.autograd.function import once_differentiable
 
 from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics.delayed import DelayedScaling
-from bridge.runtime.numerics.gemm import operand_factor, scaled_product
-from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.runtime.numerics.gemm import compute_operand_factor, multiply_operands
+from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
 from bridge.runtime.numerics.quantise import as_matrix
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.spec import GemmPrecision
@@ -54,23 +54,23 @@ class Observer:
         """
 
 
-_OBSERVERS: list[Observer] = []
+_GLOBAL_OBSERVERS: list[Observer] = []
 """Observers of all calls."""
-_SAVED = torch.empty(0)
+_NO_VALUES = torch.empty(0)
 """Takes the place of an operand's values while autograd keeps them."""
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observe_calls(observer: Observer) -> Iterator[None]:
     """Let an observer see every call in a ``with`` block, on all threads.
 
     The observer of a single call sees that call as well.
     """
-    _OBSERVERS.append(observer)
+    _GLOBAL_OBSERVERS.append(observer)
     try:
         yield
     finally:
-        _OBSERVERS.remove(observer)
+        _GLOBAL_OBSERVERS.remove(observer)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ class LinearCall:
     after_backward: Callable[[], None] | None = None
     """Called once the backward pass of this call is done."""
 
-    def require_fitting(self) -> None:
+    def require_matching_state(self) -> None:
         """Refuse a state or a stored weight that does not fit the precision.
 
         Raises:
@@ -134,13 +134,13 @@ class LinearCall:
         """Quantise input or grad_output."""
         scale = None
         if self.state is not None:
-            scale = self.state.scale_of(role)
+            scale = self.state.get_scale(role)
         spec = self.precision.spec(role)
         made = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
-        self._note(x_MK, made)
+        self._report_operand(x_MK, made)
         return made
 
-    def weight_operand(
+    def make_weight_operand(
         self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
@@ -160,18 +160,18 @@ class LinearCall:
             if cached is not None:
                 return cached
         if self.stored_weight is not None:
-            made = stored_operand(self.stored_weight, "weight", columnwise=columnwise)
+            made = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
             if scale is None and self.state is not None:
-                scale = self.state.scale_of("weight")
+                scale = self.state.get_scale("weight")
             spec = self.precision.spec("weight")
             made = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
-            self._note(w_NK, made, record=not columnwise)
+            self._report_operand(w_NK, made, record=not columnwise)
         if cache is not None:
             cache.put(made)
         return made
 
-    def weight_in_backward(
+    def get_backward_weight(
         self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
     ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`.
@@ -180,7 +180,7 @@ class LinearCall:
         dequantised, and `w_NK` is not read.
         """
         if self.stored_weight is not None:
-            return dequantised(stored_operand(self.stored_weight, "weight"), dtype)
+            return dequantise_operand(make_stored_operand(self.stored_weight, "weight"), dtype)
         if self.precision.backward_override == "high_precision":
             return w_NK.to(dtype)
         row = None
@@ -188,31 +188,33 @@ class LinearCall:
             row = self.cache.row
         if row is None:
             row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
-        return dequantised(row, dtype)
+        return dequantise_operand(row, dtype)
 
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run a GEMM, and show it to the observers."""
-        observers = self._observers()
+        observers = self._list_observers()
         for observer in observers:
             observer.multiplied(gemm, left, right)
-        out = scaled_product(gemm, left, right, bias)
+        out = multiply_operands(gemm, left, right, bias)
         for observer in observers:
             observer.finished(gemm, out, bias)
         return out
 
-    def _observers(self) -> list[Observer]:
+    def _list_observers(self) -> list[Observer]:
         """Return the observers of this call: its own, and those of all calls."""
         if self.observer is None:
-            return _OBSERVERS
-        return [self.observer, *_OBSERVERS]
+            return _GLOBAL_OBSERVERS
+        return [self.observer, *_GLOBAL_OBSERVERS]
 
-    def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
+    def _report_operand(
+        self, source: torch.Tensor, made: GemmOperand, *, record: bool = True
+    ) -> None:
         """Record the amax of a new operand for delayed scaling, and show it to the observers."""
         if self.state is not None and made.amax is not None and record:
             self.state.record(made.role, made.amax)
-        for observer in self._observers():
+        for observer in self._list_observers():
             observer.quantised(source, made)
 
 
@@ -226,13 +228,13 @@ class ScaledLinearFunction(torch.autograd.Function):
         """Compute y = x w^T + bias and keep the operands of the backward pass."""
         x_MK = as_matrix(x)
         x_row = call.operand(x_MK, "input")
-        w_row = call.weight_operand(weight)
+        w_row = call.make_weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
         ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
         kept_input = kept_weight = None
         if ctx.needs_input_grad[1]:
-            kept_input = _kept_input(ctx, x_MK, x_row)
+            kept_input = _choose_saved_input(ctx, x_MK, x_row)
         if ctx.needs_input_grad[0] and call.stored_weight is None:
             kept_weight = weight
         ctx.save_for_backward(kept_input, kept_weight)
@@ -248,10 +250,10 @@ class ScaledLinearFunction(torch.autograd.Function):
         dx = dw_NK = db_N = None
         dy_row = None
         if call.precision.backward_override is not None:
-            dx, dw_NK = _backward_in_high_precision(ctx, dy_MN, x_values, weight)
+            dx, dw_NK = _compute_high_precision_grads(ctx, dy_MN, x_values, weight)
         elif ctx.needs_input_grad[0]:
             dy_row = call.operand(dy_MN, "grad_output")
-            w_col = call.weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+            w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
             dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
             del w_col
         if ctx.needs_input_grad[1] and call.precision.backward_override is None:
@@ -270,28 +272,28 @@ class ScaledLinearFunction(torch.autograd.Function):
         return dx, dw_NK, db_N, None
 
 
-def _kept_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
+def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
     """Return the matrix that the backward pass needs of the input, and put its factor into `ctx`."""
     call: LinearCall = ctx.call
     override = call.precision.backward_override
     if override == "high_precision":
         return x_MK
     if override is not None:
-        ctx.x_factor = operand_factor(x_row)
+        ctx.x_factor = compute_operand_factor(x_row)
         return x_row.values
     x_col = x_row
     if not x_row.spec.copies_share_values:
         x_col = call.operand(x_MK, "input", columnwise=True)
-    ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
+    ctx.x_col = replace(x_col, columnwise=True, values=_NO_VALUES)
     return x_col.values
 
 
-def dequantised(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
+def dequantise_operand(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
     """Return the values that an operand stands for, rounded to a dtype."""
-    return (operand.values.float() * operand_factor(operand)).to(dtype)
+    return (operand.values.float() * compute_operand_factor(operand)).to(dtype)
 
 
-def _backward_in_high_precision(
+def _compute_high_precision_grads(
     ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight under a `backward_override`.
@@ -306,7 +308,7 @@ def _backward_in_high_precision(
     dtype = ctx.x_dtype
     dx = dw_NK = None
     if ctx.needs_input_grad[0]:
-        w_NK = call.weight_in_backward(weight, dtype, ctx.weight_scale)
+        w_NK = call.get_backward_weight(weight, dtype, ctx.weight_scale)
         dx = torch.mm(dy_MN.to(dtype), w_NK).view(ctx.x_shape)
     if ctx.needs_input_grad[1]:
         x_MK = x_values
@@ -362,7 +364,7 @@ def scaled_linear(
         observer=observer,
         after_backward=after_backward,
     )
-    call.require_fitting()
+    call.require_matching_state()
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
     result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]

@@ -16,27 +16,27 @@ import torch
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches
 from bridge.precision.formats import Format
 from bridge.precision.schemes import Tile
-from bridge.runtime.numerics.build import Build
-from bridge.runtime.numerics.hadamard import BLOCK, SIGNS
+from bridge.runtime.numerics.kernel_build import KernelBuild
+from bridge.runtime.numerics.hadamard import HADAMARD_SIZE, HADAMARD_SIGNS
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtype of x -> its number in kernel.c."""
-_RULES = {"tensor": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
+_SCALE_RULE_CODES = {"tensor": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
 """`QuantSpec.scale_rule` -> its number in kernel.c."""
-_PANEL = 1024
+_PANEL_COLUMNS = 1024
 """Columns that kernel.c works on at a time."""
 _BF16_NAN_AS_FP32 = 0x7FC00000
 """Bits of the NaN that operand values get."""
 _NO_CODE = 256
 """Stands for a code that a format does not have; it is above all codes."""
-_SIGNS = (ctypes.c_int32 * BLOCK)(*SIGNS)
-_CHOICES = ("auto", "native", "torch")
+_SIGNS_ARRAY = (ctypes.c_int32 * HADAMARD_SIZE)(*HADAMARD_SIGNS)
+_KERNEL_CHOICES = ("auto", "native", "torch")
 
 
-def _of_type(kind: Any, names: str) -> list[tuple[str, Any]]:
+def _make_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Return the fields of a C structure that have the same type, in the order of their names.
 
     Python and C know a field by its position alone: an edit of a structure here is an edit in
@@ -45,33 +45,33 @@ def _of_type(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class _Pass(ctypes.Structure):
+class _PassArguments(ctypes.Structure):
     """The structure `pass` of kernel.c: arguments and results of a quantisation pass."""
 
     _fields_ = (
-        *_of_type(ctypes.c_void_p, "x out scale_inv"),
-        *_of_type(ctypes.c_int64, "rows columns tile_rows tile_columns"),
-        *_of_type(ctypes.c_void_p, "signs"),
-        *_of_type(ctypes.c_int64, "x_rows"),
-        *_of_type(ctypes.c_uint64, "seed"),
-        *_of_type(ctypes.c_int32, "dtype rule codes stochastic power_of_two threads"),
-        *_of_type(ctypes.c_int32, "measure mantissa_bits min_exponent bias bits"),
-        *_of_type(ctypes.c_int32, "nan_code nan_bits"),
-        *_of_type(ctypes.c_float, "max max_inv eps on_overflow scale shift"),
-        *_of_type(ctypes.c_float, "amax smallest largest"),
+        *_make_fields(ctypes.c_void_p, "x out scale_inv"),
+        *_make_fields(ctypes.c_int64, "rows columns tile_rows tile_columns"),
+        *_make_fields(ctypes.c_void_p, "signs"),
+        *_make_fields(ctypes.c_int64, "x_rows"),
+        *_make_fields(ctypes.c_uint64, "seed"),
+        *_make_fields(ctypes.c_int32, "dtype rule codes stochastic power_of_two threads"),
+        *_make_fields(ctypes.c_int32, "measure mantissa_bits min_exponent bias bits"),
+        *_make_fields(ctypes.c_int32, "nan_code nan_bits"),
+        *_make_fields(ctypes.c_float, "max max_inv eps on_overflow scale shift"),
+        *_make_fields(ctypes.c_float, "amax smallest largest"),
     )
 
 
-class _Stored(ctypes.Structure):
+class _StoredArguments(ctypes.Structure):
     """The structure `stored` of kernel.c: codes and scales that are read or laid out."""
 
     _fields_ = (
-        *_of_type(ctypes.c_void_p, "codes scale_inv out"),
-        *_of_type(ctypes.c_int64, "rows columns tile_rows tile_columns"),
-        *_of_type(ctypes.c_int64, "scale_row scale_column"),
-        *_of_type(ctypes.c_int32, "rule transposed packed threads"),
-        *_of_type(ctypes.c_int32, "mantissa_bits bias bits infinity nan"),
-        *_of_type(ctypes.c_float, "shift"),
+        *_make_fields(ctypes.c_void_p, "codes scale_inv out"),
+        *_make_fields(ctypes.c_int64, "rows columns tile_rows tile_columns"),
+        *_make_fields(ctypes.c_int64, "scale_row scale_column"),
+        *_make_fields(ctypes.c_int32, "rule transposed packed threads"),
+        *_make_fields(ctypes.c_int32, "mantissa_bits bias bits infinity nan"),
+        *_make_fields(ctypes.c_float, "shift"),
     )
 
 
@@ -81,8 +81,8 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Prepare the functions, and compare the sizes of the structures with those in C."""
         sizes = (
-            ("pass", library.bridge_pass_bytes, _Pass),
-            ("stored", library.bridge_stored_bytes, _Stored),
+            ("pass", library.bridge_pass_bytes, _PassArguments),
+            ("stored", library.bridge_stored_bytes, _StoredArguments),
         )
         for name, bytes_in_c, structure in sizes:
             bytes_in_c.restype = ctypes.c_int64
@@ -93,54 +93,54 @@ class Kernel:
         library.bridge_amax.restype = ctypes.c_float
         self._library = library
 
-    def can_run(self, todo: TilePass) -> bool:
+    def can_run(self, tile_pass: TilePass) -> bool:
         """Return whether the kernel's panels can hold the tiles of a pass.
 
         The width of a tile must be a power of two.
         """
-        width = todo.spec.tile(todo.columnwise)[1]
-        return width <= _PANEL and width.bit_count() <= 1
+        width = tile_pass.spec.tile(tile_pass.columnwise)[1]
+        return width <= _PANEL_COLUMNS and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
         """Return the largest magnitude of a matrix, as `dispatch.amax` does."""
         x_MK = x_MK.contiguous()
-        source = _Pass(**_source(x_MK, hadamard=hadamard))
+        source = _PassArguments(**_get_source_arguments(x_MK, hadamard=hadamard))
         amax: float = self._library.bridge_amax(ctypes.byref(source))
         return amax
 
-    def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
+    def run(self, x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
         """Run a quantisation pass over a matrix, as `tiles.run` does."""
         x_MK = x_MK.contiguous()
-        spec = todo.spec
+        spec = tile_pass.spec
         rows, columns = x_MK.shape
-        if todo.hadamard:
-            rows += -rows % BLOCK
-        tile = spec.tile(todo.columnwise)
-        if spec.whole_tensor:
-            tile = (1, _PANEL)
-        values = torch.empty(rows, columns, dtype=todo.result_dtype)
-        scale_inv = _empty_scales(spec, tile, rows, columns)
+        if tile_pass.hadamard:
+            rows += -rows % HADAMARD_SIZE
+        tile = spec.tile(tile_pass.columnwise)
+        if spec.has_single_scale:
+            tile = (1, _PANEL_COLUMNS)
+        values = torch.empty(rows, columns, dtype=tile_pass.result_dtype)
+        scale_inv = _allocate_scales(spec, tile, rows, columns)
         scale_pointer = None
         if scale_inv is not None:
             scale_pointer = scale_inv.data_ptr()
-        arguments = _Pass(
-            **_source(x_MK, hadamard=todo.hadamard),
-            **_grid(spec.element),
+        arguments = _PassArguments(
+            **_get_source_arguments(x_MK, hadamard=tile_pass.hadamard),
+            **_get_format_arguments(spec.element),
             out=values.data_ptr(),
             scale_inv=scale_pointer,
             rows=rows,
             tile_rows=tile[0],
             tile_columns=tile[1],
-            seed=todo.seed or 0,
-            rule=_RULES[spec.scale_rule],
-            codes=todo.codes,
-            stochastic=todo.seed is not None,
+            seed=tile_pass.seed or 0,
+            rule=_SCALE_RULE_CODES[spec.scale_rule],
+            codes=tile_pass.codes,
+            stochastic=tile_pass.seed is not None,
             power_of_two=spec.power_of_two_scale,
-            measure=todo.measure,
+            measure=tile_pass.measure,
             eps=spec.eps,
             on_overflow=torch.finfo(x_MK.dtype).max,
-            scale=todo.scale,
-            shift=todo.shift,
+            scale=tile_pass.scale,
+            shift=tile_pass.shift,
         )
         self._library.bridge_quantise(ctypes.byref(arguments))
         smallest = largest = 1.0
@@ -164,13 +164,13 @@ class Kernel:
         values = torch.empty(rows, columns, dtype=torch.bfloat16)
         tile: Tile = (1, 1)
         scale_strides: tuple[int, ...] = (0, 0)
-        if not spec.whole_tensor:
+        if not spec.has_single_scale:
             tile = stored.scale_tile(columnwise)
             scale_strides = scales.stride()
             if transposed:
                 scale_strides = scale_strides[::-1]
-        arguments = _Stored(
-            **_special_codes(spec.element),
+        arguments = _StoredArguments(
+            **_get_special_codes(spec.element),
             codes=codes.data_ptr(),
             scale_inv=scales.data_ptr(),
             out=values.data_ptr(),
@@ -180,7 +180,7 @@ class Kernel:
             tile_columns=tile[1],
             scale_row=scale_strides[0],
             scale_column=scale_strides[1],
-            rule=_RULES[spec.scale_rule],
+            rule=_SCALE_RULE_CODES[spec.scale_rule],
             transposed=transposed,
             packed=spec.format == "e2m1",
             threads=torch.get_num_threads(),
@@ -201,7 +201,7 @@ class Kernel:
         if packed:
             width = -(-columns // 2)
         out = torch.empty(rows, width, dtype=torch.uint8)
-        arguments = _Stored(
+        arguments = _StoredArguments(
             codes=codes.data_ptr(),
             out=out.data_ptr(),
             rows=rows,
@@ -213,7 +213,7 @@ class Kernel:
         return out
 
 
-def _empty_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
+def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
     """Return an uninitialised scale per tile, None where the whole tensor has a single scale."""
     if spec.scale_rule == "tensor":
         return None
@@ -224,7 +224,7 @@ def _empty_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch
     return torch.empty(-(-rows // height), -(-columns // width), dtype=dtype)
 
 
-def _grid(element: Format) -> dict[str, Any]:
+def _get_format_arguments(element: Format) -> dict[str, Any]:
     """Return the fields of `pass` about the element format."""
     nan_code, nan_bits = element.nan, _BF16_NAN_AS_FP32
     if nan_code is None:  # the largest value stands for NaN
@@ -242,7 +242,7 @@ def _grid(element: Format) -> dict[str, Any]:
     }
 
 
-def _special_codes(element: Format) -> dict[str, int]:
+def _get_special_codes(element: Format) -> dict[str, int]:
     """Return the code of infinity and the smallest code of NaN of a format."""
     infinity = nan = _NO_CODE
     if element.infinity is not None:
@@ -254,16 +254,16 @@ def _special_codes(element: Format) -> dict[str, int]:
     return {"infinity": infinity, "nan": nan}
 
 
-def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
+def _get_source_arguments(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
     """Return the fields of `pass` about the matrix that is read, and the number of threads."""
     signs = None
     if hadamard:
-        signs = ctypes.addressof(_SIGNS)
+        signs = ctypes.addressof(_SIGNS_ARRAY)
     return {
         "x": x_MK.data_ptr(),
         "x_rows": x_MK.shape[0],
         "columns": x_MK.shape[1],
-        "dtype": _DTYPES[x_MK.dtype],
+        "dtype": _DTYPE_CODES[x_MK.dtype],
         "threads": torch.get_num_threads(),
         "signs": signs,
     }
@@ -280,13 +280,13 @@ class _Selection(NamedTuple):
     """How `auto` is chosen instead."""
 
 
-_build = Build()
+_build = KernelBuild()
 _kernel: Kernel | None = None
 _selection: _Selection | None = None
 """The choice of this process, None before the first call."""
 
 
-def selection() -> str:
+def get_kernel_choice() -> str:
     """Return the choice of this process: auto, native or torch.
 
     The first call reads `BRIDGE_NUMERICS`.
@@ -297,12 +297,12 @@ def selection() -> str:
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         choice = os.environ.get("BRIDGE_NUMERICS", "auto")
-        if choice not in _CHOICES:
+        if choice not in _KERNEL_CHOICES:
             message = (
                 f"BRIDGE_NUMERICS: must be auto, native or torch, got {choice!r} (environment). "
                 "Use one of these."
             )
-            raise RunConfigError(message, close_matches(choice, _CHOICES))
+            raise RunConfigError(message, close_matches(choice, _KERNEL_CHOICES))
         _selection = _Selection(
             choice=choice,
             setting="BRIDGE_NUMERICS",
@@ -322,12 +322,12 @@ def use(choice: str) -> str | None:
     _selection = _Selection(
         choice=choice, setting="use", origin="call of use", remedy='call use("auto")'
     )
-    if choice == "native" and load(wait=True) is None:
+    if choice == "native" and load_kernel(wait=True) is None:
         return _build.problem
     return None
 
 
-def kernel_for(x: torch.Tensor) -> Kernel | None:
+def get_kernel(x: torch.Tensor) -> Kernel | None:
     """Return the kernel for a tensor, None where plain torch is used.
 
     Plain torch is used on other devices and dtypes, under the choice `torch`, and until the kernel
@@ -336,10 +336,14 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
     Raises:
         BackendUnavailableError: The choice is `native`, and the kernel cannot be compiled.
     """
-    if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection() == "torch":
+    if (
+        x.device.type != "cpu"
+        or x.dtype not in (*_DTYPE_CODES, torch.uint8)
+        or get_kernel_choice() == "torch"
+    ):
         return None
-    must_wait = selection() == "native"
-    kernel = load(wait=must_wait)
+    must_wait = get_kernel_choice() == "native"
+    kernel = load_kernel(wait=must_wait)
     if kernel is None and must_wait and _selection is not None:
         raise BackendUnavailableError(
             f"{_selection.setting}: the C kernel must be compilable, got 'native' "
@@ -349,7 +353,7 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
     return kernel
 
 
-def load(*, wait: bool) -> Kernel | None:
+def load_kernel(*, wait: bool) -> Kernel | None:
     """Return the kernel, and start its compilation where there is none.
 
     The result is None where the kernel cannot be compiled and, without `wait`, while it is compiled.

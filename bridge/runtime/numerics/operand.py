@@ -11,7 +11,7 @@ Everything a low-precision tensor can hold is a BF16 number, so multiplying in B
 
 BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and
 would leave it at both ends, so a tensor with scales out there is multiplied by a power of two
-(`shift_for`) that is divided out of the result. A tensor that lives at *both* ends, more than
+(`choose_shift`) that is divided out of the result. A tensor that lives at *both* ends, more than
 2^200 apart, keeps its large values and drops the tiny ones.
 """
 
@@ -22,9 +22,9 @@ import torch
 
 from bridge.precision.formats import Format
 from bridge.runtime.numerics import dispatch
-from bridge.runtime.numerics.quantise import draw_seed, tensor_scale
+from bridge.runtime.numerics.quantise import draw_seed, compute_tensor_scale
 from bridge.runtime.numerics.quantised import Quantised
-from bridge.runtime.numerics.scaling import fp32
+from bridge.runtime.numerics.scaling import round_to_fp32
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass
 
@@ -75,14 +75,14 @@ def make_operand(
     """
     measured_amax = None
     if scale is None and spec.needs_amax:
-        measured_amax = dispatch.amax(x_MK, hadamard=columnwise and spec.hadamard)
-        scale = tensor_scale(measured_amax, spec)
-    todo = TilePass(spec=spec, columnwise=columnwise, measure=measured_amax is None)
+        measured_amax = dispatch.compute_amax(x_MK, hadamard=columnwise and spec.hadamard)
+        scale = compute_tensor_scale(measured_amax, spec)
+    tile_pass = TilePass(spec=spec, columnwise=columnwise, measure=measured_amax is None)
     if scale is not None:
-        todo = replace(todo, scale=scale)
+        tile_pass = replace(tile_pass, scale=scale)
     if spec.stochastic:
-        todo = replace(todo, seed=draw_seed(generator))
-    result = dispatch.run(x_MK, todo)
+        tile_pass = replace(tile_pass, seed=draw_seed(generator))
+    result = dispatch.run_tile_pass(x_MK, tile_pass)
     amax = measured_amax
     if amax is None:
         amax = result.amax
@@ -94,18 +94,18 @@ def make_operand(
         factor=1.0,
         amax=amax,
     )
-    if spec.whole_tensor:
-        return replace(operand, factor=fp32(1.0 / todo.scale), scale=todo.scale)
+    if spec.has_single_scale:
+        return replace(operand, factor=round_to_fp32(1.0 / tile_pass.scale), scale=tile_pass.scale)
     if spec.scheme == "nvfp4":
         return replace(operand, factor=amax)
-    shift = shift_for(result.smallest, result.largest, spec.element)
+    shift = choose_shift(result.smallest, result.largest, spec.element)
     if shift == 1.0:
         return operand
-    shifted = dispatch.run(x_MK, replace(todo, shift=shift))
+    shifted = dispatch.run_tile_pass(x_MK, replace(tile_pass, shift=shift))
     return replace(operand, values=shifted.values, factor=1.0 / shift)
 
 
-def shift_for(smallest: float, largest: float, element: Format) -> float:
+def choose_shift(smallest: float, largest: float, element: Format) -> float:
     """Return the power of two that keeps code * scale_inv exact in BF16.
 
     The shift is 1.0 unless a scale is in one of the outermost binades.
@@ -115,8 +115,8 @@ def shift_for(smallest: float, largest: float, element: Format) -> float:
         largest: The largest scale_inv of the tensor.
         element: The element format.
     """
-    low, high = _exponent(smallest), _exponent(largest)
-    highest_exact = 127 - _exponent(element.max)
+    low, high = _floor_log2(smallest), _floor_log2(largest)
+    highest_exact = 127 - _floor_log2(element.max)
     lowest_exact = -126 - (element.min_exponent - element.mantissa_bits)
     if high > highest_exact:
         return 2.0 ** (highest_exact - high)
@@ -125,12 +125,12 @@ def shift_for(smallest: float, largest: float, element: Format) -> float:
     return 1.0
 
 
-def _exponent(x: float) -> int:
+def _floor_log2(x: float) -> int:
     """Return floor(log2(x)) of a positive number."""
     return math.frexp(x)[1] - 1
 
 
-def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
+def make_stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
     """Return the operand of codes and scales that exist already, such as an FP8-stored weight."""
     spec = stored.spec
     reads_column = columnwise
@@ -138,7 +138,7 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
         reads_column = stored.codes is None
     _, scale_inv = stored.copy(reads_column)
     factor = shift = 1.0
-    if spec.whole_tensor:
+    if spec.has_single_scale:
         factor = scale_inv.item()
     elif spec.scheme == "nvfp4":
         amax = stored.amax
@@ -150,9 +150,9 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
         low, high = smallest.item(), largest.item()
         if spec.scheme == "mxfp8":
             low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
-        shift = shift_for(low, high, spec.element)
+        shift = choose_shift(low, high, spec.element)
         factor = 1.0 / shift
-    values = dispatch.decoded(stored, columnwise=reads_column, shift=shift)
+    values = dispatch.decode_stored(stored, columnwise=reads_column, shift=shift)
     return GemmOperand(
         role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
     )

@@ -29,11 +29,15 @@ import torch
 from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics import dispatch
 from bridge.runtime.numerics.quantised import Quantised
-from bridge.runtime.numerics.scaling import fp32, whole_nvfp4_scale, whole_scale
+from bridge.runtime.numerics.scaling import (
+    round_to_fp32,
+    compute_nvfp4_tensor_scale,
+    compute_scalar_scale,
+)
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +46,7 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
     Raises:
         PrecisionTypeError: `x` is a scalar, or has a dtype that cannot be quantised.
     """
-    if x.dtype not in FLOATS:
+    if x.dtype not in FLOAT_DTYPES:
         raise PrecisionTypeError(
             f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}."
         )
@@ -53,16 +57,16 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def tensor_scale(amax: float, spec: QuantSpec) -> float:
+def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
     """Return the scale that a scheme computes from the whole tensor's amax.
 
     The scale is 1.0 for a scheme with a scale per tile alone.
     """
     if spec.scheme == "nvfp4":
-        return whole_nvfp4_scale(amax)
-    if spec.whole_tensor:
+        return compute_nvfp4_tensor_scale(amax)
+    if spec.has_single_scale:
         power_of_two = spec.power_of_two_scale
-        return whole_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
+        return compute_scalar_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
     return 1.0
 
 
@@ -103,42 +107,42 @@ def quantise(
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
-    factor, amax = _factor(x_MK, spec, scale, reduce_amax)
+    factor, amax = _choose_tensor_scale(x_MK, spec, scale, reduce_amax)
     rowwise = None
     if row or spec.copies_share_values:
-        rowwise = _tile_pass(x_MK, spec, columnwise=False, scale=factor)
+        rowwise = _run_tile_pass(x_MK, spec, columnwise=False, scale=factor)
     if amax is None and rowwise is not None:
         amax = rowwise.amax
     elif amax is None:
-        amax = dispatch.amax(x_MK)
+        amax = dispatch.compute_amax(x_MK)
     codes, scale_inv = None, None
     if row and rowwise is not None:
-        codes, scale_inv = _stored(rowwise, spec, columnwise=False, scale=factor)
+        codes, scale_inv = _lay_out_copy(rowwise, spec, columnwise=False, scale=factor)
     codes_t, scale_inv_t, amax_t = None, None, None
     if col:
         column_amax = amax
         if spec.hadamard:
-            column_amax = _amax(x_MK, reduce_amax, hadamard=True)
-            factor = tensor_scale(column_amax, spec)
+            column_amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
+            factor = compute_tensor_scale(column_amax, spec)
         columnwise = rowwise
         if columnwise is None or not spec.copies_share_values:
-            columnwise = _tile_pass(x_MK, spec, columnwise=True, scale=factor)
-        codes_t, scale_inv_t = _stored(columnwise, spec, columnwise=True, scale=factor)
-        amax_t = _fp32_tensor(column_amax, x.device)
+            columnwise = _run_tile_pass(x_MK, spec, columnwise=True, scale=factor)
+        codes_t, scale_inv_t = _lay_out_copy(columnwise, spec, columnwise=True, scale=factor)
+        amax_t = _make_fp32_tensor(column_amax, x.device)
     return Quantised(
         spec=spec,
         shape=x.shape,
         dtype=x.dtype,
         codes=codes,
         scale_inv=scale_inv,
-        amax=_fp32_tensor(amax, x.device),
+        amax=_make_fp32_tensor(amax, x.device),
         codes_t=codes_t,
         scale_inv_t=scale_inv_t,
         amax_t=amax_t,
     )
 
 
-def _factor(
+def _choose_tensor_scale(
     x_MK: torch.Tensor,
     spec: QuantSpec,
     scale: torch.Tensor | float | None,
@@ -156,41 +160,43 @@ def _factor(
         )
     if not spec.needs_amax:
         return 1.0, None
-    amax = _amax(x_MK, reduce_amax)
-    return tensor_scale(amax, spec), amax
+    amax = _compute_amax(x_MK, reduce_amax)
+    return compute_tensor_scale(amax, spec), amax
 
 
-def _amax(
+def _compute_amax(
     x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
 ) -> float:
     """Return the amax of a tensor or of its transform, over all ranks that hold parts of it."""
-    amax = dispatch.amax(x_MK, hadamard=hadamard)
+    amax = dispatch.compute_amax(x_MK, hadamard=hadamard)
     if reduce_amax is None:
         return amax
     return reduce_amax(amax)
 
 
-def _tile_pass(
+def _run_tile_pass(
     x_MK: torch.Tensor, spec: QuantSpec, *, columnwise: bool, scale: float
 ) -> TileResult:
     """Return codes and scales of a copy, before they are laid out."""
     seed = None
     if spec.stochastic:
         seed = draw_seed()
-    todo = TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
-    return dispatch.run(x_MK, todo)
+    tile_pass = TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
+    return dispatch.run_tile_pass(x_MK, tile_pass)
 
 
-def _stored(
+def _lay_out_copy(
     result: TileResult, spec: QuantSpec, *, columnwise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scale_inv in Transformer Engine's layout."""
     transposed = columnwise and spec.scheme != "mxfp8"
     rows, columns = result.values.shape
-    codes = dispatch.laid_out(result.values, transposed=transposed, packed=spec.format == "e2m1")
+    codes = dispatch.lay_out_codes(
+        result.values, transposed=transposed, packed=spec.format == "e2m1"
+    )
     scales = result.scale_inv
     if scales is None:
-        return codes, _fp32_tensor(fp32(1.0 / scale), codes.device)
+        return codes, _make_fp32_tensor(round_to_fp32(1.0 / scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
         axis, size = 0, rows
@@ -202,5 +208,5 @@ def _stored(
     return codes, scales
 
 
-def _fp32_tensor(value: float, device: torch.device) -> torch.Tensor:
+def _make_fp32_tensor(value: float, device: torch.device) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float32, device=device)

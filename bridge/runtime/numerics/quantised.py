@@ -11,7 +11,7 @@ Shapes: M rows (all leading axes together), K columns, B and C numbers of tiles.
 | mxfp8      | (M, K)            | (M, K/32) exponents  | (M, K), as it is  | (M/32, K) exponents |
 | nvfp4      | (M, K/2) 2 a byte | (M, K/16) E4M3 codes | (K, M/2) 2 a byte | (K, M/16) E4M3      |
 
-Scales are compact here, one per tile; `padded_scales` gives the padded form that Transformer
+Scales are compact here, one per tile; `pad_scales` gives the padded form that Transformer
 Engine's GEMMs read. NVFP4 and MXFP8 repeat the scale of a square tile for each of its rows, as
 Transformer Engine does; blockwise does not.
 """
@@ -24,7 +24,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import Tile
 from bridge.runtime.numerics.grid import decode
-from bridge.runtime.numerics.scaling import NVFP4_MAX, e8m0_value
+from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_e8m0
 from bridge.runtime.numerics.spec import QuantSpec
 
 
@@ -83,27 +83,27 @@ class Quantised:
             return values.T
         return values
 
-    def tile_scales(self, columnwise: bool = False) -> torch.Tensor:
+    def get_tile_scales(self, columnwise: bool = False) -> torch.Tensor:
         """Return the stored scales in FP32, in the axes of the tensor, not transposed.
 
         Those of NVFP4 are the first level alone.
         """
         _, stored = self.copy(columnwise)
         if self.spec.scheme == "mxfp8":
-            return e8m0_value(stored.to(torch.int32))
+            return decode_e8m0(stored.to(torch.int32))
         if self.spec.scheme == "nvfp4":
             stored = decode(stored, FORMATS["e4m3"])
-        if columnwise and not self.spec.whole_tensor:
+        if columnwise and not self.spec.has_single_scale:
             return stored.T
         return stored
 
-    def spread(
+    def expand_scales(
         self, scales: torch.Tensor, columnwise: bool = False, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Return the scale of each element, (M, K), from the scales per tile of `tile_scales`."""
+        """Return the scale of each element, (M, K), from the scales per tile of `get_tile_scales`."""
         rows, columns = self.matrix(columnwise)
         scales = scales.to(dtype)
-        if self.spec.whole_tensor:
+        if self.spec.has_single_scale:
             return scales.expand(rows, columns)
         height, width = self.scale_tile(columnwise)
         return scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
@@ -139,7 +139,7 @@ class Quantised:
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's
             factors).
         """
-        scale_MK = self.spread(self.tile_scales(columnwise), columnwise)
+        scale_MK = self.expand_scales(self.get_tile_scales(columnwise), columnwise)
         if self.spec.scheme == "nvfp4":
             amax = self.amax
             if columnwise and self.amax_t is not None:
@@ -174,7 +174,7 @@ def unpack_nibbles(packed: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., :count]
 
 
-def padded_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
+def pad_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
     """Return the scales as Transformer Engine's GEMMs read them.
 
     They are padded with zeros, and transposed for tiles of 1x128. The call of the GEMM swizzles them
@@ -185,7 +185,7 @@ def padded_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Te
     """
     _, scales = quantised.copy(columnwise)
     spec = quantised.spec
-    if spec.whole_tensor:
+    if spec.has_single_scale:
         return scales
     row_multiple, column_multiple = 128, 4
     if spec.scheme == "blockwise":

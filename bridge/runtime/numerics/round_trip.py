@@ -23,18 +23,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bridge.precision.schemes import WHAT_IF
+from bridge.precision.schemes import COMPARED_SCHEMES
 from bridge.runtime.numerics.quantise import quantise
 from bridge.runtime.numerics.quantised import Quantised
-from bridge.runtime.numerics.spec import SCHEMES, GemmPrecision, QuantSpec
+from bridge.runtime.numerics.spec import EMULATED_SCHEMES, GemmPrecision, QuantSpec
 
-BLOCKS = QuantSpec(
+BLOCKWISE_SPEC = QuantSpec(
     scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False
 )
-FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+STORAGE_FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bf16": lambda _, values_NK: values_NK.bfloat16(),
     "masters": lambda weight_NK, _: weight_NK.bfloat16(),
-    "blocks": lambda weight_NK, _: quantise(weight_NK.bfloat16(), BLOCKS, col=False).dequantise(),
+    "blocks": lambda weight_NK, _: quantise(
+        weight_NK.bfloat16(), BLOCKWISE_SPEC, col=False
+    ).dequantise(),
 }
 """Form of the stored weight -> function of the weight and its quantised values that makes it."""
 
@@ -66,35 +68,35 @@ class RoundTrip:
         )
 
 
-def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
-    """Return the changes of weights under each scheme of `WHAT_IF` through each form.
+def measure_round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
+    """Return the changes of weights under each scheme of `COMPARED_SCHEMES` through each form.
 
     All weights are counted together. They are matrices (N, K), FP32 or BF16, without NaN and
     infinity.
     """
     specs: dict[str, QuantSpec] = {}
     sums: dict[tuple[str, str], RoundTrip] = {}
-    for name in WHAT_IF:
-        precision = GemmPrecision(scheme=name, format=SCHEMES[name].formats[0])
+    for name in COMPARED_SCHEMES:
+        precision = GemmPrecision(scheme=name, format=EMULATED_SCHEMES[name].formats[0])
         specs[name] = precision.spec("weight")
-        for form in FORMS:
+        for form in STORAGE_FORMS:
             sums[name, form] = RoundTrip(scheme=name, form=form)
     for weight_NK in weights:
         for name, spec in specs.items():
             trained = quantise(weight_NK, spec, col=False)
             values_NK = trained.dequantise(torch.float32)
-            for form, stored in FORMS.items():
+            for form, stored in STORAGE_FORMS.items():
                 again = quantise(stored(weight_NK, values_NK), spec, col=False)
-                sums[name, form] += _change(name, form, trained, again, values_NK)
+                sums[name, form] += _measure_change(name, form, trained, again, values_NK)
     return list(sums.values())
 
 
-def _change(
+def _measure_change(
     scheme: str, form: str, before: Quantised, after: Quantised, values_NK: torch.Tensor
 ) -> RoundTrip:
     """Return the change of a weight whose values were `values_NK` at the first quantisation."""
     codes = before.values() != after.values()
-    scales = _scales(before) != _scales(after)
+    scales = _collect_scales(before) != _collect_scales(after)
     error_NK = (after.dequantise(torch.float32) - values_NK).abs_()
     relative = (error_NK / values_NK.abs())[values_NK != 0]
     largest_error = 0.0
@@ -112,9 +114,9 @@ def _change(
     )
 
 
-def _scales(quantised: Quantised) -> torch.Tensor:
+def _collect_scales(quantised: Quantised) -> torch.Tensor:
     """Return the scales of all tiles, under NVFP4 together with the amax of the tensor."""
-    tiles = quantised.tile_scales().flatten()
+    tiles = quantised.get_tile_scales().flatten()
     if quantised.spec.scheme == "nvfp4":
         return torch.cat((tiles, quantised.amax))
     return tiles

@@ -1,6 +1,6 @@
 """From the largest magnitude of a tile to its scale: Transformer Engine's formulas, in its order.
 
-Per-tensor current scaling and blockwise scaling (`scale_from_amax`):
+Per-tensor current scaling and blockwise scaling (`compute_scale`):
 
     amax      = max(amax, eps)
     scale     = format_max / amax    one true division; `scalar / tensor` in torch multiplies by a
@@ -12,12 +12,12 @@ Per-tensor current scaling and blockwise scaling (`scale_from_amax`):
                 saturate the maximum
     scale_inv = 1 / scale
 
-MXFP8 (`e8m0_from_amax`): the scale that comes back is the smallest power of two >= amax /
+MXFP8 (`compute_e8m0_exponent`): the scale that comes back is the smallest power of two >= amax /
 format_max, rounded *up* so that nothing saturates, and stored as its biased exponent e. Zero
 becomes the smallest scale 2^-127 and infinity the largest, 2^127. The factor that goes in is
 2^(127 - e), exactly.
 
-NVFP4 (`whole_nvfp4_scale`, `nvfp4_block_scale`): an E4M3 scale cannot span a tensor's range, so one
+NVFP4 (`compute_nvfp4_tensor_scale`, `compute_nvfp4_block_scales`): an E4M3 scale cannot span a tensor's range, so one
 FP32 factor first brings the tensor's amax to the largest product of both formats, 448 * 6:
 
     S_enc = 448 * 6 / amax_tensor                FP32's maximum at most; 1 for amax 0 or infinity
@@ -29,7 +29,7 @@ common/cast/mxfp8/quantize_mxfp8.cuh:269-299, common/util/ptx.cuh:309-317,
 common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
 An amax is never NaN (see `tiles.amax_of`). Most functions map FP32 tensors of any shape
-elementwise. `whole_scale` and `whole_nvfp4_scale` are the same formulas for one number: a dozen
+elementwise. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas for one number: a dozen
 torch calls on one element would cost more than the rounding of a small tensor. They compute in FP64
 and round to FP32, which for a division of two FP32 numbers is the correctly rounded FP32 quotient
 (53 bits are more than 2 * 24 + 1).
@@ -53,7 +53,7 @@ def divide(numerator: float, denominator: torch.Tensor) -> torch.Tensor:
     return torch.div(torch.full_like(denominator, numerator), denominator)
 
 
-def scale_from_amax(
+def compute_scale(
     amax: torch.Tensor,
     maximum: float,
     *,
@@ -77,7 +77,7 @@ def scale_from_amax(
     return torch.where(usable, scale, torch.ones_like(scale))
 
 
-def e8m0_from_amax(amax: torch.Tensor, maximum: float) -> torch.Tensor:
+def compute_e8m0_exponent(amax: torch.Tensor, maximum: float) -> torch.Tensor:
     """Return the biased exponents (int32) of the MXFP8 scales.
 
     Zero and tiny tiles have 0, infinite tiles have 254.
@@ -89,36 +89,40 @@ def e8m0_from_amax(amax: torch.Tensor, maximum: float) -> torch.Tensor:
     return (exponent + above.to(torch.int32)).clamp_(max=254)
 
 
-def e8m0_value(exponent: torch.Tensor) -> torch.Tensor:
+def decode_e8m0(exponent: torch.Tensor) -> torch.Tensor:
     """Return 2^(e - 127) in FP32, exactly, for biased exponents 0 to 254 in int32."""
     bits = torch.where(exponent == 0, torch.full_like(exponent, 0x400000), exponent << 23)
     return bits.view(torch.float32)
 
 
-def whole_scale(amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0) -> float:
-    """Return `scale_from_amax` of one amax, with FP32's maximum where the division overflows."""
-    amax = max(amax, fp32(eps))
+def compute_scalar_scale(
+    amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0
+) -> float:
+    """Return `compute_scale` of one amax, with FP32's maximum where the division overflows."""
+    amax = max(amax, round_to_fp32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
-    scale = min(fp32(maximum / amax), FP32_MAX)
+    scale = min(round_to_fp32(maximum / amax), FP32_MAX)
     if power_of_two:
         return 2.0 ** (math.frexp(scale)[1] - 1)
     return scale
 
 
-def whole_nvfp4_scale(amax: float) -> float:
+def compute_nvfp4_tensor_scale(amax: float) -> float:
     """Return S_enc, the FP32 factor of a whole NVFP4 tensor; 1 where its amax is 0 or infinite."""
     if amax == 0 or math.isinf(amax):
         return 1.0
-    return min(fp32(NVFP4_MAX / amax), FP32_MAX)
+    return min(round_to_fp32(NVFP4_MAX / amax), FP32_MAX)
 
 
-def fp32(x: float) -> float:
+def round_to_fp32(x: float) -> float:
     """Return a number rounded to FP32; infinity where it overflows."""
     return ctypes.c_float(x).value
 
 
-def nvfp4_block_scale(amax: torch.Tensor, whole: float) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_nvfp4_block_scales(
+    amax: torch.Tensor, whole: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return S_dec, on E4M3's grid but in FP32, and the factor that goes into E2M1, for each tile.
 
     A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
-from bridge.precision.copies import OVERRIDES
+from bridge.precision.operand_copies import BACKWARD_OVERRIDES
 from bridge.precision.formats import FORMATS, Format
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE_TENSOR, Tile
 
-SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
+EMULATED_SCHEMES = {
+    name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands
+}
 """The schemes that have operands: all but the custom factories."""
 
 
@@ -23,9 +25,9 @@ class QuantSpec:
     """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
     format: str
     """e4m3, e5m2 or e2m1."""
-    row: Tile = WHOLE
+    row: Tile = WHOLE_TENSOR
     """Tile of the row-wise copy; (0, 0) is the whole tensor."""
-    column: Tile = WHOLE
+    column: Tile = WHOLE_TENSOR
     """Tile of the column-wise copy, in the axes of the tensor, not transposed."""
     power_of_two_scale: bool = False
     """Round the scale down to a power of two (current and blockwise scaling)."""
@@ -42,14 +44,14 @@ class QuantSpec:
         return FORMATS[self.format]
 
     @property
-    def whole_tensor(self) -> bool:
+    def has_single_scale(self) -> bool:
         """Whether the whole tensor has a single scale."""
-        return self.row == WHOLE
+        return self.row == WHOLE_TENSOR
 
     @property
     def needs_amax(self) -> bool:
         """Whether the amax of the whole tensor must be known before a value is rounded."""
-        return self.row == WHOLE or self.scheme == "nvfp4"
+        return self.row == WHOLE_TENSOR or self.scheme == "nvfp4"
 
     @property
     def scale_rule(self) -> str:
@@ -60,7 +62,7 @@ class QuantSpec:
         - e8m0: a power of two per tile, as MXFP8 has it.
         - nvfp4: an E4M3 scale per tile under an FP32 scale of the whole tensor.
         """
-        if self.whole_tensor:
+        if self.has_single_scale:
             return "tensor"
         if self.scheme == "mxfp8":
             return "e8m0"
@@ -108,19 +110,19 @@ class GemmPrecision:
     """
 
     def __post_init__(self) -> None:
-        findings = list(_findings(self))
+        findings = list(_collect_findings(self))
         if findings:
             raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
 
     def spec(self, operand: str) -> QuantSpec:
         """Return how input, weight or grad_output is quantised."""
-        return _spec(self, operand)
+        return _make_spec(self, operand)
 
 
 @lru_cache(maxsize=256)
-def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
+def _make_spec(precision: GemmPrecision, name: str) -> QuantSpec:
     """Return the quantisation of an operand, the same object for equal arguments."""
-    scheme = SCHEMES[precision.scheme]
+    scheme = EMULATED_SCHEMES[precision.scheme]
     operand = scheme.operand(name)
     forward_format, backward_format = OPERAND_FORMATS[precision.format]
     format_ = forward_format
@@ -137,7 +139,7 @@ def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
     )
 
 
-def _findings(precision: GemmPrecision) -> list[Finding]:
+def _collect_findings(precision: GemmPrecision) -> list[Finding]:
     """Return every field that Transformer Engine, or the emulation, does not take."""
     findings = []
 
@@ -146,11 +148,11 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
             Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path))
         )
 
-    scheme = SCHEMES.get(precision.scheme)
+    scheme = EMULATED_SCHEMES.get(precision.scheme)
     if scheme is None:
-        near = did_you_mean(close_matches(precision.scheme, SCHEMES))
+        near = did_you_mean(close_matches(precision.scheme, EMULATED_SCHEMES))
         remedy = near or "Run a custom factory on Transformer Engine."
-        fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", remedy)
+        fault("scheme", f"must be one of {', '.join(sorted(EMULATED_SCHEMES))}", remedy)
         return findings
     formats = []
     for name, (forward, _) in OPERAND_FORMATS.items():
@@ -165,8 +167,8 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
         rule = f"has no effect under {scheme.name}"
         fault("disable_stochastic_rounding", rule, "Drop it, or use nvfp4.")
-    if precision.backward_override not in (None, *OVERRIDES):
-        rule = f"must be {' or '.join(OVERRIDES)}"
+    if precision.backward_override not in (None, *BACKWARD_OVERRIDES):
+        rule = f"must be {' or '.join(BACKWARD_OVERRIDES)}"
         fault("backward_override", rule, "Use one of these, or None.")
     elif precision.backward_override is not None and scheme.name == "delayed":
         fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")

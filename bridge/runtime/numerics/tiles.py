@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import torch
 
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE, Tile
-from bridge.runtime.numerics.grid import encode, random_units, round_to_grid
+from bridge.precision.schemes import WHOLE_TENSOR, Tile
+from bridge.runtime.numerics.grid import encode, draw_random_units, round_to_grid
 from bridge.runtime.numerics.scaling import (
     divide,
-    e8m0_from_amax,
-    e8m0_value,
-    nvfp4_block_scale,
-    scale_from_amax,
+    compute_e8m0_exponent,
+    decode_e8m0,
+    compute_nvfp4_block_scales,
+    compute_scale,
 )
 from bridge.runtime.numerics.spec import QuantSpec
 
@@ -62,7 +62,7 @@ class TilePass:
     def hadamard(self) -> bool:
         """Whether the random Hadamard transform of the matrix is quantised (`hadamard.py`).
 
-        `run` below expects a matrix that is already transformed.
+        `run_tile_pass` below expects a matrix that is already transformed.
         """
         return self.columnwise and self.spec.hadamard
 
@@ -93,7 +93,7 @@ class TileResult:
     """Largest scale_inv of such a tile; 1.0 without one."""
 
 
-def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+def compute_amax_over(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Return the largest magnitude over `dims` in FP32.
 
     NaN counts as 0. The amax of an empty tensor is 0.
@@ -104,7 +104,7 @@ def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     return magnitude.amax(dims).float()
 
 
-def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
+def iterate_row_chunks(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows, (start, end), that start at multiples of `multiple`.
 
     A range has at most the chunk's bytes, or `multiple` rows. An empty matrix has no range.
@@ -119,27 +119,29 @@ def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, x_MK.shape[0])
 
 
-def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
+def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
     """Quantise a matrix in FP32, BF16 or FP16, on any device and with any strides.
 
     NaN does not count for a scale.
     """
     rows, columns = x_MK.shape
-    tile = todo.spec.tile(todo.columnwise)
-    if tile == WHOLE:
+    tile = tile_pass.spec.tile(tile_pass.columnwise)
+    if tile == WHOLE_TENSOR:
         tile = (1, max(1, columns))
-    values = torch.empty(rows, columns, dtype=todo.result_dtype, device=x_MK.device)
+    values = torch.empty(rows, columns, dtype=tile_pass.result_dtype, device=x_MK.device)
     scales, amaxes = [], []
-    for start, end in chunk_rows(x_MK, tile[0]):
-        amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
+    for start, end in iterate_row_chunks(x_MK, tile[0]):
+        amax_BC, scale_inv_BC = _quantise_chunk(
+            x_MK[start:end], values[start:end], tile_pass, tile, start
+        )
         scales.append(scale_inv_BC)
         amaxes.append(amax_BC)
     if not amaxes:
         nothing = torch.zeros(-(-rows // tile[0]), -(-columns // tile[1]), device=x_MK.device)
         scales, amaxes = [nothing], [nothing]
     amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
-    amax = amax_of(amax_BC, (0, 1)).item()
-    rule = todo.spec.scale_rule
+    amax = compute_amax_over(amax_BC, (0, 1)).item()
+    rule = tile_pass.spec.scale_rule
     if rule == "tensor":
         return TileResult(values=values, scale_inv=None, amax=amax)
     scales_of_nonzero_tiles = scale_inv_BC[amax_BC > 0]
@@ -148,7 +150,7 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         smallest = scales_of_nonzero_tiles.min().item()
         largest = scales_of_nonzero_tiles.max().item()
     if rule == "e8m0":
-        scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
+        scale_inv_BC = compute_e8m0_exponent(amax_BC, tile_pass.spec.element.max).to(torch.uint8)
     elif rule == "nvfp4":
         scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
     return TileResult(
@@ -156,25 +158,27 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     )
 
 
-def _chunk(
-    x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first_row: int
+def _quantise_chunk(
+    x_MK: torch.Tensor, out_MK: torch.Tensor, tile_pass: TilePass, tile: Tile, first_row: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
-    x_BRCS = _tiled(x_MK.float(), tile)
-    element = todo.spec.element
-    if todo.spec.scale_rule != "tensor" or todo.measure:
-        amax_BC = amax_of(x_BRCS, (1, 3))
+    x_BRCS = _split_into_tiles(x_MK.float(), tile)
+    element = tile_pass.spec.element
+    if tile_pass.spec.scale_rule != "tensor" or tile_pass.measure:
+        amax_BC = compute_amax_over(x_BRCS, (1, 3))
     else:
         amax_BC = x_BRCS.new_zeros(x_BRCS.shape[0], x_BRCS.shape[2])
-    scale_BC, scale_inv_BC = _scales(amax_BC, x_MK.dtype, todo)
+    scale_BC, scale_inv_BC = _compute_scales(amax_BC, x_MK.dtype, tile_pass)
     units = None
-    if todo.seed is not None:
-        units = _tiled(random_units(first_row, x_MK.shape, todo.seed, x_MK.device), tile)
+    if tile_pass.seed is not None:
+        units = _split_into_tiles(
+            draw_random_units(first_row, x_MK.shape, tile_pass.seed, x_MK.device), tile
+        )
     rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], element, units)
-    if todo.codes:
+    if tile_pass.codes:
         rounded = encode(rounded, element)
     else:
-        rounded *= (scale_inv_BC * todo.shift)[:, None, :, None]
+        rounded *= (scale_inv_BC * tile_pass.shift)[:, None, :, None]
         # Exact in BF16; what lies below BF16 is cut off, not rounded.
         rounded.view(torch.int32).bitwise_and_(-0x10000)
     flat = rounded.reshape(rounded.shape[0] * rounded.shape[1], -1)
@@ -182,7 +186,7 @@ def _chunk(
     return amax_BC, scale_inv_BC
 
 
-def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
+def _split_into_tiles(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
     """Return a (B, R, C, S) view, padded with zeros to whole tiles; zeros change no amax."""
     height, width = tile
     missing_rows, missing_columns = -x_MK.shape[0] % height, -x_MK.shape[1] % width
@@ -192,16 +196,16 @@ def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
     return x_MK.reshape(rows // height, height, columns // width, width)
 
 
-def _scales(
-    amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass
+def _compute_scales(
+    amax_BC: torch.Tensor, dtype: torch.dtype, tile_pass: TilePass
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and scale_inv of some tiles, in FP32.
 
     Under the rule "tensor" scale_inv is 1: the scale of the tensor is taken out of the product.
     """
-    spec, format_max = todo.spec, todo.spec.element.max
+    spec, format_max = tile_pass.spec, tile_pass.spec.element.max
     if spec.scale_rule == "fp32":
-        scale_BC = scale_from_amax(
+        scale_BC = compute_scale(
             amax_BC,
             format_max,
             power_of_two=spec.power_of_two_scale,
@@ -210,9 +214,9 @@ def _scales(
         )
         return scale_BC, divide(1.0, scale_BC)
     if spec.scale_rule == "e8m0":
-        exponent_BC = e8m0_from_amax(amax_BC, format_max)
-        return e8m0_value(254 - exponent_BC), e8m0_value(exponent_BC)
+        exponent_BC = compute_e8m0_exponent(amax_BC, format_max)
+        return decode_e8m0(254 - exponent_BC), decode_e8m0(exponent_BC)
     if spec.scale_rule == "nvfp4":
-        decode_BC, encode_BC = nvfp4_block_scale(amax_BC, todo.scale)
+        decode_BC, encode_BC = compute_nvfp4_block_scales(amax_BC, tile_pass.scale)
         return encode_BC, decode_BC
-    return torch.full_like(amax_BC, todo.scale), torch.ones_like(amax_BC)
+    return torch.full_like(amax_BC, tile_pass.scale), torch.ones_like(amax_BC)

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.model.modules import ModulePaths
-from bridge.precision.foreign_names import megatron_names
-from bridge.precision.mode import mode_of
+from bridge.precision.foreign_names import map_to_megatron_names
+from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
-from bridge.precision.statements import field_value
-from bridge.runtime.audit.compare import Mismatch, folded, place_of
-from bridge.runtime.pytorch.linear_schemes import schemes_of
+from bridge.precision.statements import get_field_value
+from bridge.runtime.audit.plan_comparison import Mismatch, fold_mismatches, make_location
+from bridge.runtime.pytorch.linear_schemes import resolve_module_schemes
 
 if TYPE_CHECKING:
     import torch
 
-    from bridge.precision.matchers import Chosen
+    from bridge.precision.matchers import SchemeChoice
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.audit.record import GemmRow
 
@@ -73,12 +73,12 @@ class PrecisionReport:
 
     def __str__(self) -> str:
         rows = [
-            _line("parameters", self.parameters, "values"),
-            _line("buffers", self.buffers, "values"),
-            _line("gradients", self.gradients, "values"),
-            _line("optimizer state", self.optimizer_state, "values"),
-            _line("activations", self.activations, "modules"),
-            _line("matmuls", self.matmuls, "calls"),
+            _format_line("parameters", self.parameters, "values"),
+            _format_line("buffers", self.buffers, "values"),
+            _format_line("gradients", self.gradients, "values"),
+            _format_line("optimizer state", self.optimizer_state, "values"),
+            _format_line("activations", self.activations, "modules"),
+            _format_line("matmuls", self.matmuls, "calls"),
         ]
         return "\n".join(rows)
 
@@ -102,36 +102,38 @@ class PrecisionReport:
         from bridge.registry.registry import get_mixed_precision_config
 
         config = get_mixed_precision_config(config)
-        found = []
-        if field_value(config, "modules"):
-            found = self._of_linears(config)
+        sentences = []
+        if get_field_value(config, "modules"):
+            sentences = self._check_linears(config)
         elif self.matmuls:
-            found = self._of_matmuls(config)
+            sentences = self._check_matmuls(config)
         kept = {**self.parameters, **self.optimizer_state}
         if kept and not any(name in ("float32", "float64") for name in kept):
-            found.append(
+            sentences.append(
                 "Neither weights nor optimizer state are FP32: small updates are lost. "
                 "Keep FP32 masters."
             )
         if config.grad_reduce_in_fp32 and self.gradients and "float32" not in self.gradients:
-            found.append(
+            sentences.append(
                 f"Gradients are {', '.join(self.gradients)}, "
                 "and grad_reduce_in_fp32 asks for float32."
             )
-        return found
+        return sentences
 
-    def _of_matmuls(self, config: MixedPrecisionConfig) -> list[str]:
+    def _check_matmuls(self, config: MixedPrecisionConfig) -> list[str]:
         """Return the differences of the matmuls from a recipe without rows of `modules`."""
-        found = []
+        sentences = []
         if config.fp8 or config.fp4:
             if self.converted or self._has_low_matmuls(config):
-                return self._of_linears(config)
+                return self._check_linears(config)
             family = "FP4"
             if config.fp8:
                 family = "FP8"
-            counted = _counted(self.matmuls, "calls")
-            found.append(f"No matmul ran in {family}: {counted}. Were the linear layers converted?")
-        return found + self._of_high_precision(_wanted(config))
+            counted = _format_counts(self.matmuls, "calls")
+            sentences.append(
+                f"No matmul ran in {family}: {counted}. Were the linear layers converted?"
+            )
+        return sentences + self._check_high_precision(_get_wanted_dtype(config))
 
     def _has_low_matmuls(self, config: MixedPrecisionConfig) -> bool:
         """Return whether a matmul ran in the family of a recipe, FP8 or FP4."""
@@ -142,9 +144,9 @@ class PrecisionReport:
             return True
         return any(row.scheme != "none" for row in self.gemms)
 
-    def _of_high_precision(self, wanted: str) -> list[str]:
+    def _check_high_precision(self, wanted: str) -> list[str]:
         """Return the differences of the matmuls from a dtype of high precision."""
-        counted = _counted(self.matmuls, "calls")
+        counted = _format_counts(self.matmuls, "calls")
         wide, other = [], []
         for name in self.matmuls:
             if name in ("float32", "float64"):
@@ -153,51 +155,51 @@ class PrecisionReport:
                 other.append(name)
         if wanted not in self.matmuls and not (wanted == "float32" and wide):
             return [f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
-        found = []
+        sentences = []
         if other:
             dtypes = f"{', '.join(other)} and {wanted}"
-            found.append(f"Matmuls ran in {dtypes}: {counted}. Which layers cast to it?")
+            sentences.append(f"Matmuls ran in {dtypes}: {counted}. Which layers cast to it?")
         wide_calls = sum(self.matmuls[name] for name in wide)
         if wanted != "float32" and wide_calls * 2 > sum(self.matmuls.values()):
             most = f"Most matmuls ran in {', '.join(wide)}, not in {wanted}"
-            found.append(f"{most}: {counted}. Does autocast cover them?")
-        return found
+            sentences.append(f"{most}: {counted}. Does autocast cover them?")
+        return sentences
 
-    def _of_linears(self, config: MixedPrecisionConfig) -> list[str]:
+    def _check_linears(self, config: MixedPrecisionConfig) -> list[str]:
         """Return the linear layers that ran in another scheme or format than the recipe's."""
-        chosen = _chosen(self.gemms, config)
+        chosen = _choose_schemes(self.gemms, config)
         mismatches = []
         for row in self.gemms:
-            key = _key(row)
+            key = _make_layer_key(row)
             if key not in chosen:
                 continue
             scheme = chosen[key]
-            planned = str(mode_of(config))
+            planned = str(get_mode(config))
             if scheme is not None:
                 if self._is_hidden(row):
                     continue
-                planned = _formats(scheme, row.gemm)
+                planned = _format_operands(scheme, row.gemm)
             if row.formats != planned:
-                place = place_of(row.layer, row.module, row.gemm)
+                place = make_location(row.layer, row.module, row.gemm)
                 mismatches.append(
                     Mismatch(column="formats", planned=planned, ran=row.formats, **place)
                 )
-        return [str(mismatch) for mismatch in folded(mismatches)]
+        return [str(mismatch) for mismatch in fold_mismatches(mismatches)]
 
     def _is_hidden(self, row: GemmRow) -> bool:
         """Return whether a GEMM is one of torchao's, which do not show their formats."""
         return row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))
 
 
-def _wanted(config: MixedPrecisionConfig) -> str:
+def _get_wanted_dtype(config: MixedPrecisionConfig) -> str:
     """Return the dtype that matmuls in high precision should have."""
-    dtype = mode_of(config)
+    dtype = get_mode(config)
     if config.autocast_enabled:
         dtype = config.to_dict().get("autocast_dtype") or dtype
     return {"bf16": "bfloat16", "fp16": "float16"}.get(str(dtype), "float32")
 
 
-def _formats(scheme: Chosen, gemm: str) -> str:
+def _format_operands(scheme: SchemeChoice, gemm: str) -> str:
     """Return the formats that a GEMM multiplies under a scheme, as a record writes them."""
     forward, backward = OPERAND_FORMATS.get(scheme.format, ("custom", "custom"))
     left = backward
@@ -206,27 +208,29 @@ def _formats(scheme: Chosen, gemm: str) -> str:
     return f"{left} x {forward} ({scheme.scheme})"
 
 
-def _chosen(rows: Sequence[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
+def _choose_schemes(
+    rows: Sequence[GemmRow], config: MixedPrecisionConfig
+) -> dict[str, SchemeChoice | None]:
     """Return the scheme that a recipe chooses, by the key of a linear layer.
 
     A recipe without rows of `modules` chooses for the layers that ran in a low precision.
     """
-    if not field_value(config, "modules"):
-        of_run = ModuleSchemes.of_run(config)
-        return {_key(row): of_run for row in rows if row.scheme != "none"}
-    places = megatron_names(row.module for row in rows)
-    chosen: dict[str, Chosen | None] = {}
+    if not get_field_value(config, "modules"):
+        of_run = ModuleSchemes.get_run_scheme(config)
+        return {_make_layer_key(row): of_run for row in rows if row.scheme != "none"}
+    places = map_to_megatron_names(row.module for row in rows)
+    chosen: dict[str, SchemeChoice | None] = {}
     for row in rows:
         if not row.layer:
-            chosen[_key(row)] = None
+            chosen[_make_layer_key(row)] = None
         # A layer of a Megatron model; prediction layers and the output are left out.
         if row.layer.isdecimal():
             number = int(row.layer) - 1
             path = ModulePaths().path(row.layer, number, row.module)
-            places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
+            places[_make_layer_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
     if not places:
         return {}
-    schemes = schemes_of([*places.values()], config)
+    schemes = resolve_module_schemes([*places.values()], config)
     for key, place in places.items():
         chosen[key] = schemes.chosen(*place)
     return chosen
@@ -250,26 +254,26 @@ def check_precision(
         PrecisionTypeError: An argument is no module, optimizer or function.
     """
     _require_types(model, optimizer, step)
-    from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
+    from bridge.runtime.pytorch.record.gemm_watch import GemmWatch  # imports torch
 
     modules: dict[str, str] = {}
     watch = GemmWatch([model])
     if step is not None:
-        with _recording_outputs(model, modules), watch.watching():
+        with _record_outputs(model, modules), watch.record_gemms():
             step()
     parameters = list(model.parameters())
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return PrecisionReport(
-        parameters=_sizes(parameters),
-        buffers=_sizes(buffers),
-        gradients=_sizes(gradients),
-        optimizer_state=_sizes(_state_of(optimizer)),
+        parameters=_count_values(parameters),
+        buffers=_count_values(buffers),
+        gradients=_count_values(gradients),
+        optimizer_state=_count_values(_list_state_tensors(optimizer)),
         activations=dict(Counter(modules.values())),
         modules=modules,
         matmuls=dict(watch.calls),
         gemms=watch.rows,
-        converted=dict(Counter(_converted(model))),
+        converted=dict(Counter(_list_converted_classes(model))),
     )
 
 
@@ -290,14 +294,14 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
         raise PrecisionTypeError(f"optimizer: must have a state, got {kind}. Give the optimizer.")
 
 
-def _key(row: GemmRow) -> str:
+def _make_layer_key(row: GemmRow) -> str:
     """Return the name of a linear layer, in a Megatron model behind the label of its layer."""
     if not row.layer:
         return row.module
     return f"{row.layer}.{row.module}"
 
 
-def _converted(model: torch.nn.Module) -> Iterator[str]:
+def _list_converted_classes(model: torch.nn.Module) -> Iterator[str]:
     """Yield torchao's class of each layer that is converted, or that has a converted parameter."""
     for module in model.modules():
         for part in (module, *module.parameters(recurse=False)):
@@ -308,13 +312,13 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
 
 
 @contextmanager
-def _recording_outputs(model: torch.nn.Module, modules: dict[str, str]) -> Iterator[None]:
+def _record_outputs(model: torch.nn.Module, modules: dict[str, str]) -> Iterator[None]:
     """Write the dtype of each module's output into `modules`, in a ``with`` block."""
-    from bridge.runtime.pytorch.record.modules import holds_more_than_modules
+    from bridge.runtime.pytorch.record.modules import is_more_than_container
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if holds_more_than_modules(module):
+            if is_more_than_container(module):
                 hook = module.register_forward_hook(partial(_record_output, modules, name))
                 hooks.callback(hook.remove)
         yield
@@ -324,38 +328,38 @@ def _record_output(
     modules: dict[str, str], name: str, _module: object, _inputs: object, output: object
 ) -> None:
     """Write the dtype of a module's output into `modules`; a hook of torch."""
-    from bridge.runtime.pytorch.record.modules import dtype_of, tensors_in
+    from bridge.runtime.pytorch.record.modules import get_dtype_name, list_tensors
 
-    tensors = tensors_in(output)
+    tensors = list_tensors(output)
     if tensors and tensors[0].is_floating_point():
-        modules[name] = dtype_of(tensors[0])
+        modules[name] = get_dtype_name(tensors[0])
 
 
-def _state_of(optimizer: Any) -> list[torch.Tensor]:
+def _list_state_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors of an optimizer's state, without step counts."""
-    from bridge.runtime.pytorch.record.modules import tensors_in
+    from bridge.runtime.pytorch.record.modules import list_tensors
 
     if optimizer is None:
         return []
-    leaves = tensors_in([*optimizer.state.values()])
+    leaves = list_tensors([*optimizer.state.values()])
     return [leaf for leaf in leaves if leaf.dim() > 0 and leaf.is_floating_point()]
 
 
-def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
+def _count_values(tensors: Iterable[Any]) -> dict[str, int]:
     """Return dtype -> number of values."""
-    from bridge.runtime.pytorch.record.modules import dtype_of
+    from bridge.runtime.pytorch.record.modules import get_dtype_name
 
     sizes: Counter[str] = Counter()
     for tensor in tensors:
-        sizes[dtype_of(tensor)] += tensor.numel()
+        sizes[get_dtype_name(tensor)] += tensor.numel()
     return dict(sizes)
 
 
-def _line(name: str, counts: Mapping[str, int], unit: str) -> str:
+def _format_line(name: str, counts: Mapping[str, int], unit: str) -> str:
     """Return a line of the report: a name and its counts."""
-    return f"{name:<16} {_counted(counts, unit)}"
+    return f"{name:<16} {_format_counts(counts, unit)}"
 
 
-def _counted(counts: Mapping[str, int], unit: str) -> str:
+def _format_counts(counts: Mapping[str, int], unit: str) -> str:
     """Return counts by name in words, none for no count."""
     return ", ".join(f"{name}: {count:,} {unit}" for name, count in counts.items()) or "none"

@@ -18,7 +18,7 @@ class EmulatedLinear(torch.nn.Linear):
     scaling: DelayedScaling | None
 
     @classmethod
-    def of(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:
+    def from_linear(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:
         """Return the layer with the parameters of `linear`."""
         layer = cls(1, 1, bias=False)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.precision.matchers import Chosen
-from bridge.precision.mode import scheme_of
+from bridge.precision.matchers import SchemeChoice
+from bridge.precision.mode import get_scheme
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
-from bridge.precision.statements import field_value
-from bridge.precision.values import torch_dtype
+from bridge.precision.statements import get_field_value
+from bridge.precision.coercion import get_torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.pytorch.linear_schemes import linear_schemes
-from bridge.runtime.pytorch.loop import checked, require_config
+from bridge.runtime.pytorch.loop import finalize_config, require_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from bridge.runtime.numerics.spec import GemmPrecision
 
-OPERANDS = ("input", "weight", "grad_output")
+CAST_OPERANDS = ("input", "weight", "grad_output")
 """Operands of fprop and dgrad, as torchao's config names their casts."""
-WGRAD_OPERANDS = ("input_for_grad_weight", "grad_output_for_grad_weight")
+WGRAD_CAST_OPERANDS = ("input_for_grad_weight", "grad_output_for_grad_weight")
 """Operands of wgrad, as torchao's config names their casts."""
 
 
@@ -42,7 +42,7 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
         BackendUnavailableError: torchao is not installed, or has no such scheme, or the recipe has
             rows of `modules`.
     """
-    rows = field_value(checked(config), "modules")
+    rows = get_field_value(finalize_config(config), "modules")
     if rows:
         count = "1 row"
         if len(rows) > 1:
@@ -51,16 +51,16 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
             "mixed_precision.modules: one config of torchao holds no choice of modules, got "
             f"{count}. Use convert_linears(model, config), which follows them."
         )
-    if scheme_of(config) is None:
+    if get_scheme(config) is None:
         return None
-    settings = float8_settings(config)
+    settings = make_torchao_settings(config)
     if not settings:
         raise BackendUnavailableError(
-            f"float8_linear_config_for: torchao has no {scheme_of(config)} scaling. "
+            f"float8_linear_config_for: torchao has no {get_scheme(config)} scaling. "
             "Use a tensorwise or MXFP8 recipe, or emulate_linears."
         )
     try:
-        return _torchao_object(settings, emulate=emulate)
+        return _make_torchao_config(settings, emulate=emulate)
     except ImportError as error:
         raise BackendUnavailableError(
             f"float8_linear_config_for: torchao 0.18 is needed ({error}). "
@@ -70,7 +70,7 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
 
 def convert_linears(
     model: torch.nn.Module, config: MixedPrecisionConfig, *, emulate: bool = False
-) -> dict[str, Chosen]:
+) -> dict[str, SchemeChoice]:
     """Convert the linear layers of a model with torchao, each in its scheme of the recipe.
 
     Rows of `modules` and `first_last_layers_bf16` choose the layers, and
@@ -90,11 +90,11 @@ def convert_linears(
             converted.
         PrecisionTypeError: A row takes no layer of the model.
     """
-    schemes = linear_schemes(model, checked(config))
+    schemes = linear_schemes(model, finalize_config(config))
     chosen = {name: scheme for name, scheme in schemes.items() if scheme is not None}
-    configs: dict[Chosen, Any] = {}
+    configs: dict[SchemeChoice, Any] = {}
     for scheme in dict.fromkeys(chosen.values()):
-        recipe = with_one_scheme(config, scheme)
+        recipe = make_single_scheme_recipe(config, scheme)
         configs[scheme] = float8_linear_config_for(recipe, emulate=emulate)
     if not configs:
         return {}
@@ -103,7 +103,7 @@ def convert_linears(
 
     for scheme, torchao_config in configs.items():
 
-        def takes(_module: torch.nn.Module, name: str, scheme: Chosen = scheme) -> bool:
+        def takes(_module: torch.nn.Module, name: str, scheme: SchemeChoice = scheme) -> bool:
             return chosen.get(name) == scheme
 
         if scheme.scheme == "mxfp8":
@@ -113,7 +113,9 @@ def convert_linears(
     return chosen
 
 
-def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:
+def make_single_scheme_recipe(
+    config: MixedPrecisionConfig, chosen: SchemeChoice
+) -> MixedPrecisionConfig:
     """Return the recipe with the same scheme for all modules."""
     family = "fp8"
     if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1":
@@ -147,32 +149,32 @@ def emulate_linears(
             replace, is itself an `nn.Linear`, or was converted before; or a row of `modules` takes
             no layer of it.
     """
-    rows = field_value(require_config(config), "modules")
-    if scheme_of(config) is None and not rows:
+    rows = get_field_value(require_config(config), "modules")
+    if get_scheme(config) is None and not rows:
         return []
     from bridge.runtime.pytorch.emulated_linear import EmulatedLinear
 
     skipped = tuple(skip)
     if isinstance(skip, str):
         skipped = (skip,)
-    linears = _linears_to_replace(model, skipped)
+    linears = _find_linears_to_replace(model, skipped)
     if rows:
         chosen = linear_schemes(model, config)
     else:
-        chosen = dict.fromkeys(linears, ModuleSchemes.of_run(config))
+        chosen = dict.fromkeys(linears, ModuleSchemes.get_run_scheme(config))
     replaced = []
     for name, linear in linears.items():
         scheme = chosen[name]
         if scheme is None or name in skipped:
             continue
         parent, _, child = name.rpartition(".")
-        layer = EmulatedLinear.of(linear, _gemm_precision(config, scheme))
+        layer = EmulatedLinear.from_linear(linear, _make_gemm_precision(config, scheme))
         setattr(model.get_submodule(parent), child, layer)
         replaced.append(name)
     return replaced
 
 
-def _gemm_precision(config: MixedPrecisionConfig, chosen: Chosen) -> GemmPrecision:
+def _make_gemm_precision(config: MixedPrecisionConfig, chosen: SchemeChoice) -> GemmPrecision:
     """Return the precision of a layer's GEMMs in a scheme, with the recipe's delayed scaling."""
     from bridge.runtime.numerics.spec import GemmPrecision
 
@@ -188,7 +190,7 @@ def _gemm_precision(config: MixedPrecisionConfig, chosen: Chosen) -> GemmPrecisi
     )
 
 
-def _linears_to_replace(
+def _find_linears_to_replace(
     model: torch.nn.Module, skipped: Collection[str]
 ) -> dict[str, torch.nn.Linear]:
     """Return the linear layers of a model by name, with the skipped layers.
@@ -217,7 +219,7 @@ def _linears_to_replace(
     return linears
 
 
-def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
+def make_torchao_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     """Return the recipe as torchao's settings; empty where torchao has no such scheme.
 
     Under tensorwise scaling that is `{"float8": ...}`, under MXFP8 `{"mxfp8": ...}`. A weight
@@ -237,9 +239,9 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     if config.fp8_wgrad and config.fp8 != "e4m3":
         float8["recipe_name"] = "tensorwise"
     else:
-        kinds = dict.fromkeys(OPERANDS, "dynamic")
+        kinds = dict.fromkeys(CAST_OPERANDS, "dynamic")
         if not config.fp8_wgrad:
-            kinds.update(dict.fromkeys(WGRAD_OPERANDS, "disabled"))
+            kinds.update(dict.fromkeys(WGRAD_CAST_OPERANDS, "disabled"))
         for name, kind in kinds.items():
             cast = {"scaling_type": kind}
             if config.fp8 == "e4m3":
@@ -249,8 +251,8 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     return {"float8": float8}
 
 
-def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
-    """Return torchao's config of some `float8_settings`."""
+def _make_torchao_config(settings: Mapping[str, Any], *, emulate: bool) -> Any:
+    """Return torchao's config of some `make_torchao_settings`."""
     if "mxfp8" in settings:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
@@ -268,7 +270,7 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
         if name.startswith("cast_config_"):
             cast: dict[str, Any] = {"scaling_type": ScalingType(value["scaling_type"])}
             if "target_dtype" in value:
-                cast["target_dtype"] = torch_dtype(value["target_dtype"])
+                cast["target_dtype"] = get_torch_dtype(value["target_dtype"])
             arguments[name] = CastConfig(**cast)
         elif name != "recipe_name":  # the defaults of the class are tensorwise
             arguments[name] = value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.errors import PrecisionTypeError, WrongValueError, close_matches, did_you_mean
-from bridge.precision.foreign_names import megatron_names
+from bridge.precision.foreign_names import map_to_megatron_names
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.runtime.pytorch.loop import require_config
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.precision.matchers import Chosen
+    from bridge.precision.matchers import SchemeChoice
     from bridge.registry.config import MixedPrecisionConfig
 
 
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
-) -> dict[str, Chosen | None]:
+) -> dict[str, SchemeChoice | None]:
     """Return scheme and format of each `nn.Linear` of a model by name.
 
     The value is None for a layer in the dtype of the run. Those are the layers that Megatron never
@@ -42,7 +42,7 @@ def linear_schemes(
     import torch
 
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    places = megatron_names(names)
+    places = map_to_megatron_names(names)
     if not places:
         rule = (
             "must have linear layers with names such as those of a Llama, GPT-NeoX or torchtitan "
@@ -51,25 +51,27 @@ def linear_schemes(
         examples = ", ".join(names[:3]) or "none"
         remedy = "Use emulate_linears with skip."
         raise PrecisionTypeError(f"model: {rule}, got {examples}. {remedy}")
-    schemes = schemes_of(places.values(), require_config(config))
-    chosen: dict[str, Chosen | None] = dict.fromkeys(names)
+    schemes = resolve_module_schemes(places.values(), require_config(config))
+    chosen: dict[str, SchemeChoice | None] = dict.fromkeys(names)
     for name, place in places.items():
         chosen[name] = schemes.chosen(*place)
     return chosen
 
 
-def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
+def resolve_module_schemes(
+    places: Collection[tuple[int, str]], config: MixedPrecisionConfig
+) -> ModuleSchemes:
     """Return the schemes of a recipe for a model with these linear layers.
 
     A place is the number of the layer, from 0 on, and Megatron's name.
     """
     num_layers = 1 + max(layer for layer, _ in places)
     try:
-        schemes = ModuleSchemes.of(config, num_layers=num_layers)
+        schemes = ModuleSchemes.from_precision(config, num_layers=num_layers)
     except WrongValueError as error:
         message = f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
         raise PrecisionTypeError(message) from None
-    for row in schemes.empty(places):
+    for row in schemes.find_empty_rows(places):
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
         matches = close_matches(row.select.rpartition(".")[2], known)
         near = did_you_mean(matches) or f"There are {', '.join(known)}."

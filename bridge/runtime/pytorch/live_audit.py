@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import AuditError, PrecisionTypeError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import SCHEMES
-from bridge.runtime.audit.compare import compare, format_gemms
-from bridge.runtime.audit.record import Record, merged
+from bridge.runtime.audit.plan_comparison import compare_with_plan, format_gemms
+from bridge.runtime.audit.record import Record, merge_gemm_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.runtime.audit.compare import Mismatch
+    from bridge.runtime.audit.plan_comparison import Mismatch
     from bridge.runtime.audit.record import CensusRow, GemmRow, HealthRow
-    from bridge.runtime.pytorch.record.watch import GemmWatch
+    from bridge.runtime.pytorch.record.gemm_watch import GemmWatch
 
     Model = torch.nn.Module | Sequence[torch.nn.Module]
 
-_FP8 = {scheme.name for scheme in SCHEMES if scheme.family == "fp8"}
-FAMILIES = {"fp8": {*_FP8, "scaled"}, "fp4": {"nvfp4"}}
+_FP8_SCHEMES = {scheme.name for scheme in SCHEMES if scheme.family == "fp8"}
+SCHEMES_OF_FAMILY = {"fp8": {*_FP8_SCHEMES, "scaled"}, "fp4": {"nvfp4"}}
 """fp8 or fp4 -> schemes of a record; "scaled" is an FP8 GEMM of torch."""
 
 
@@ -74,11 +74,11 @@ def audit(
     """
     planned = plan
     if not isinstance(planned, PrecisionPlan):
-        planned = _plan_of(_chunks(model)[0], planned)
+        planned = _make_plan(_list_chunks(model)[0], planned)
     done = StepAudit()
-    with _recording(model, done):
+    with _record_step(model, done):
         yield done
-    done.mismatches = compare(planned, done.record)
+    done.mismatches = compare_with_plan(planned, done.record)
     if done.mismatches and raises:
         raise AuditError("the step must run what is planned", done.mismatches)
 
@@ -97,13 +97,13 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
         AuditError: Fewer layers have such a GEMM.
         PrecisionTypeError: `family` is another name.
     """
-    if family not in FAMILIES:
+    if family not in SCHEMES_OF_FAMILY:
         raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")
     done = StepAudit()
-    with _recording(model, done):
+    with _record_step(model, done):
         yield done
     rows = done.record.gemms
-    low = {row.layer or row.module for row in rows if row.scheme in FAMILIES[family]}
+    low = {row.layer or row.module for row in rows if row.scheme in SCHEMES_OF_FAMILY[family]}
     if len(low) < min_layers:
         layers = {row.layer or row.module for row in rows}
         needed = f"at least {min_layers} layers must multiply in {family.upper()}"
@@ -111,7 +111,7 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
         raise AuditError(f"{needed}, and {len(low)} of {len(layers)} did ({ran})")
 
 
-def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
+def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
     """Return what all ranks recorded, equal rows once; with several ranks a collective call."""
     import torch
 
@@ -128,34 +128,38 @@ def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
         health.extend(health_rows)
         for row in census_rows:
             tensors[row.kind, row.dtype] = row
-    return Record(gemms=merged(gemms), census=tuple(tensors.values()), health=tuple(sorted(health)))
+    return Record(
+        gemms=merge_gemm_rows(gemms), census=tuple(tensors.values()), health=tuple(sorted(health))
+    )
 
 
-def _chunks(model: Model) -> list[torch.nn.Module]:
+def _list_chunks(model: Model) -> list[torch.nn.Module]:
     """Return the chunks of a model: a list as it is, or the model alone."""
     if isinstance(model, (list, tuple)):
         return list(model)
     return [model]  # type: ignore[list-item]
 
 
-def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
+def _make_plan(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
     """Return the plan of a recipe for the config of a Megatron model."""
     from bridge.registry.registry import get_mixed_precision_config
-    from bridge.target.versions import installed
+    from bridge.target.versions import get_installed_version
 
     config = getattr(chunk, "config", None)
     if not hasattr(config, "num_layers"):
         rule = "a recipe is planned for a Megatron model with its config"
         raise PrecisionTypeError(f"model: {rule}, got {type(chunk).__name__}. Use check_precision.")
-    return precision_plan(get_mixed_precision_config(recipe), config, mcore=installed("mcore"))
+    return precision_plan(
+        get_mixed_precision_config(recipe), config, mcore=get_installed_version("mcore")
+    )
 
 
 @contextmanager
-def _recording(model: Model, done: StepAudit) -> Iterator[None]:
+def _record_step(model: Model, done: StepAudit) -> Iterator[None]:
     """Record a ``with`` block into a `StepAudit`."""
-    from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
+    from bridge.runtime.pytorch.record.gemm_watch import GemmWatch  # imports torch
 
-    watch = GemmWatch(_chunks(model))
-    with watch.watching():
+    watch = GemmWatch(_list_chunks(model))
+    with watch.record_gemms():
         yield
-    done.record = gathered(watch)
+    done.record = gather_record(watch)

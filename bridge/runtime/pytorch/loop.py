@@ -1,6 +1,6 @@
 """Autocast, loss scaler, FSDP policy and TF32 of a recipe, for a training loop.
 
-Each is made of plain data (`compute_dtype`, `scaler_settings`, `policy_dtypes`), which needs no
+Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which needs no
 torch.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.mode import mode_of
-from bridge.precision.values import torch_dtype
+from bridge.precision.mode import get_mode
+from bridge.precision.coercion import get_torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-SCALE_FIELDS = {
+LOSS_SCALE_FIELDS = {
     "init_scale": "initial_loss_scale",
     "growth_interval": "loss_scale_window",
     "hysteresis": "hysteresis",
@@ -39,10 +39,10 @@ def autocast_for(
     """
     import torch
 
-    compute = compute_dtype(checked(config))
+    compute = get_compute_dtype(finalize_config(config))
     if compute == "fp32":
-        return torch.autocast(_device_type(device), enabled=False)
-    return torch.autocast(_device_type(device), dtype=torch_dtype(compute))
+        return torch.autocast(_get_device_type(device), enabled=False)
+    return torch.autocast(_get_device_type(device), dtype=get_torch_dtype(compute))
 
 
 def grad_scaler_for(
@@ -61,10 +61,10 @@ def grad_scaler_for(
 
     from bridge.runtime.pytorch.loss_scaler import LossScaler
 
-    settings = scaler_settings(checked(config))
+    settings = make_scaler_settings(finalize_config(config))
     if not settings.pop("enabled"):
-        return torch.amp.GradScaler(_device_type(device), enabled=False)
-    return LossScaler(_device_type(device), **settings)
+        return torch.amp.GradScaler(_get_device_type(device), enabled=False)
+    return LossScaler(_get_device_type(device), **settings)
 
 
 def fsdp_policy_for(
@@ -87,9 +87,9 @@ def fsdp_policy_for(
             f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard."
         )
     dtypes: dict[str, Any] = {}
-    for name, value in policy_dtypes(checked(config)).items():
+    for name, value in get_policy_dtypes(finalize_config(config)).items():
         if value is not None:
-            dtypes[name] = torch_dtype(value)
+            dtypes[name] = get_torch_dtype(value)
     if version == 2:
         return MixedPrecisionPolicy(**dtypes)
     return MixedPrecision(**dtypes)
@@ -118,28 +118,28 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     return answer
 
 
-def compute_dtype(config: MixedPrecisionConfig) -> str:
+def get_compute_dtype(config: MixedPrecisionConfig) -> str:
     """Return the dtype that operators compute in: that of autocast over FP32 weights, or the mode."""
     values = config.to_dict(full=True)
-    if config.autocast_enabled and (values["params_dtype"] or mode_of(config)) == "fp32":
-        return str(values["autocast_dtype"] or mode_of(config))
-    return mode_of(config)
+    if config.autocast_enabled and (values["params_dtype"] or get_mode(config)) == "fp32":
+        return str(values["autocast_dtype"] or get_mode(config))
+    return get_mode(config)
 
 
-def scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
+def make_scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
     """Return the arguments of `LossScaler`, and `enabled`."""
     if config.loss_scale is not None:
         return {"enabled": True, "init_scale": float(config.loss_scale), "constant": True}
     if not config.fp16:
         return {"enabled": False}
     values = config.to_dict(full=True)
-    scale = {argument: values[field] for argument, field in SCALE_FIELDS.items()}
+    scale = {argument: values[field] for argument, field in LOSS_SCALE_FIELDS.items()}
     return {"enabled": True, **scale, "growth_interval": int(scale["growth_interval"])}
 
 
-def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
+def get_policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
     """Return `param_dtype` and `reduce_dtype` of FSDP as tokens; both are None for FP32."""
-    compute = compute_dtype(config)
+    compute = get_compute_dtype(config)
     if compute == "fp32":
         return {"param_dtype": None, "reduce_dtype": None}
     reduce_dtype = compute
@@ -148,7 +148,7 @@ def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
     return {"param_dtype": compute, "reduce_dtype": reduce_dtype}
 
 
-def checked(config: object) -> MixedPrecisionConfig:
+def finalize_config(config: object) -> MixedPrecisionConfig:
     """Return a recipe after it is finalized.
 
     Raises:
@@ -174,7 +174,7 @@ def require_config(config: object) -> MixedPrecisionConfig:
     return config
 
 
-def _device_type(device: str | torch.device | None) -> str:
+def _get_device_type(device: str | torch.device | None) -> str:
     """Return the type of a device; by default it is CUDA where that is available."""
     import torch
 

@@ -10,10 +10,10 @@ The first two steps are audited, and the settings of all ranks are compared once
 an audit adds to a model, an optimizer or a module is removed when the last step was audited.
 """
 
-from bridge.trainers.audit.attached import AttachedAudit, attach_audit
+from bridge.trainers.audit.attached_audit import AttachedAudit, attach_audit
 from bridge.trainers.audit.megatron_bridge import AuditCallback
 from bridge.trainers.audit.megatron_lm import audited_training
-from bridge.trainers.audit.steps import AuditOptions, StepAudits
+from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
 __all__ = [
     "AttachedAudit",

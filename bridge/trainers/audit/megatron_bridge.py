@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.trainers.audit.steps import AuditOptions, StepAudits
+from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
 
 class AuditCallback:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.trainers.audit.steps import AuditOptions, StepAudits
+from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from bridge.trainers.audit.attached import attach_audit
+from bridge.trainers.audit.attached_audit import attach_audit
 
 _AUDITED: WeakSet[Any] = WeakSet()
 """Optimizers that had an audit attached in this process."""

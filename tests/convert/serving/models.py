@@ -77,7 +77,7 @@ HUGGING_FACE: dict[str, Any] = {
 
 def manifest(model_type: str = "llama", recipe: str = SCHEMES["blockwise"], **fields: Any) -> Manifest:
     """Return the manifest of a small model; further fields are the precision's."""
-    return Manifest.of(planned(model_type, recipe, **fields), model_type=model_type)
+    return Manifest.from_plan(planned(model_type, recipe, **fields), model_type=model_type)
 
 
 def planned(model_type: str, recipe: str, **fields: Any) -> PrecisionPlan:
@@ -91,4 +91,4 @@ def planned(model_type: str, recipe: str, **fields: Any) -> PrecisionPlan:
 
 def names(of: Manifest) -> set[str]:
     """Return the name of every module in the checkpoint."""
-    return {name for row in of.rows for name in row.each()}
+    return {name for row in of.rows for name in row.iterate_served_names()}

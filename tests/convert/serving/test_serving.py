@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bridge.cli.main import main
-from bridge.convert.serving.comparison import compare
+from bridge.convert.serving.comparison import compare_with_serving
 from bridge.convert.serving.exporter import export
-from bridge.convert.serving.formats import SERVED, SYSTEMS
+from bridge.convert.serving.formats import SERVED_SCHEMES, SERVING_SYSTEMS
 from bridge.convert.serving.manifest import Manifest
-from bridge.convert.serving.reader import ServingConfig
+from bridge.convert.serving.serving_config import ServingConfig
 from bridge.errors import PayloadError
 from bridge.runtime.audit.record import GemmRow, Record
 from bridge.runtime.numerics.quantise import quantise
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def served(of: Any, system: str, **more: Any) -> ServingConfig:
-    return ServingConfig.of({"quantization_config": export(of, system).payload, **more})
+    return ServingConfig.from_mapping({"quantization_config": export(of, system).payload, **more})
 
 
 def test_the_names_are_those_of_the_checkpoint_that_transformers_writes(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_every_config_reads_back_as_the_training_had_it() -> None:
         for model_type in FAMILIES:
             trained = manifest(model_type, recipe)
             assert set(trained.schemes) == {scheme}, model_type
-            for system in SYSTEMS:
-                found = compare(trained, served(trained, system), system)
+            for system in SERVING_SYSTEMS:
+                found = compare_with_serving(trained, served(trained, system), system)
                 assert found.differences == (), (scheme, model_type, system)
 
 
@@ -69,7 +69,7 @@ def test_two_schemes_become_two_groups_where_the_system_reads_them() -> None:
     report = export(trained, "vllm")
     assert report.payload["format"] == "mixed-precision"
     assert [len(group["targets"]) for group in report.payload["config_groups"].values()] == [12, 2]
-    assert compare(trained, served(trained, "vllm")).differences == ()
+    assert compare_with_serving(trained, served(trained, "vllm")).differences == ()
     lost = export(trained, "sglang")
     assert list(lost.payload["modules_to_not_convert"])[:1] == ["model.layers.0.self_attn.q_proj"]
     assert str(lost.unmapped[-1]) == (
@@ -87,7 +87,10 @@ def test_compressed_tensors_reads_the_configs_and_gives_each_module_its_scheme()
 
     presets = {"FP8": "delayed", "FP8_BLOCK": "blockwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
     for preset, scheme in presets.items():
-        for role, own in (("weights", SERVED[scheme]["weights"]), ("input_activations", SERVED[scheme]["inputs"])):
+        for role, own in (
+            ("weights", SERVED_SCHEMES[scheme]["weights"]),
+            ("input_activations", SERVED_SCHEMES[scheme]["inputs"]),
+        ):
             theirs = PRESET_SCHEMES[preset][role].model_dump()
             assert {key: str(theirs[key]) for key in own} == {key: str(own[key]) for key in own}, (preset, role)
     rows = [{"select": "*.linear_fc2", "precision": "mxfp8"}]
@@ -105,11 +108,15 @@ def test_compressed_tensors_reads_the_configs_and_gives_each_module_its_scheme()
             parent.add_module(name.rpartition(".")[2], torch.nn.Linear(1, 1, device="meta"))
         found = {}
         for group, written in zip(config.config_groups.values(), payload["config_groups"].values(), strict=True):
-            scheme = next(name for name, row in SERVED.items() if row["weights"] == written["weights"])
-            scheme = next(name for name in trained.schemes if SERVED[name]["weights"] == SERVED[scheme]["weights"])
+            scheme = next(name for name, row in SERVED_SCHEMES.items() if row["weights"] == written["weights"])
+            scheme = next(
+                name for name in trained.schemes if SERVED_SCHEMES[name]["weights"] == SERVED_SCHEMES[scheme]["weights"]
+            )
             for name, _ in match_named_modules(tree, group.targets, config.ignore):
                 found[name] = scheme
-        expected = {name: row.scheme for row in trained.rows for name in row.each() if row.scheme is not None}
+        expected = {
+            name: row.scheme for row in trained.rows for name in row.iterate_served_names() if row.scheme is not None
+        }
         assert found == expected
 
 
@@ -159,7 +166,7 @@ def test_published_configs_are_held_against_a_training() -> None:
     }
     for (sample, model_type, scheme), words in cases.items():
         trained = manifest(model_type, SCHEMES[scheme])
-        found = compare(trained, ServingConfig.read(SAMPLES / sample))
+        found = compare_with_serving(trained, ServingConfig.from_file(SAMPLES / sample))
         text = " ".join(row.sentence(found.mode) for row in found.differences)
         assert bool(text) == bool(words), (sample, text)
         assert all(word in text for word in words), (sample, text)
@@ -171,7 +178,9 @@ def test_scales_per_channel_and_per_token_are_another_scheme() -> None:
 
     group = {role: args.model_dump() for role, args in PRESET_SCHEMES["FP8_DYNAMIC"].items()}
     payload = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {**group, "targets": ["Linear"]}}}
-    found = compare(manifest("llama", SCHEMES["tensorwise"]), ServingConfig.of({**payload, "ignore": ["lm_head"]}))
+    found = compare_with_serving(
+        manifest("llama", SCHEMES["tensorwise"]), ServingConfig.from_mapping({**payload, "ignore": ["lm_head"]})
+    )
     assert {row.serving for row in found.differences} == {
         "8-bit float per channel weights, dynamic 8-bit float per token inputs"
     }
@@ -181,20 +190,24 @@ def test_modules_that_vllm_fuses_need_one_scheme(tmp_path: Path) -> None:
     trained = manifest("deepseek_v3", SCHEMES["nvfp4"])
     sample = SAMPLES / "deepseek_r1_nvfp4_hf_quant_config.json"
     latent = "fuses q_a_proj and kv_a_proj_with_mqa, whose schemes differ in self_attn of layers 1-4."
-    assert compare(trained, ServingConfig.read(sample)).refused == (f"vLLM refuses the config: it {latent}",)
+    assert compare_with_serving(trained, ServingConfig.from_file(sample)).refused == (
+        f"vLLM refuses the config: it {latent}",
+    )
     own = export(trained, "vllm").payload
-    config = ServingConfig.of({**own, "ignore": [*own["ignore"], "model.layers.2.mlp.shared_experts.up_proj"]})
+    config = ServingConfig.from_mapping(
+        {**own, "ignore": [*own["ignore"], "model.layers.2.mlp.shared_experts.up_proj"]}
+    )
     assert (
         "fuses gate_proj and up_proj, whose schemes differ in mlp.shared_experts of"
-        in compare(trained, config).refused[0]
+        in compare_with_serving(trained, config).refused[0]
     )
-    assert compare(trained, config, "sglang").refused == ()
-    assert compare(trained, ServingConfig.of(own), "vllm").refused == ()
+    assert compare_with_serving(trained, config, "sglang").refused == ()
+    assert compare_with_serving(trained, ServingConfig.from_mapping(own), "vllm").refused == ()
     rows = [{"select": "*.linear_q_down_proj", "precision": "bf16"}]
     mixed = manifest("deepseek_v3", SCHEMES["mxfp8"], modules=rows, fp8_param_gather=False)
     assert [str(entry) for entry in export(mixed, "vllm").unmapped if latent in str(entry)]
     assert not [entry for entry in export(mixed, "sglang").unmapped if latent in str(entry)]
-    assert compare(mixed, served(mixed, "vllm"), "vllm").differences == ()
+    assert compare_with_serving(mixed, served(mixed, "vllm"), "vllm").differences == ()
     stored, config_file = tmp_path / "manifest.json", tmp_path / "config.json"
     stored.write_text(json.dumps(asdict(mixed)))
     config_file.write_text(json.dumps(export(mixed, "vllm").payload))
@@ -205,12 +218,12 @@ def test_a_list_means_other_modules_in_other_systems() -> None:
     """The short name that left 56 SwiGLU projections of a rollout in BF16, in verl pull request 7519."""
     keys = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     trained = manifest("llama")
-    config = ServingConfig.of({**keys, "modules_to_not_convert": ["lm_head", "mlp.down_proj"]})
-    rows = {row.readers: row.role for row in compare(trained, config).differences}
+    config = ServingConfig.from_mapping({**keys, "modules_to_not_convert": ["lm_head", "mlp.down_proj"]})
+    rows = {row.readers: row.role for row in compare_with_serving(trained, config).differences}
     assert rows == {("sglang", "hf"): "mlp.linear_fc2"}  # vLLM asks for whole names
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "mlp.gate"]}
     modelopt["kv_cache_quant_algo"] = "FP8"
-    found = compare(manifest("llama", SCHEMES["nvfp4"]), ServingConfig.of(modelopt)).differences
+    found = compare_with_serving(manifest("llama", SCHEMES["nvfp4"]), ServingConfig.from_mapping(modelopt)).differences
     rows_of_modelopt = [(row.readers, row.role, row.modules) for row in found]
     # vLLM loads gate_proj and up_proj as gate_up_proj, which mlp.gate is a part of; SGLang asks for whole parts.
     assert rows_of_modelopt == [(("vllm",), "mlp.linear_fc1", 8), ((), "key-value cache", 4)]
@@ -218,7 +231,7 @@ def test_a_list_means_other_modules_in_other_systems() -> None:
         "Serving quantises key-value cache (4 modules, layers 1-4): FP8; training has it in bf16."
     )
     with pytest.raises(PayloadError, match="is read by sglang and hf, got 'vllm'"):
-        compare(trained, ServingConfig.of({"quant_method": "mxfp8"}), "vllm")
+        compare_with_serving(trained, ServingConfig.from_mapping({"quant_method": "mxfp8"}), "vllm")
 
 
 def test_a_rollout_that_quantises_the_router_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,14 +265,14 @@ def test_a_manifest_is_read_again_and_a_record_overrules_the_plan(tmp_path: Path
     trained = manifest("qwen3_moe")
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps(asdict(trained)))
-    assert Manifest.read(file) == trained
+    assert Manifest.from_file(file) == trained
     plan = planned("qwen3_moe", SCHEMES["blockwise"])
     rows = [("2", "linear_qkv", "bf16", "none"), ("3", "experts.linear_fc2", "e4m3", "blockwise")]
     gemms = [
         GemmRow(layer=layer, module=module, gemm="fprop", left=format_, right=format_, scheme=scheme)
         for layer, module, format_, scheme in rows
     ]
-    ran = Manifest.of(plan, record=Record(gemms=tuple(gemms)), model_type="qwen3_moe")
+    ran = Manifest.from_plan(plan, record=Record(gemms=tuple(gemms)), model_type="qwen3_moe")
     changed = [row for row, before in zip(ran.rows, trained.rows, strict=True) if row != before]
     assert [(row.layer, row.role, row.scheme, row.format) for row in changed] == [
         ("2", "self_attention.linear_qkv", None, "bf16")
@@ -279,7 +292,7 @@ def test_a_file_that_is_no_serving_config_is_refused_in_one_sentence() -> None:
     }
     for message, content in cases.items():
         with pytest.raises(PayloadError) as error:
-            ServingConfig.of(content, "f")
+            ServingConfig.from_mapping(content, "f")
         assert str(error.value).startswith(message)
 
 

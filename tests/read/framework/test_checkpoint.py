@@ -14,8 +14,8 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
-from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, model_of
-from bridge.target.fields import DEFAULTS
+from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, build_bridged_model
+from bridge.target.fields import OWNER_DEFAULTS
 
 MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_6_2.json").read_text(encoding="utf-8"))
 QWEN3 = {
@@ -52,9 +52,9 @@ def read(script: Path, text: str, checkpoint: Path | None = None) -> Run:
 
 @pytest.mark.parametrize("family", MADE)
 def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> None:
-    made = model_of(MADE[family]["config"], MEGATRON_BRIDGE)
+    made = build_bridged_model(MADE[family]["config"], MEGATRON_BRIDGE)
     for name, value in MADE[family]["provider"].items():
-        default = DEFAULTS["model"].get(name)
+        default = OWNER_DEFAULTS["model"].get(name)
         read = made.fields.get(name, default)
         is_of_no_layer = name in ("kv_channels", "num_query_groups") and family == "deepseek_v3"
         assert is_of_no_layer or read == value or (not read and not value), f"{name}: {read} and not {value}"
@@ -63,19 +63,22 @@ def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> N
 
 def test_the_bridges_differ_where_their_code_does() -> None:
     predicts = MADE["deepseek_v3"]["config"]
-    assert model_of(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1
-    assert "mtp_num_layers" not in model_of(predicts, MCORE_BRIDGE).fields
-    assert model_of(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
-    assert "first_last_layers_bf16" not in model_of(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
-    assert model_of(MADE["gpt_oss"]["config"], MBRIDGE).unread == "mbridge makes no model of its model_type gpt_oss"
+    assert build_bridged_model(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1
+    assert "mtp_num_layers" not in build_bridged_model(predicts, MCORE_BRIDGE).fields
+    assert build_bridged_model(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
+    assert "first_last_layers_bf16" not in build_bridged_model(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
+    assert (
+        build_bridged_model(MADE["gpt_oss"]["config"], MBRIDGE).unread
+        == "mbridge makes no model of its model_type gpt_oss"
+    )
 
 
 def test_a_family_that_is_not_known_has_no_sizes() -> None:
-    made = model_of({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
+    made = build_bridged_model({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
     assert (made.fields, made.dtype) == ({}, "bfloat16")
     assert made.unread == "its model_type new_one is none whose layers are known here"
     hybrid = {**QWEN3, "model_type": "nemotron_h"}
-    assert model_of(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
+    assert build_bridged_model(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
 
 
 def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:

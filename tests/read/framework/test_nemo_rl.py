@@ -176,7 +176,7 @@ def test_a_base_that_is_not_there_leaves_the_back_end_open(tmp_path: Path) -> No
         load_run(config_file=path)
     path.write_text("defaults: gone.yaml\npolicy: {precision: bfloat16, megatron_cfg: {enabled: true}}\n")
     run = load_run(config_file=path, strict=False)
-    assert run.weakness("optimizer.use_distributed_optimizer") == (
+    assert run.find_decider("optimizer.use_distributed_optimizer") == (
         "gone.yaml, which `defaults` names and which is not found"
     )
     assert check(run).findings == () or all(one.severity == "info" for one in check(run).findings)

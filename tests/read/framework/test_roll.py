@@ -46,7 +46,7 @@ def test_settings_of_the_strategy_reach_the_configs_of_megatron(run_of) -> None:
         2,
     )
     assert run.section("ddp")["use_distributed_optimizer"] is True
-    assert run.weakness("model.num_layers") == "config.json of org/a-model"
+    assert run.find_decider("model.num_layers") == "config.json of org/a-model"
     assert "defaults: envs@_here_ may state settings of the actor, and is not read." in run.reading.unknown
     assert any("has 16 of them. Add --target h100x16" in sentence for sentence in run.reading.unknown)
 

@@ -42,7 +42,7 @@ def test_overrides_reach_the_configs_of_megatron(run_of) -> None:
     assert (model["tensor_model_parallel_size"], model["pipeline_model_parallel_size"]) == (4, 2)
     assert (model["seq_length"], run.section("train")["micro_batch_size"]) == (8192, 1)
     assert run.reading.generation["actor_rollout_ref.rollout.quantization"] == "fp8"
-    assert run.weakness("model.num_layers") == "config.json of org/a-model"
+    assert run.find_decider("model.num_layers") == "config.json of org/a-model"
     assert [one for one in check(run).findings if one.severity == "error"] == []
 
 

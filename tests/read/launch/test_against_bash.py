@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from bridge.read.launch.alternatives import launches
-from bridge.read.launch.launches import Launch
+from bridge.read.launch.script_launches import read_launches
+from bridge.read.launch.launch import Launch
 
 BASH = shutil.which("bash")
 STUB = r"""#!/bin/bash
@@ -192,7 +192,7 @@ def words_of(launch: Launch) -> tuple[str, ...]:
 def compare(script: str, folder: Path) -> None:
     """Fail where a launch is read as certain that bash does not make, or where one of bash's is not read."""
     started = by_bash(script, folder)
-    read = [launch for launch in launches(script) if launch.line]
+    read = [launch for launch in read_launches(script) if launch.line]
     for launch in read:
         if not is_open(launch):
             assert words_of(launch) in started[launch.program], script

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.convert.conversion import plain, records, runs_of
+from bridge.convert.conversion import to_plain_data, format_records, import_runs
 from bridge.errors import BridgeError
-from bridge.read.launch.alternatives import launches
+from bridge.read.launch.script_launches import read_launches
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.text.document import Document
 from tests.read.properties import reasons
@@ -21,7 +21,7 @@ RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
 
 def defaults(script: str) -> list[set[str]]:
     """The defaults that each launch of a script depends on."""
-    return [set(launch.defaulted) for launch in launches(script)]
+    return [set(launch.variable_defaults) for launch in read_launches(script)]
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def defaults(script: str) -> list[set[str]]:
     ],
 )
 def test_a_branch_behind_a_default_is_a_run_of_its_own(script: str) -> None:
-    first, second = launches(script)
+    first, second = read_launches(script)
     assert sorted(bool(re.search("--fp|--grad", " ".join(one.arguments[3:]))) for one in (first, second)) == [
         False,
         True,
     ]
     assert first.decisions != second.decisions
-    assert (first.defaulted, second.defaulted) == ({}, {})
+    assert (first.variable_defaults, second.variable_defaults) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_a_default_is_a_default_of_the_launch_that_it_decides() -> None:
 
 def test_what_somebody_states_is_no_default() -> None:
     script = f'X=${{X:-1}}\nif [ "$X" = 1 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A'
-    (launch,) = launches(script, variables={"X": "0"})
-    assert (launch.defaulted, "--fp8-format" in launch.arguments) == ({}, False)
+    (launch,) = read_launches(script, variables={"X": "0"})
+    assert (launch.variable_defaults, "--fp8-format" in launch.arguments) == ({}, False)
 
 
 def test_the_default_is_a_record_with_its_value() -> None:
     script = f'X="${{X:-$(pwd)/a}}"\n{RUN} --te-precision-config-file $X'
-    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    (run,) = megatron_lm.import_all(Document.from_text(script, "run.sh"))
     assert [(loss.value, loss.reason) for loss in run.unmapped if loss.field == "$X"] == [
         ("$(pwd)/a", "implied default")
     ]
@@ -114,7 +114,7 @@ PASSED = (
 
 @pytest.mark.parametrize("last", ['--save "$CKPT"', '--tensorboard-dir "$CKPT"', "--data-path a", "--swiglu", ""])
 def test_arguments_that_are_passed_through_may_hold_flags(last: str) -> None:
-    (run,) = megatron_lm.import_all(Document.of_text(f"{PASSED}{RUN} {last} ${{EXTRA[@]}}", "run.sh"))
+    (run,) = megatron_lm.import_all(Document.from_text(f"{PASSED}{RUN} {last} ${{EXTRA[@]}}", "run.sh"))
     assert reasons(run, "$1") == ["unsupported"]
     assert [loss.value for loss in run.unmapped if loss.field == "$1"] == [None]
 
@@ -136,12 +136,12 @@ def test_arguments_that_are_passed_through_may_hold_flags(last: str) -> None:
     ],
 )
 def test_runs_that_are_the_same_are_one(script: str, labels: list[str]) -> None:
-    assert [launch.label for launch in launches(script)] == labels
+    assert [launch.label for launch in read_launches(script)] == labels
 
 
 @pytest.mark.parametrize("guard", ["if [ ! -f x ]; then echo no; exit 1; fi", "[ -f x ] || exit 1", "ls x || exit 1"])
 def test_a_way_that_ends_the_script_is_no_way(guard: str) -> None:
-    (launch,) = launches(f"{guard}\n{RUN}")
+    (launch,) = read_launches(f"{guard}\n{RUN}")
     assert launch.decisions == ()
 
 
@@ -183,12 +183,15 @@ PIECES = st.sampled_from(
 def is_plain(text: str, name: str) -> bool:
     """Whether everything that is said of a script is without private characters."""
     try:
-        found = runs_of(Document.of_text(text, name))
+        found = import_runs(Document.from_text(text, name))
     except BridgeError as error:
         said = str(error)
     else:
         said = json.dumps(
-            [[run.source, plain(run.imported.config.to_dict()), records(run.imported.unmapped, "in")] for run in found],
+            [
+                [run.source, to_plain_data(run.imported.config.to_dict()), format_records(run.imported.unmapped, "in")]
+                for run in found
+            ],
             ensure_ascii=False,
         )
     return not any("\ue000" <= char <= "\uf8ff" for char in said)

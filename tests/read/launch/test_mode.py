@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from bridge.cli.main import main
-from bridge.convert.conversion import Run, convert, runs_of
+from bridge.convert.conversion import ImportedRun, convert, import_runs
 from bridge.errors import PayloadError
-from bridge.precision.mode import mode_of
+from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
 
 WHOLE = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
 
 
-def only(text: str, path: str = "run.sh", **context: object) -> Run:
-    (run,) = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n", path), None, context)
+def only(text: str, path: str = "run.sh", **context: object) -> ImportedRun:
+    (run,) = import_runs(Document.from_text(f"#!/bin/bash\n{text}\n", path), None, context)
     return run
 
 
 def test_the_default_of_a_whole_command_decides_and_is_recorded() -> None:
     run = only(WHOLE)
-    assert (mode_of(run.imported.config), run.imported.decided_by, run.imported.semantics) == ("fp32", None, "fp32")
+    assert (get_mode(run.imported.config), run.imported.decided_by, run.imported.semantics) == ("fp32", None, "fp32")
     assert [entry.field for entry in run.imported.unmapped if entry.reason == "implied default"] == ["--bf16"]
 
 
@@ -47,7 +47,7 @@ def test_elsewhere_the_mode_is_not_stated_and_what_decides_is_named(text: str, d
     with pytest.raises(PayloadError, match="the precision must be stated; .* decides it") as caught:
         convert(run, "recipe")
     assert "the log of a run" in str(caught.value)
-    assert mode_of(run.imported.assume_default().config) == "fp32"
+    assert get_mode(run.imported.assume_default().config) == "fp32"
 
 
 DEEP = 'case "$D" in gpu) if [ "$H" = h100 ]; then if [ -n "$F" ]; then A="--bf16 --fp8-format hybrid"; fi; fi;; esac'
@@ -71,9 +71,9 @@ CANNOT_BE_READ = ': "${E:=$(( (24576 + ${G} - 1) / ${G} ))}"'
     ],
 )
 def test_text_that_is_not_executed_and_states_a_precision_leaves_the_mode_open(text: str, decided_by: str) -> None:
-    first, *others = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE} $A\n", "run.sh"))
+    first, *others = import_runs(Document.from_text(f"#!/bin/bash\n{text}\n{WHOLE} $A\n", "run.sh"))
     assert first.imported.decided_by == decided_by
-    assert all(mode_of(run.imported.config) in ("bf16", "fp16") or run.imported.decided_by for run in others)
+    assert all(get_mode(run.imported.config) in ("bf16", "fp16") or run.imported.decided_by for run in others)
     with pytest.raises(PayloadError, match=re.escape(f"{decided_by} decides it")):
         convert(first, "megatron-lm")
 
@@ -88,8 +88,8 @@ def test_text_that_is_not_executed_and_states_a_precision_leaves_the_mode_open(t
     ],
 )
 def test_a_comment_a_message_another_launch_and_an_unread_line_leave_no_mode_open(text: str) -> None:
-    runs = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE}\n", "run.sh"))
-    assert (mode_of(runs[-1].imported.config), runs[-1].imported.decided_by) == ("fp32", None)
+    runs = import_runs(Document.from_text(f"#!/bin/bash\n{text}\n{WHOLE}\n", "run.sh"))
+    assert (get_mode(runs[-1].imported.config), runs[-1].imported.decided_by) == ("fp32", None)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_comment_a_message_another_launch_and_an_unread_line_leave_no_mode_ope
 )
 def test_a_word_or_one_shared_flag_makes_no_script_megatrons(text: str) -> None:
     with pytest.raises(PayloadError, match=r"^run\.sh: "):
-        runs_of(Document.of_text(f"#!/bin/bash\n{text}\n", "run.sh"))
+        import_runs(Document.from_text(f"#!/bin/bash\n{text}\n", "run.sh"))
 
 
 def test_a_misspelt_flag_gets_the_nearest_name() -> None:
@@ -116,13 +116,13 @@ def test_a_file_beside_that_is_sourced_is_read(tmp_path: Path) -> None:
     (tmp_path / "common.sh").write_text('ARGS="--bf16 --fp8-format hybrid"\n')
     script = f'#!/bin/bash\nHERE=$(dirname "$0")\nsource "$HERE/common.sh"\n{WHOLE} $ARGS\n'
     (tmp_path / "run.sh").write_text(script)
-    (run,) = runs_of(Document.load(tmp_path / "run.sh"))
+    (run,) = import_runs(Document.load(tmp_path / "run.sh"))
     assert (run.imported.config.fp8, run.imported.decided_by) == ("hybrid", None)
 
 
 def test_the_name_of_a_recipe_is_read_and_fields_go_over_it() -> None:
     run = only("python train.py mixed_precision=bf16_mixed mixed_precision.grad_reduce_in_fp32=false")
-    assert (run.system.name, mode_of(run.imported.config)) == ("megatron-bridge", "bf16")
+    assert (run.system.name, get_mode(run.imported.config)) == ("megatron-bridge", "bf16")
     assert run.imported.config.grad_reduce_in_fp32 is False
 
 
@@ -132,7 +132,7 @@ def test_a_lone_switch_of_an_unknown_program_names_no_system(switch: str) -> Non
     with pytest.raises(PayloadError, match="line 2, inference.py: no system here knows the program's arguments"):
         only(helper)
     for known in (f"pretrain_gpt.py {switch}", f"inference.py {switch} --tokenizer-type GPT2BPETokenizer"):
-        assert mode_of(only(f"python {known}").imported.config) == switch.removeprefix("--")
+        assert get_mode(only(f"python {known}").imported.config) == switch.removeprefix("--")
 
 
 def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
@@ -167,7 +167,7 @@ def test_ms_swift_turns_on_the_switch_of_its_torch_dtype(program: str, dtype: st
     imported = only(f"{program} --torch_dtype {dtype} --output_dir out --per_device_train_batch_size 8").imported
     (record,) = [one for one in imported.unmapped if one.field == "--torch_dtype"]
     assert (record.reason, record.value) == ("implied default", dtype)
-    assert switch in (mode_of(imported.config), imported.config.to_dict().get("autocast_dtype"))
+    assert switch in (get_mode(imported.config), imported.config.to_dict().get("autocast_dtype"))
     assert imported.mode_is_stated
 
 
@@ -190,8 +190,10 @@ def test_ms_swifts_megatron_is_not_read_with_the_switches_of_megatron_lm() -> No
     ],
 )
 def test_the_mode_of_a_script_whose_branches_test_a_value(text: str, modes: list[str | None]) -> None:
-    found = [run.imported for run in runs_of(Document.of_text(f"#!/bin/bash\nA=\n{text}\n{WHOLE} $A\n", "run.sh"))]
-    assert [mode_of(one.config) if one.mode_is_stated else None for one in found] == modes
+    found = [
+        run.imported for run in import_runs(Document.from_text(f"#!/bin/bash\nA=\n{text}\n{WHOLE} $A\n", "run.sh"))
+    ]
+    assert [get_mode(one.config) if one.mode_is_stated else None for one in found] == modes
 
 
 # -- what the run itself printed ---------------------------------------------------------------------------------------
@@ -220,19 +222,19 @@ BLOCK = {
 
 @pytest.mark.parametrize("prefix", ["", "0: ", "[default0]:", "2026-01-02 10:00:00 [rank0]: "])
 def test_printed_arguments_are_the_run(prefix: str) -> None:
-    (run,) = runs_of(Document.of_text(printed(prefix, **BLOCK), "out.log"))
-    assert (mode_of(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    (run,) = import_runs(Document.from_text(printed(prefix, **BLOCK), "out.log"))
+    assert (get_mode(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
     assert (run.imported.recipe, run.imported.unmapped) == ("bf16_with_fp8_subchannel_scaling_mixed", ())
 
 
 def test_printed_arguments_state_fp32_too() -> None:
-    (run,) = runs_of(Document.of_text(printed(bf16=False, fp16=False, num_layers=2), "slurm-1.out"))
-    assert (mode_of(run.imported.config), run.imported.decided_by) == ("fp32", None)
+    (run,) = import_runs(Document.from_text(printed(bf16=False, fp16=False, num_layers=2), "slurm-1.out"))
+    assert (get_mode(run.imported.config), run.imported.decided_by) == ("fp32", None)
 
 
 def test_an_incomplete_block_states_what_it_shows() -> None:
     for arguments in ({"num_layers": 2}, {"fp8": None, "num_layers": 2}):
-        (run,) = runs_of(Document.of_text(printed(**arguments), "out.log"))
+        (run,) = import_runs(Document.from_text(printed(**arguments), "out.log"))
         assert run.imported.decided_by == "the rest of the log, since the block of arguments is incomplete,"
     for arguments, mode in (
         ({"bf16": False}, None),
@@ -240,15 +242,15 @@ def test_an_incomplete_block_states_what_it_shows() -> None:
         ({"bf16": True}, "bf16"),
     ):
         text = printed(**arguments).partition("------ end of")[0].rpartition("\n")[0]
-        imported = runs_of(Document.of_text(text, "out.log"))[0].imported
-        assert (mode_of(imported.config) if imported.mode_is_stated else None) == mode
+        imported = import_runs(Document.from_text(text, "out.log"))[0].imported
+        assert (get_mode(imported.config) if imported.mode_is_stated else None) == mode
         assert ("arguments" in [entry.field for entry in imported.unmapped]) is (mode is not None)
 
 
 def test_each_start_in_a_log_is_a_run_and_a_long_log_is_read(tmp_path: Path, capsys) -> None:
     text = printed(**BLOCK) + printed(**{**BLOCK, "fp8": None}) + printed(**BLOCK)
     (tmp_path / "out.log").write_text(text + "iteration 1\n" * 100_000)
-    assert [run.imported.config.fp8 for run in runs_of(Document.load(tmp_path / "out.log"))] == ["hybrid", None]
+    assert [run.imported.config.fp8 for run in import_runs(Document.load(tmp_path / "out.log"))] == ["hybrid", None]
     assert main(["convert", str(tmp_path / "out.log"), "--to", "megatron-lm"]) == 0
     assert "--fp8-recipe blockwise" in capsys.readouterr().out
 
@@ -273,8 +275,8 @@ def saved(path: Path, **content: object) -> Path:
 
 def test_the_arguments_in_a_checkpoint_are_the_run(tmp_path: Path) -> None:
     arguments = Namespace(**BLOCK | {"params_dtype": torch.bfloat16, "exit_signal": signal.SIGTERM})
-    (run,) = runs_of(Document.load(saved(tmp_path / "common.pt", args=arguments, iteration=3)))
-    assert (mode_of(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    (run,) = import_runs(Document.load(saved(tmp_path / "common.pt", args=arguments, iteration=3)))
+    assert (get_mode(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
     assert run.evidence == "is a checkpoint with the arguments of Megatron-LM"
 
 
@@ -293,4 +295,4 @@ def test_a_checkpoint_without_arguments_says_so(content: dict[str, object], tmp_
 
 def test_a_damaged_checkpoint_is_one_sentence() -> None:
     with pytest.raises(PayloadError, match=r"^common\.pt: must be a file of torch\.save, got \w+\. "):
-        Document.of_bytes(b"PK\x03\x04 and no more", "common.pt")
+        Document.from_bytes(b"PK\x03\x04 and no more", "common.pt")

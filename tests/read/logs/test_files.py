@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import UnreadFileError
-from bridge.read.logs.files import READ, read_logs
+from bridge.read.logs.files import READABLE_LOGS, read_logs
 
 OTHER = {
     "notes.txt": b"the run went well\n",
@@ -26,7 +26,7 @@ def test_another_file_is_refused_with_the_formats_that_are_read(name: str, tmp_p
     path.write_bytes(OTHER[name])
     with pytest.raises(UnreadFileError) as refused:
         read_logs(path)
-    assert str(refused.value) == f"{path}: no run is read from it. Give {READ}."
+    assert str(refused.value) == f"{path}: no run is read from it. Give {READABLE_LOGS}."
 
 
 def test_an_empty_folder_and_an_absent_file_are_refused(tmp_path: Path) -> None:

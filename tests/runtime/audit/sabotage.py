@@ -71,7 +71,7 @@ def in_bf16(run: Any, layer: int, *names: str) -> None:
         if names and name not in names:
             continue
         if hasattr(module, "multiply_in"):
-            module.multiply_in(None)
+            module.set_precision(None)
         elif hasattr(module, "fp8_meta") and name.rpartition(".")[2].startswith("linear"):
             inside_autocast(module, None)
 
@@ -118,7 +118,7 @@ def blockwise_fc2(run: Any) -> None:
 
     module = layers_of(run)[2].mlp.linear_fc2
     if hasattr(module, "multiply_in"):
-        module.multiply_in(GemmPrecision(scheme="blockwise", format="e4m3"))
+        module.set_precision(GemmPrecision(scheme="blockwise", format="e4m3"))
     else:
         from transformer_engine.common.recipe import Float8BlockScaling
 
@@ -147,8 +147,8 @@ def local_spec() -> Any:
         original = block_spec
         return lambda config, *, backend, **named: original(config, backend="local", **named)
 
-    stack.enter_context(patched("bridge.runtime.megatron.gpt:block_spec", plain))
-    stack.enter_context(patched("bridge.runtime.megatron.gpt:emulate", lambda _original: lambda *_: None))
+    stack.enter_context(patched("bridge.runtime.megatron.gpt:build_block_spec", plain))
+    stack.enter_context(patched("bridge.runtime.megatron.gpt:emulate_low_layers", lambda _original: lambda *_: None))
     return stack
 
 
@@ -195,7 +195,7 @@ def stay_in_bf16() -> Any:
 
     if "transformer_engine_torch" in sys.modules:
         return patched("transformer_engine.pytorch.module.base:TransformerEngineBaseModule.reset_parameters", plain)
-    return patched("bridge.runtime.megatron.emulation.model:store_weight", skip)
+    return patched("bridge.runtime.megatron.emulation.emulated_model:store_weight", skip)
 
 
 def no_context() -> Any:
@@ -215,7 +215,9 @@ def coalesced() -> Any:
     import torch
 
     stack = ExitStack()
-    stack.enter_context(patched("bridge.runtime.megatron.backend:separate_gathers", lambda _original: nullcontext))
+    stack.enter_context(
+        patched("bridge.runtime.megatron.backend:gather_buckets_separately", lambda _original: nullcontext)
+    )
     original = torch.distributed.distributed_c10d._coalescing_manager
     path = "megatron.core.distributed.param_and_grad_buffer:_coalescing_manager"
     stack.enter_context(patched(path, lambda _original: original))

@@ -28,7 +28,7 @@ def grid():
 @pytest.mark.parametrize("recipe", ["bf16_with_fp8_current_scaling_mixed", "bf16_with_nvfp4_mixed"])
 def test_every_row_of_a_plan_is_recorded(grid, recipe, tmp_path):
     cell = {**DENSE, "recipe": recipe}
-    cell |= grid.trained(grid.words_of(cell), tmp_path)
+    cell |= grid.trained(grid.expand_words(cell), tmp_path)
     assert cell["rows"] == cell["equal"] == 51  # four layers of four modules, and the output layer, three GEMMs each
     assert grid.is_planned(cell)
 
@@ -44,7 +44,7 @@ def test_a_row_that_is_not_planned_is_counted_and_named(grid, tmp_path):
         return update
 
     with patched("bridge.training.config:runtime_config_update", without_the_last):
-        cell |= grid.trained(grid.words_of(cell), tmp_path)
+        cell |= grid.trained(grid.expand_words(cell), tmp_path)
     assert (cell["rows"], cell["equal"]) == (51, 39)
     assert "ran e4m3 x e4m3 (tensorwise): layer 4, linear_qkv" in cell["failed"]
     assert not grid.is_planned(cell)

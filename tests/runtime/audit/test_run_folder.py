@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.runtime.audit.quantisation import FILE, QuantisationRow, write_rows
+from bridge.runtime.audit.quantisation import QUANTISATION_FILE, QuantisationRow, write_rows
 from bridge.runtime.audit.run_folder import RunFolder
 
 ROW = QuantisationRow(
@@ -35,7 +35,7 @@ ROW = QuantisationRow(
     ids=["unknown column", "cell without a column", "cell without an end", "text for a number"],
 )
 def test_a_damaged_table_of_quantisation_is_one_sentence(before: str, after: str, tmp_path: Path) -> None:
-    path = tmp_path / FILE
+    path = tmp_path / QUANTISATION_FILE
     write_rows(path, [ROW])
     assert RunFolder(tmp_path).quantisation[0].sqnr_db == 31.5
     path.write_text(path.read_text().replace(before, after, 1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.runtime.compare.arm import Arm
-from bridge.runtime.compare.comparison import compare
+from bridge.runtime.compare.comparison import compare_arms
 from tests.runtime.compare.test_gap import WARM_UP, curve
 
 
@@ -26,7 +26,7 @@ def arm(recipe: str, seed: int, *, factor: float = 1.0, lr: float = 1e-3) -> Arm
 
 def test_runs_that_differ_in_more_than_precision_and_seed_are_compared_apart() -> None:
     arms = [arm(recipe, seed, lr=lr) for lr in (1e-3, 3e-4) for recipe in ("a", "b") for seed in (1, 2)]
-    found = compare(arms)
+    found = compare_arms(arms)
     assert [dict(comparison.where) for comparison in found] == [{"optimizer.lr": 1e-3}, {"optimizer.lr": 3e-4}]
     for comparison in found:
         baseline, other = comparison.rows
@@ -39,10 +39,10 @@ def test_a_run_that_failed_is_outside_and_one_that_did_not_end_tells_nothing() -
     sound = [arm("a", 1), arm("a", 2)]
     failed = replace(arm("b", 1), failure="audit: step 2 must run what is planned.")
     stopped = replace(arm("c", 1), summary={})
-    _, second, third = compare([*sound, failed, arm("b", 2), stopped])[0].rows
+    _, second, third = compare_arms([*sound, failed, arm("b", 2), stopped])[0].rows
     assert second.sentence("a") == (
         "b: outside 1 %. The run failed in 1 of 2 seeds. audit: step 2 must run what is planned."
     )
     assert third.sentence("a") == "c: cannot tell. No seed was run with both recipes. c-1 did not end."
     lost = replace(stopped, curve=replace(stopped.curve, losses=(*stopped.curve.losses[:-1], float("nan"))))
-    assert compare([*sound, lost])[0].verdicts == {"outside"}
+    assert compare_arms([*sound, lost])[0].verdicts == {"outside"}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bridge import MixedPrecisionConfig
 from bridge.precision.formats import BIT_DB, FORMATS
-from bridge.precision.statements import field_value
+from bridge.precision.statements import get_field_value
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.runtime.compare.proposal import module_rows_of, propose
+from bridge.runtime.compare.proposal import make_module_rows, propose_precisions
 
 OPERANDS = (("input", "e4m3"), ("weight", "e4m3"), ("grad_output", "e5m2"))
 
@@ -42,17 +42,21 @@ def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outli
         *module(2, "mlp.linear_fc1"),
         *module(7, input=1),
     ]
-    found = propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6)
+    found = propose_precisions(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6)
     assert [str(one) for one in found] == [
         "layer 2, mlp.linear_fc2: input has 17.4 dB of 31.5; mxfp8, where it loses 14 dB less",
         "layer 3, mlp.linear_fc2: input has 12.0 dB of 31.5; mxfp8, where it loses 19 dB less",
     ]
-    proposed = module_rows_of(found)
+    proposed = make_module_rows(found)
     assert proposed == [{"select": {"layers": [2, 3], "module": "mlp.linear_fc2"}, "precision": "mxfp8"}]
     recipe = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", modules=proposed)
     recipe.finalize()
-    assert field_value(from_yaml(MixedPrecisionConfig, to_yaml(recipe)), "modules") == field_value(recipe, "modules")
-    hopper = propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6, schemes=("tensorwise", "blockwise"))
+    assert get_field_value(from_yaml(MixedPrecisionConfig, to_yaml(recipe)), "modules") == get_field_value(
+        recipe, "modules"
+    )
+    hopper = propose_precisions(
+        rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6, schemes=("tensorwise", "blockwise")
+    )
     assert {one.precision for one in hopper} == {"bf16"}
 
 
@@ -60,13 +64,13 @@ def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outli
 def test_an_operand_near_its_formats_ratio_changes_nothing(distance: float, operand: str) -> None:
     own = dict(OPERANDS)[operand]
     rows = module(1, **{operand: FORMATS[own].healthy_db + distance})
-    assert propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=1) == []
+    assert propose_precisions(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=1) == []
 
 
 def test_the_last_measured_step_counts() -> None:
     rows = [*module(1, step=3, input=10.0), *module(1, step=9)]
-    assert propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=1) == []
-    assert propose([], scheme="mxfp8", fp8_format="e4m3", num_layers=1) == []
-    (kept,) = propose(module(1, input=10.0), scheme="mxfp8", fp8_format="e4m3", num_layers=1)
+    assert propose_precisions(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=1) == []
+    assert propose_precisions([], scheme="mxfp8", fp8_format="e4m3", num_layers=1) == []
+    (kept,) = propose_precisions(module(1, input=10.0), scheme="mxfp8", fp8_format="e4m3", num_layers=1)
     assert (kept.precision, kept.gained_db) == ("bf16", None)
     assert kept.healthy_db == pytest.approx(31.5, abs=0.1)

@@ -26,7 +26,7 @@ def main(plan: dict) -> None:
     import torch
 
     import bridge.runtime.megatron.emulation.parallel_linear as emulated
-    from bridge.runtime.megatron.backend import choose_backend, running
+    from bridge.runtime.megatron.backend import choose_backend, use_backend
     from bridge.runtime.megatron.process import training_process
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
@@ -35,7 +35,7 @@ def main(plan: dict) -> None:
     if plan.get("unfused"):
         from bridge.runtime.megatron.te_cpu import norms
 
-        norms.FUSED.clear()
+        norms.FUSED_QUANTIZERS.clear()
     arguments = plan.get("arguments", {})
     shape = {"hidden_size": 128, "ffn_hidden_size": 256, **arguments.pop("model", {})}
     still = {"lr": 0.0, "min_lr": 0.0, **arguments.pop("optimizer", {})}
@@ -48,21 +48,21 @@ def main(plan: dict) -> None:
     operands: list[dict] = []
     losses: list[float] = []
     nearest = emulated.GemmPrecision(scheme="nvfp4", format="e2m1", disable_stochastic_rounding=True)
-    own = emulated.gemm_precision
+    own = emulated.make_gemm_precision
     chosen = (lambda config: nearest if config.fp4 else own(config)) if plan.get("to_nearest") else own
     with (
-        patch.object(emulated, "gemm_precision", chosen),
+        patch.object(emulated, "make_gemm_precision", chosen),
         training_process(config.model, seed=config.train.seed) as process,
-        running(backend),
+        use_backend(backend),
     ):
         run = build_run(config, process, backend=backend)
         source = run.batches_of(run.splits.train, start=0)
         for step in range(STEPS):
             with watched(plan["backend"], run.trainer.model, step, operands):
                 losses.append(run.trainer.step(source).loss)
-        with run.telemetry.measuring(STEPS):
+        with run.telemetry.measure_step(STEPS):
             run.trainer.step(source)
-        measured = [asdict(row) for row in run.telemetry.of_all_stages()]
+        measured = [asdict(row) for row in run.telemetry.gather_stages()]
     rank = os.environ.get("RANK", "0")
     torch.save({"operands": operands, "losses": losses, "measured": measured}, f"{plan['out']}-{rank}.pt")
 
@@ -72,11 +72,11 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     """Keep the operands of each GEMM in low precision of a block."""
     from bridge.precision.schemes import GEMMS
     from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
-    from bridge.runtime.megatron.record.telemetry import global_layer_names
+    from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
     from bridge.runtime.numerics import Observer
     from bridge.runtime.pytorch.record import te_gemms
-    from bridge.runtime.pytorch.record.modules import Running
-    from bridge.runtime.pytorch.record.operand_format import is_quantised, is_te
+    from bridge.runtime.pytorch.record.modules import ModuleTracker
+    from bridge.runtime.pytorch.record.operand_format import is_quantised, is_te_module
 
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
         sides = {"left": left, "right": right}
@@ -94,20 +94,20 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
             keep(self.where, gemm, left, right)
 
     def keep_te(call: te_gemms.TeGemm) -> None:
-        from bridge.runtime.megatron.te_cpu.storage import operand_of
+        from bridge.runtime.megatron.te_cpu.storage import make_storage_operand
 
         if not is_quantised(call.left) or running.module not in names:  # in BF16, or no layer
             return
         row = GEMMS[call.gemm]
-        left = operand_of(call.left, row.left, columnwise=row.left_columnwise)
-        right = operand_of(call.right, row.right, columnwise=row.right_columnwise)
+        left = make_storage_operand(call.left, row.left, columnwise=row.left_columnwise)
+        right = make_storage_operand(call.right, row.right, columnwise=row.right_columnwise)
         keep(names[running.module], call.gemm, left, right)
 
-    names, running = global_layer_names(model), Running()
+    names, running = name_modules_by_layer(model), ModuleTracker()
     with ExitStack() as stack:
         if backend == "te_cpu":
-            stack.enter_context(running.following(filter(is_te, names)))
-            stack.enter_context(te_gemms.reported_gemms(keep_te, nullcontext))
+            stack.enter_context(running.following(filter(is_te_module, names)))
+            stack.enter_context(te_gemms.report_gemms(keep_te, nullcontext))
         else:
             for module, where in names.items():
                 if isinstance(module, EmulatedParallelLinear):

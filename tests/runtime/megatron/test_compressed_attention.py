@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer import TransformerConfig
 
-from bridge.plan.memory_parameters import chunk_parameters
+from bridge.plan.memory_parameters import list_chunk_parameters
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from tests import releases, warm
 from tests.releases import ROOT
@@ -72,7 +72,7 @@ def planned(plan: PrecisionPlan) -> dict[str, list[tuple[int, str]]]:
     (places,) = plan.stages
     found = defaultdict(list)
     for place in places:
-        for one in chunk_parameters(plan, place):
+        for one in list_chunk_parameters(plan, place):
             found[one.layer].append((one.numel, one.storage))
     return {layer: sorted(parameters) for layer, parameters in found.items()}
 

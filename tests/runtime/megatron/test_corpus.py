@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bridge.errors import DataError
-from bridge.runtime.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
+from bridge.runtime.megatron.data.batches import Splits, iterate_batches, build_splits, compute_unigram_entropy
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, open_corpus
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.runtime.megatron.process import training_process
@@ -127,21 +127,23 @@ def test_changed_text_is_another_corpus(process, tmp_path):
 
 def test_split_is_fair(process, tmp_path):
     splits = splits_of(corpus_of(None, tmp_path), seq_length=256)
-    own = [unigram_entropy(Splits(train=part, validation=None), 256) for part in (splits.train, splits.validation)]
+    own = [
+        compute_unigram_entropy(Splits(train=part, validation=None), 256) for part in (splits.train, splits.validation)
+    ]
     assert own[0] == pytest.approx(own[1], abs=0.06)
-    assert unigram_entropy(splits, 256) == pytest.approx(own[1], abs=0.03)
+    assert compute_unigram_entropy(splits, 256) == pytest.approx(own[1], abs=0.03)
 
 
 def test_unigram_entropy_of_a_fair_coin_is_one_bit(process, tmp_path):
     write_pair(tmp_path / "coin", [[2, 3] * 500] * 20)
     corpus = corpus_of(tmp_path / "coin", tmp_path, vocab_size=4)
-    assert unigram_entropy(splits_of(corpus), 4) == pytest.approx(np.log(2), rel=1e-3)
+    assert compute_unigram_entropy(splits_of(corpus), 4) == pytest.approx(np.log(2), rel=1e-3)
 
 
 def test_token_unseen_in_training_costs_a_finite_amount(process, tmp_path):
     write_pair(tmp_path / "unseen", [[2] * 100] * 19 + [[3] * 100])
     corpus = corpus_of(tmp_path / "unseen", tmp_path, vocab_size=4)
-    assert unigram_entropy(splits_of(corpus, split="95,5,0"), 4) == pytest.approx(np.log(1904), rel=1e-3)
+    assert compute_unigram_entropy(splits_of(corpus, split="95,5,0"), 4) == pytest.approx(np.log(1904), rel=1e-3)
 
 
 def test_existing_pair_is_used_where_it_lies(process, tmp_path):
@@ -150,12 +152,12 @@ def test_existing_pair_is_used_where_it_lies(process, tmp_path):
         corpus = corpus_of(path, tmp_path, vocab_size=5)
         assert corpus.prefix == str(tmp_path / "pair")
     batch = next(
-        batches(
+        iterate_batches(
             splits_of(corpus).train,
             micro_batch_size=2,
             data_parallel_rank=0,
             data_parallel_size=1,
-            where=process.device,
+            device=process.device,
         )
     )
     assert batch["tokens"].shape == (2, 32)
@@ -167,12 +169,12 @@ def test_samples_do_not_depend_on_the_layout(process, tmp_path):
     train = splits_of(corpus_of(None, tmp_path)).train
 
     def tokens(micro_batch_size, rank, ranks, count, start=0):
-        source = batches(
+        source = iterate_batches(
             train,
             micro_batch_size=micro_batch_size,
             data_parallel_rank=rank,
             data_parallel_size=ranks,
-            where=process.device,
+            device=process.device,
             start=start,
         )
         return [row.tolist() for _, batch in zip(range(count), source, strict=False) for row in batch["tokens"]]
@@ -186,7 +188,9 @@ def test_samples_do_not_depend_on_the_layout(process, tmp_path):
 def test_samples_start_over_at_the_end(process, tmp_path):
     (tmp_path / "short.txt").write_text("ten bytes\n" * 500)
     train = splits_of(corpus_of(tmp_path / "short.txt", tmp_path), train_samples=8, validation_samples=0).train
-    source = batches(train, micro_batch_size=7, data_parallel_rank=0, data_parallel_size=1, where=process.device)
+    source = iterate_batches(
+        train, micro_batch_size=7, data_parallel_rank=0, data_parallel_size=1, device=process.device
+    )
     assert all(next(source)["tokens"].shape == (7, 32) for _ in range(len(train)))
 
 

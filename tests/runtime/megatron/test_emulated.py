@@ -4,10 +4,10 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from bridge.runtime.megatron.backend import Backend, running
-from bridge.runtime.megatron.emulation.parallel_linear import emulated_linears, gemm_precision
+from bridge.runtime.megatron.backend import Backend, use_backend
+from bridge.runtime.megatron.emulation.parallel_linear import list_emulated_linears, make_gemm_precision
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import GPTConfig, build_gpt, run_config
+from bridge.runtime.megatron.gpt import GPTConfig, build_gpt, adapt_config
 from bridge.runtime.megatron.process import training_process
 from bridge.runtime.numerics import GemmPrecision, quantise, scaled_linear
 
@@ -33,9 +33,9 @@ def built():
     with ExitStack() as stack:
 
         def build(**fields):
-            config, _ = run_config(GPTConfig(**{**SHAPE, **fields}), vocab_size=256)
+            config, _ = adapt_config(GPTConfig(**{**SHAPE, **fields}), vocab_size=256)
             process = stack.enter_context(training_process(config, seed=1))
-            stack.enter_context(running(Backend(name="emulated")))
+            stack.enter_context(use_backend(Backend(name="emulated")))
             return build_gpt(config, DistributedDataParallelConfig(), process.device, seed=1, backend="emulated")
 
         yield build
@@ -43,7 +43,7 @@ def built():
 
 def first_linear(model, name="mlp.linear_fc1"):
     paths = {module: path for chunk in model for path, module in chunk.named_modules()}
-    return next(module for module in emulated_linears(model) if paths[module].endswith(name))
+    return next(module for module in list_emulated_linears(model) if paths[module].endswith(name))
 
 
 def test_layer_computes_what_scaled_linear_does(built):
@@ -121,9 +121,9 @@ def test_stored_weight_is_what_quantise_returns(built):
 
 def test_config_of_a_layer_is_megatrons():
     config = GPTConfig(**SHAPE, fp8_recipe="delayed", fp8_margin=2, fp8_amax_history_len=7, fp8_amax_compute_algo="max")
-    assert gemm_precision(config) == GemmPrecision(
+    assert make_gemm_precision(config) == GemmPrecision(
         scheme="delayed", format="hybrid", margin=2, amax_history_len=7, amax_compute_algo="max"
     )
-    assert gemm_precision(GPTConfig(**{**SHAPE, "fp8": None})) is None
+    assert make_gemm_precision(GPTConfig(**{**SHAPE, "fp8": None})) is None
     four = GPTConfig(**{**SHAPE, "fp8": None, "fp4": "e2m1", "fp4_recipe": "nvfp4"})
-    assert gemm_precision(four) == GemmPrecision(scheme="nvfp4", format="e2m1")
+    assert make_gemm_precision(four) == GemmPrecision(scheme="nvfp4", format="e2m1")

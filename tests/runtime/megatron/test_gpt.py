@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron import device
-from bridge.runtime.megatron.gpt import GPTConfig, padded_vocab_size, run_config
+from bridge.runtime.megatron import cuda_shim
+from bridge.runtime.megatron.gpt import GPTConfig, compute_padded_vocab_size, adapt_config
 from bridge.runtime.megatron.process import apply_tf32, training_process
 
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -29,16 +29,16 @@ def test_unknown_activation_is_refused():
 @pytest.mark.parametrize(("vocab_size", "ranks", "rows"), [(256, 1, 256), (257, 1, 384), (256, 4, 512), (1, 1, 128)])
 def test_vocabulary_is_padded(vocab_size, ranks, rows):
     config = GPTConfig(**SHAPE, vocab_size=vocab_size, tensor_model_parallel_size=ranks)
-    assert padded_vocab_size(config) == rows
+    assert compute_padded_vocab_size(config) == rows
 
 
 def test_vocabulary_comes_from_the_data():
-    assert run_config(GPTConfig(**SHAPE), vocab_size=300)[0].vocab_size == 300
+    assert adapt_config(GPTConfig(**SHAPE), vocab_size=300)[0].vocab_size == 300
 
 
 def test_vocabulary_smaller_than_the_data_is_refused():
     with pytest.raises(RunConfigError) as raised:
-        run_config(GPTConfig(**SHAPE, vocab_size=100), vocab_size=256)
+        adapt_config(GPTConfig(**SHAPE, vocab_size=100), vocab_size=256)
     assert str(raised.value) == (
         "model.vocab_size: must be at least the data's vocabulary of 256, got 100. Leave it at None to take the data's."
     )
@@ -47,7 +47,7 @@ def test_vocabulary_smaller_than_the_data_is_refused():
 @needs_cpu
 def test_settings_that_the_cpu_needs_are_one_sentence():
     config = GPTConfig(**SHAPE, gradient_accumulation_fusion=True, persist_layer_norm=True)
-    settled, notes = run_config(config, vocab_size=256)
+    settled, notes = adapt_config(config, vocab_size=256)
     assert config.gradient_accumulation_fusion
     assert not settled.gradient_accumulation_fusion
     assert notes == [
@@ -61,7 +61,7 @@ def test_settings_that_the_cpu_needs_are_one_sentence():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_precision_field_is_touched(dtype):
     config = GPTConfig(**SHAPE, bf16=dtype is torch.bfloat16, params_dtype=dtype, attention_softmax_in_fp32=True)
-    settled, _ = run_config(config, vocab_size=256)
+    settled, _ = adapt_config(config, vocab_size=256)
     for name in ("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "attention_softmax_in_fp32"):
         assert getattr(settled, name) == getattr(config, name)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bridge.runtime.megatron.process import training_process
-from bridge.runtime.numerics import GemmPrecision, padded_scales, quantise
+from bridge.runtime.numerics import GemmPrecision, pad_scales, quantise
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 TINY = {
@@ -128,7 +128,7 @@ class TestCodes:
         records = codes.compare(codes.our_arrays(made), codes.their_arrays(theirs), spec)
         assert [record["array"] for record in records][:4] == ["codes", "scale_inv", "codes_t", "scale_inv_t"]
         assert [record["different"] for record in records] == [0] * (6 if scheme == "nvfp4" else 4)
-        name = "_data" if spec.whole_tensor else "_rowwise_data"
+        name = "_data" if spec.has_single_scale else "_rowwise_data"
         getattr(theirs, name).view(torch.uint8)[3, 5] ^= 0x11
         wrong = [r for r in codes.compare(codes.our_arrays(made), codes.their_arrays(theirs), spec) if not r["ok"]]
         assert [(record["array"], record["different"]) for record in wrong] == [("codes", 1)]
@@ -145,14 +145,14 @@ class TestCodes:
 
 def as_transformer_engine(made):
     """A tensor with the attributes of Transformer Engine's, its scales padded with what no scale is."""
-    if made.spec.whole_tensor:
+    if made.spec.has_single_scale:
         return SimpleNamespace(
             _data=made.codes.clone(), _scale_inv=made.scale_inv, _transpose=made.codes_t, _transpose_invalid=False
         )
     padded = {}
     for columnwise, name in ((False, "_rowwise_scale_inv"), (True, "_columnwise_scale_inv")):
-        scales = padded_scales(made, columnwise=columnwise)
-        kept = padded_scales(made, columnwise=columnwise)
+        scales = pad_scales(made, columnwise=columnwise)
+        kept = pad_scales(made, columnwise=columnwise)
         scales.fill_(77)
         height, width = made.spec.tile(columnwise)
         compact = made.copy(columnwise)[1]

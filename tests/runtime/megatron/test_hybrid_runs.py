@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
+from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, scan_chunks, convolve_and_scan
 from bridge.training.loop import pretrain
 from tests.runtime.megatron.test_model_kinds import SCHEMES, mismatches, parameters, run_of
 from tests.training.loop_tiny import tiny, trace
@@ -52,7 +52,7 @@ def recurrence(x, dt, A, B, C, D):
 @pytest.mark.parametrize("tokens", [5, 16, 37])
 def test_the_scan_in_chunks_is_the_recurrence(tokens):
     given = mixer_inputs(tokens)
-    y = chunk_scan(**given, chunk_size=16, dt_softplus=True)
+    y = scan_chunks(**given, chunk_size=16, dt_softplus=True)
     expected = recurrence(**{**given, "dt": torch.nn.functional.softplus(given["dt"].double())})
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -62,7 +62,7 @@ def test_the_whole_mixer_is_convolution_scan_and_gate():
     z, taps, bias, dt_bias = (torch.randn(*s, generator=draw) for s in ((2, 19, 32), (56, 4), (56,), (4,)))
     flat = torch.cat([given[name].flatten(2) for name in ("x", "B", "C")], -1)
     packed = torch.cat([z, flat, given["dt"]], -1)
-    y = convolved_scan(packed, taps, bias, dt_bias, given["A"], given["D"], 16, headdim=8, ngroups=2)
+    y = convolve_and_scan(packed, taps, bias, dt_bias, given["A"], given["D"], 16, headdim=8, ngroups=2)
     convolution = torch.nn.Conv1d(56, 56, 4, groups=56, padding=3)
     convolution.weight.data, convolution.bias.data = taps[:, None], bias
     mixed = torch.nn.functional.silu(convolution(flat.transpose(1, 2))[..., :19]).transpose(1, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runtime.megatron import device
+from bridge.runtime.megatron import cuda_shim
 
 SCRIPT = Path(__file__).with_name("purity.py")
 OPTIONAL = {

@@ -3,9 +3,9 @@
 import pytest
 
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.runtime.audit.compare import compare
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import Record
-from bridge.target.versions import installed
+from bridge.target.versions import get_installed_version
 from bridge.training.loop import RunSummary, pretrain
 from tests.training.grid import slow
 from tests.training.loop_tiny import tiny
@@ -47,7 +47,7 @@ def run_of(tmp_path, kind: dict, scheme: str | None, **more) -> tuple[RunSummary
     summary = pretrain(config, run_dir=tmp_path / str(scheme))
     config.model.vocab_size = 256
     return summary, precision_plan(
-        None, config.model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore")
+        None, config.model, optimizer=config.optimizer, ddp=config.ddp, mcore=get_installed_version("mcore")
     )
 
 
@@ -58,7 +58,7 @@ def parameters(plan: PrecisionPlan) -> int:
 
 def mismatches(summary: RunSummary, plan: PrecisionPlan) -> list[str]:
     """Return where the GEMMs that ran are not those of the plan."""
-    return [str(one) for one in compare(plan, Record(gemms=summary.gemms))]
+    return [str(one) for one in compare_with_plan(plan, Record(gemms=summary.gemms))]
 
 
 @pytest.mark.parametrize("kind", CASES)

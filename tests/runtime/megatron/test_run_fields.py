@@ -15,20 +15,20 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import RunConfigError, TrainingError
-from bridge.front.decode import container, require_startable
+from bridge.front.decode import build_container, require_startable
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
-from bridge.rules.topics.system.train_script import unhonoured
+from bridge.rules.topics.system.train_script import find_unsupported_fields
 from bridge.rules.topics.system.train_script_fields import (
-    HONOURED,
+    SUPPORTED_FIELDS,
     NEED_TE_LAYERS,
     NEED_TE_ON_A_GPU,
-    SAME_NUMBERS,
+    FIELDS_WITHOUT_NUMERIC_EFFECT,
 )
 from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.target.fields import FIELDS
-from bridge.target.versions import at_least, installed
-from bridge.training.honoured import refusals, require_honoured
+from bridge.target.fields import OWNER_FIELDS
+from bridge.target.versions import is_at_least, get_installed_version
+from bridge.training.supported_fields import find_rule_errors, require_supported
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import tiny, trace
 
@@ -37,7 +37,7 @@ SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "add_bias
 CONTEXT = {"context_parallel_size": 2, "attention_dropout": 0.0, "cp_comm_type": "all_gather"}
 NO_OTHER_VALUE = ("grad_norm_skip_threshold",)
 """A field of megatron-core 0.19 that is infinite where nothing states it."""
-TABLES = (HONOURED, SAME_NUMBERS, NEED_TE_LAYERS, NEED_TE_ON_A_GPU)
+TABLES = (SUPPORTED_FIELDS, FIELDS_WITHOUT_NUMERIC_EFFECT, NEED_TE_LAYERS, NEED_TE_ON_A_GPU)
 ANYWHERE = "scripts/train.py does not honour it, got {!r}. Remove it, or run it in Megatron-LM or Megatron Bridge."
 LAYERS = (
     "scripts/train.py does not honour it with precision_backend={}, got {!r}. "
@@ -53,7 +53,7 @@ KERNELS = (
 def test_each_field_of_the_allow_list_is_a_field_of_megatron_and_stands_once(section):
     named = [name for table in TABLES for name in table[section]]
     assert len(named) == len(set(named))
-    assert set(named) <= set(FIELDS[section])
+    assert set(named) <= set(OWNER_FIELDS[section])
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def other_value(section: str, name: str) -> Any:
     if isinstance(default, int | float):
         return default + 1
     if default is None:
-        return {"bool": True, "int": 3, "float": 0.5}.get(FIELDS[section][name].kind, "another")
+        return {"bool": True, "int": 3, "float": 0.5}.get(OWNER_FIELDS[section][name].kind, "another")
     return "another"
 
 
@@ -80,12 +80,12 @@ def made(section: str) -> Any:
 def refused(section: str, config: Any, *, backend: str, rule: str = "PB701") -> list[str]:
     """Return the sentences on the fields of a config that a run would not honour."""
     configs = SimpleNamespace(**{**{name: made(name) for name in CLASSES}, section: config})
-    return [str(one) for one in refusals(configs, backend=backend, rules=[rule])]
+    return [str(one) for one in find_rule_errors(configs, backend=backend, rules=[rule])]
 
 
 def expected(section: str, name: str, value: Any, backend: str) -> list[str]:
     """Return the sentences that the allow list asks for."""
-    if name in HONOURED[section] | SAME_NUMBERS[section]:
+    if name in SUPPORTED_FIELDS[section] | FIELDS_WITHOUT_NUMERIC_EFFECT[section]:
         return []
     sentence = ANYWHERE.format(value)
     if name in NEED_TE_LAYERS[section]:
@@ -103,7 +103,7 @@ def expected(section: str, name: str, value: Any, backend: str) -> list[str]:
 def test_a_field_is_refused_unless_the_allow_list_has_it(section):
     assert refused(section, made(section), backend="local") == []
     for name in [field.name for field in dataclasses.fields(CLASSES[section])]:
-        if name not in FIELDS[section] or FIELDS[section][name].kind == "dtype" or name in NO_OTHER_VALUE:
+        if name not in OWNER_FIELDS[section] or OWNER_FIELDS[section][name].kind == "dtype" or name in NO_OTHER_VALUE:
             continue
         value = other_value(section, name)
         for backend in ("te", "te_cpu", "emulated"):
@@ -134,8 +134,8 @@ def test_a_field_that_megatron_computes_of_another_refuses_no_run(backend, name)
 
 def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
     name = "param_name_patterns_for_fp32_local_accumulation"  # of megatron-core 0.17.1
-    assert list(unhonoured("ddp", {name: ()}, backend="te")) == []
-    assert len(list(unhonoured("ddp", {name: ("*.norm",)}, backend="te"))) == 1
+    assert list(find_unsupported_fields("ddp", {name: ()}, backend="te")) == []
+    assert len(list(find_unsupported_fields("ddp", {name: ("*.norm",)}, backend="te"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ PB702 model.position_embedding_type: must be one of rope, learned_absolute, none
 """Fields of a model, and below them each sentence of the refusal; an indented line continues the one before."""
 
 
-SENT_IN_FP32 = at_least(installed("mcore"), "0.17")
+SENT_IN_FP32 = is_at_least(get_installed_version("mcore"), "0.17")
 """Whether a stage under autocast sends FP32, so that no stage receives another dtype than PB109 says."""
 
 
@@ -268,7 +268,7 @@ def test_wrong_values_are_one_sentence_each(fields, sentences):
         setattr(model, name, value)
     configs = SimpleNamespace(model=model, optimizer=made("optimizer"), ddp=made("ddp"))
     with pytest.raises(RunConfigError) as raised:
-        require_honoured(configs, [model], backend="local")
+        require_supported(configs, [model], backend="local")
     assert str(raised.value).splitlines() == sentences
 
 
@@ -292,7 +292,7 @@ def test_a_check_of_a_run_says_what_the_run_says(words):
     report = check(run)
     checked = {f"{one.id} {one}" for one in report.findings if one.id.startswith("PB7")}
     with pytest.raises(RunConfigError) as raised:
-        require_startable(container(run), run)
+        require_startable(build_container(run), run)
     refused = {line.strip() for line in str(raised.value).splitlines() if line.strip().startswith("PB7")}
     assert checked == refused
     assert len(checked) >= 2
@@ -439,7 +439,7 @@ def measured(kind: str, fields: dict[str, Any], tmp_path: Any) -> Any:
 def test_every_honoured_field_of_the_model_is_measured_somewhere():
     lists = (BETWEEN_PROCESSES.split(), OF_THE_PRECISION.split(), list(MODEL))
     named = [name for names in lists for name in names]
-    assert sorted(named) == sorted(HONOURED["model"])
+    assert sorted(named) == sorted(SUPPORTED_FIELDS["model"])
 
 
 QUICK = ("softmax_scale", "num_moe_experts", "moe_router_dtype", "mtp_num_layers", "q_lora_rank", "recompute_modules")
@@ -475,7 +475,7 @@ def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
     kinds = {"moe": "experts", "mtp": "prediction", "bia": "experts"}
     before = {kind: measured(kind, {}, tmp_path / kind) for kind in ("dense", "experts", "prediction")}
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(GPTConfig)}
-    for name in sorted(SAME_NUMBERS["model"] - NOT_TRIED):
+    for name in sorted(FIELDS_WITHOUT_NUMERIC_EFFECT["model"] - NOT_TRIED):
         if name not in defaults:  # a field of another release
             continue
         kind, default = kinds.get(name[:3], "dense"), defaults[name]

@@ -14,16 +14,16 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
-from bridge.model.layout import sent_between_stages
+from bridge.model.layout import get_sent_dtype
 from bridge.model.section import read_section
-from bridge.precision.values import dtype_token
+from bridge.precision.coercion import parse_dtype
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.runtime.megatron.process import training_process
 from bridge.target.target import Target
-from bridge.target.versions import installed
+from bridge.target.versions import get_installed_version
 
-MCORE = installed("mcore")
+MCORE = get_installed_version("mcore")
 HALF = {"bf16": True, "params_dtype": torch.bfloat16}
 AUTOCAST = {"enable_autocast": True, "autocast_dtype": torch.bfloat16}
 PLAIN = {"add_bias_linear": False}
@@ -70,14 +70,14 @@ def values_of(config: Any) -> Mapping[str, Any]:
 
 
 def is_refused(config: TransformerConfig) -> bool:
-    found = check(Run.of(None, model=config, target=Target(mcore=MCORE))).findings
+    found = check(Run.from_configs(None, model=config, target=Target(mcore=MCORE))).findings
     return "PB109" in {one.id for one in found}
 
 
 def test_a_stage_is_refused_unless_the_next_one_receives_what_it_sends():
     for fields in STAGES:
         sent = output_of_a_stage(config_of(fields))
-        assert sent_between_stages(values_of(config_of(fields)), MCORE, is_local=True) == dtype_token(sent), fields
+        assert get_sent_dtype(values_of(config_of(fields)), MCORE, is_local=True) == parse_dtype(sent), fields
         for received in (torch.float32, torch.bfloat16):
             config = config_of(fields, pipeline_model_parallel_size=2, pipeline_dtype=received)
             assert is_refused(config) is (config.pipeline_dtype != sent), (fields, received)
@@ -87,5 +87,5 @@ def test_the_residual_decides_as_in_megatrons_own_sum():
     model = values_of({**HALF, "fp32_residual_connection": True})
     output, residual = torch.ones(2, dtype=torch.bfloat16), torch.ones(2)
     added = fused_bias_dropout._bias_dropout_add_func((output, None), residual, 0.0, True)
-    assert sent_between_stages(model, MCORE, is_local=False) == dtype_token(added.dtype)
-    assert sent_between_stages(model, None, is_local=False) is None
+    assert get_sent_dtype(model, MCORE, is_local=False) == parse_dtype(added.dtype)
+    assert get_sent_dtype(model, None, is_local=False) is None

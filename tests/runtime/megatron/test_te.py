@@ -17,14 +17,14 @@ from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.precision.schemes import scheme_row
-from bridge.rules.variables import environment_findings, nvte_variables, set_lines
+from bridge.precision.schemes import find_scheme
+from bridge.rules.variables import check_environment, load_nvte_variables, format_set_variables
 from bridge.runtime.megatron import backend
-from bridge.runtime.megatron.backend import te_recipe
-from bridge.runtime.megatron.emulation.parallel_linear import scheme_of_layers
+from bridge.runtime.megatron.backend import get_te_recipe
+from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.te import machine as machine_module
 from bridge.runtime.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
-from bridge.runtime.megatron.te.machine import missing_for_te
+from bridge.runtime.megatron.te.machine import list_missing_for_te
 from bridge.target.declaration import parse_target
 from bridge.target.gpus import CPU
 from bridge.target.target import Target
@@ -137,7 +137,7 @@ def megatrons_recipe(recipes):
 @pytest.mark.parametrize("fields", CONFIGS.values(), ids=CONFIGS)
 def test_the_table_of_schemes_has_the_class_and_the_keywords_that_megatron_passes(fields, megatrons_recipe):
     config = config_of(**fields)
-    row = scheme_row(scheme_of_layers(config), "fp8" if config.fp8 else "fp4")
+    row = find_scheme(get_layer_scheme(config), "fp8" if config.fp8 else "fp4")
     made = megatrons_recipe(config)
     assert row.te_class in [kind.__name__ for kind in type(made).__mro__]
     assert {key: getattr(made, key) for key in row.te_keywords} == {
@@ -148,8 +148,8 @@ def test_the_table_of_schemes_has_the_class_and_the_keywords_that_megatron_passe
 
 
 def test_a_run_names_its_recipe_and_its_variables_a_line_each(monkeypatch, megatrons_recipe):
-    monkeypatch.setattr(backend, "te_recipe", megatrons_recipe)
-    recipe, variable, *others = backend._te_notes(config_of(**CONFIGS["tensorwise"]), {"NVTE_USE_FAST_MATH": "0"})
+    monkeypatch.setattr(backend, "get_te_recipe", megatrons_recipe)
+    recipe, variable, *others = backend._make_te_notes(config_of(**CONFIGS["tensorwise"]), {"NVTE_USE_FAST_MATH": "0"})
     assert recipe.startswith("Recipe: recipe_type=Float8CurrentScaling, format=HYBRID, ")
     assert "\n" not in recipe
     assert variable.startswith("NVTE_USE_FAST_MATH=0 (read at run time): no effect")
@@ -157,13 +157,13 @@ def test_a_run_names_its_recipe_and_its_variables_a_line_each(monkeypatch, megat
 
 
 def test_a_bf16_config_has_no_recipe():
-    assert te_recipe(config_of()) is None
+    assert get_te_recipe(config_of()) is None
 
 
 class TestEnvironment:
     def test_every_import_time_variable_is_a_default_that_transformer_engine_reads(self, recipes):
         """Each row in turn, in a process of its own: the variable changes its keyword's default, and that alone."""
-        rows = [row for row in nvte_variables().values() if row.keyword is not None]
+        rows = [row for row in load_nvte_variables().values() if row.keyword is not None]
         values = {row.name: (row.choices[0] if row.kind == "text" else "1") for row in rows}
         values |= {"NVTE_NVFP4_4OVER6": "all", "NVTE_NVFP4_4OVER6_ERR_MODE": "mse"}
         code = (
@@ -187,18 +187,18 @@ class TestEnvironment:
     def test_the_table_has_every_variable_that_the_recipe_module_reads(self, recipes):
         text = FILE.read_text(encoding="utf-8")
         read = {name.split('"')[1] for name in text.split("os.getenv(")[1:]}
-        assert read <= set(nvte_variables())
-        assert {row.name for row in nvte_variables().values() if row.keyword} == read
+        assert read <= set(load_nvte_variables())
+        assert {row.name for row in load_nvte_variables().values() if row.keyword} == read
 
     def test_variables_are_read_once_and_said(self):
         values = {"NVTE_NVFP4_DISABLE_RHT": "1", "NVTE_UNFUSED_FP8_UPDATE": "x", "HOME": "/", "NVTE_FUSED_ATTN": "1"}
-        assert set_lines(values) == [
+        assert format_set_variables(values) == [
             "NVTE_NVFP4_DISABLE_RHT=1 (read at import): leaves out the random Hadamard transform before the weight "
             "gradient's GEMM.",
             "NVTE_UNFUSED_FP8_UPDATE=x (read at run time): Transformer Engine accepts only a whole number.",
             "NVTE_FUSED_ATTN=1 (read at run time): no effect, this is what Transformer Engine does anyway.",
         ]
-        assert set_lines({}) == []
+        assert format_set_variables({}) == []
 
     @pytest.mark.parametrize(
         ("scheme", "values", "expected"),
@@ -233,11 +233,11 @@ class TestEnvironment:
         ],
     )  # fmt: skip
     def test_what_a_variable_changes_is_found(self, scheme, values, expected):
-        found = environment_findings(scheme.partition("-")[0], values, attention=scheme.endswith("attention"))
+        found = check_environment(scheme.partition("-")[0], values, attention=scheme.endswith("attention"))
         assert [(finding.path, finding.severity) for finding in found] == expected
 
     def test_a_contradiction_is_one_sentence(self):
-        [finding] = environment_findings("nvfp4", {"NVTE_NVFP4_DISABLE_RHT": "1"})
+        [finding] = check_environment("nvfp4", {"NVTE_NVFP4_DISABLE_RHT": "1"})
         assert str(finding) == (
             "NVTE_NVFP4_DISABLE_RHT: NVFP4BlockScaling is not what the config says: it leaves out the random Hadamard "
             "transform before the weight gradient's GEMM, got '1' (environment). Unset it before transformer_engine is "
@@ -245,7 +245,7 @@ class TestEnvironment:
         )
 
     def test_a_bf16_run_has_no_findings(self):
-        assert environment_findings(None, {"NVTE_BACKWARD_OVERRIDE": "nonsense"}) == []
+        assert check_environment(None, {"NVTE_BACKWARD_OVERRIDE": "nonsense"}) == []
 
 
 H100 = parse_target("h100,cuda12.10,te2.20.2")
@@ -274,15 +274,15 @@ class TestMachine:
     )  # fmt: skip
     def test_what_is_missing_is_named(self, scheme, machine, expected, monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", None)
-        assert missing_for_te(scheme, machine) == expected
+        assert list_missing_for_te(scheme, machine) == expected
 
     def test_a_package_that_cannot_be_loaded_is_named(self, monkeypatch):
         monkeypatch.setattr(machine_module, "detect_target", lambda: H100)
-        monkeypatch.setattr(machine_module, "load_error", lambda: "no libcudnn")
-        assert missing_for_te() == ["a transformer_engine that can be loaded (2.20.2: no libcudnn)"]
+        monkeypatch.setattr(machine_module, "find_load_error", lambda: "no libcudnn")
+        assert list_missing_for_te() == ["a transformer_engine that can be loaded (2.20.2: no libcudnn)"]
 
     def test_this_machine_is_read(self):
-        missing = missing_for_te()
+        missing = list_missing_for_te()
         assert bool(missing) is (
             importlib.util.find_spec("transformer_engine") is None or not torch.cuda.is_available()
         )

@@ -21,14 +21,14 @@ from bridge.precision.schemes import GEMMS
 from bridge.preflight.declared_gpu import declare
 from bridge.runtime.megatron.backend import choose_backend
 from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.runtime.megatron.te_cpu import shards, storage, support
+from bridge.runtime.megatron.te_cpu import shards, storage, multi_tensor
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
-from bridge.runtime.megatron.te_cpu.extension import extension
+from bridge.runtime.megatron.te_cpu.extension import build_extension
 from bridge.runtime.megatron.te_cpu.install import find_te
-from bridge.runtime.megatron.te_cpu.patches import patches
+from bridge.runtime.megatron.te_cpu.patches import build_patch_table
 from bridge.runtime.megatron.te_cpu.storage import create_empty_quantized_tensor
-from bridge.runtime.numerics import QuantSpec, padded_scales, quantise
-from bridge.runtime.numerics.grid import code_values
+from bridge.runtime.numerics import QuantSpec, pad_scales, quantise
+from bridge.runtime.numerics.grid import list_code_values
 from tests import warm
 from tests.training.grid import slow
 
@@ -270,7 +270,7 @@ def test_the_fused_norm_of_delayed_scaling_moves_some_inputs_by_one_code(tmp_pat
     key = (0, 1, "self_attention.linear_qkv", "fprop")
     (mine, *_), (theirs, *_) = by_gemm(ours)[key], by_gemm(emulated)[key]
     assert torch.equal(value_of(mine["right"]), value_of(theirs["right"]))  # the weights
-    grid = torch.tensor(sorted({value for value in code_values(FORMATS["e4m3"]) if not math.isnan(value)}))
+    grid = torch.tensor(sorted({value for value in list_code_values(FORMATS["e4m3"]) if not math.isnan(value)}))
     places = [torch.searchsorted(grid, value_of(side["left"]).float()) for side in (mine, theirs)]
     apart = (places[0] - places[1]).abs()
     assert apart.max() == 1
@@ -390,7 +390,7 @@ def test_absent_files_are_named_with_the_command_that_brings_them(tmp_path, monk
 
 
 def test_a_function_that_is_not_there_raises_its_own_name_when_it_is_called():
-    missing = extension().moe_permute_fwd
+    missing = build_extension().moe_permute_fwd
     with pytest.raises(
         BackendUnavailableError, match=r"transformer_engine_torch\.moe_permute_fwd of Transformer Engine's"
     ):
@@ -399,7 +399,7 @@ def test_a_function_that_is_not_there_raises_its_own_name_when_it_is_called():
 
 def test_every_patch_has_its_reason():
     reasons = yaml.safe_load((ROOT / "bridge" / "runtime" / "megatron" / "te_cpu" / "patches.yaml").read_text())
-    assert reasons.keys() == patches((9, 0)).keys()
+    assert reasons.keys() == build_patch_table((9, 0)).keys()
     assert all(reason["needed_by"] and reason["without"] for reason in reasons.values())
 
 
@@ -421,22 +421,22 @@ def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
     shards.nvfp4_2d_multi_tensor_transpose([codes.view(48, 32)], [codes_t], [scales], [scales_t], [48], [64])
     assert torch.equal(held, whole.amax.reshape(1))
     assert torch.equal(codes.view(48, 32), whole.codes)
-    assert torch.equal(scales, padded_scales(whole))
+    assert torch.equal(scales, pad_scales(whole))
     assert torch.equal(codes_t, whole.codes_t)
-    assert torch.equal(scales_t, padded_scales(whole, columnwise=True))
+    assert torch.equal(scales_t, pad_scales(whole, columnwise=True))
 
 
 def test_a_master_of_a_bf16_parameter_and_its_low_half_steps_as_the_whole_one():
     whole, gradient = torch.randn(64, generator=torch.Generator().manual_seed(1)), torch.full((64,), 0.1)
     halves = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.int16)
-    support._split(whole, *halves)
-    assert torch.equal(support._joined(*halves), whole)
+    support._split_master(whole, *halves)
+    assert torch.equal(support._join_master(*halves), whole)
     rows = [[gradient], [whole.bfloat16()], [torch.zeros(64)], [torch.zeros(64)], [whole]]
     split = [[gradient], [halves[0]], [torch.zeros(64)], [torch.zeros(64)], [halves[1]]]
     for step in (1, 2, 3):
         for tensors in (rows, split):
             support.multi_tensor_adam(0, None, tensors, 1e-3, 0.9, 0.95, 1e-8, step, 1, True, 0.1)
-    assert torch.equal(support._joined(*halves), whole)
+    assert torch.equal(support._join_master(*halves), whole)
     assert (halves[0].float() - whole).abs().max() <= 2**-8 * whole.abs().max()
 
 
@@ -444,7 +444,7 @@ def test_columns_of_nvfp4_are_a_matrix_whatever_the_axes_of_the_tensor():
     made = type(
         "NVFP4Quantizer", (), {"inner_tensor_specs": lambda *_: {"_columnwise_data": ((96, 64, 0), torch.uint8)}}
     )
-    assert storage._buffers(made(), (64, 1, 96)) == {"_columnwise_data": ((96, 32), torch.uint8)}
+    assert storage._get_buffer_specs(made(), (64, 1, 96)) == {"_columnwise_data": ((96, 32), torch.uint8)}
 
 
 @needs_te

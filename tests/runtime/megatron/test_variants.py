@@ -8,8 +8,8 @@ from megatron.core.transformer.experimental_attention_variant import dsa
 
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron.hybrid.kernels import (
-    causal_convolution,
-    delta_rule,
+    apply_causal_conv1d,
+    apply_delta_rule,
     hadamard_transform,
     l2norm,
 )
@@ -59,7 +59,7 @@ def test_a_vector_is_divided_by_its_length():
 
 def test_a_causal_convolution_sees_a_token_and_those_before_it():
     x, taps, bias = normal(2, 6, 3), normal(3, 4), normal(3)
-    y, state = causal_convolution(x, taps, bias, activation="silu", initial_state=None, cu_seqlens=None)
+    y, state = apply_causal_conv1d(x, taps, bias, activation="silu", initial_state=None, cu_seqlens=None)
     assert state is None
     for token in range(6):
         past = x[:, max(0, token - 3) : token + 1].double()
@@ -71,7 +71,7 @@ def test_a_causal_convolution_sees_a_token_and_those_before_it():
 def test_the_gated_delta_rule_is_its_recurrence(tokens):
     q, k = l2norm(normal(2, tokens, 3, 8)), l2norm(normal(2, tokens, 3, 8) - 0.5)
     v, beta, g = normal(2, tokens, 3, 4), normal(2, tokens, 3).sigmoid(), -normal(2, tokens, 3).exp()
-    out, _ = delta_rule(q, k, v, g=g, beta=beta, initial_state=None, output_final_state=False)
+    out, _ = apply_delta_rule(q, k, v, g=g, beta=beta, initial_state=None, output_final_state=False)
     state, expected = torch.zeros(2, 3, 8, 4, dtype=torch.float64), []
     for q_t, k_t, v_t, beta_t, g_t in zip(*(part.double().unbind(1) for part in (q, k, v, beta, g)), strict=True):
         state = state * g_t.exp()[..., None, None]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.runtime.megatron.wide_gemm import OPERATORS, is_widened, slow_dtypes, widened
+from bridge.runtime.megatron.wide_gemm import WIDENED_OPERATORS, is_widened, find_slow_dtypes, widen_gemms
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -24,7 +24,7 @@ def exact(a, b, dtype):
 def test_product_is_the_exact_one_rounded_once(m, k, n, seed, half):
     torch.manual_seed(seed)
     a, b = torch.randn(m, k).to(half), torch.randn(k, n).to(half)
-    with widened(HALF):
+    with widen_gemms(HALF):
         out = a @ b
     # FP32 accumulation may land on the other side of a rounding boundary: at most one step of the 16-bit type
     assert out.dtype == half
@@ -35,7 +35,7 @@ def test_product_is_the_exact_one_rounded_once(m, k, n, seed, half):
 def test_small_integers_multiply_exactly():
     a = torch.randint(-8, 8, (16, 32)).to(torch.bfloat16)
     b = torch.randint(-8, 8, (32, 8)).to(torch.bfloat16)
-    with widened(HALF):
+    with widen_gemms(HALF):
         assert torch.equal(a @ b, exact(a, b, torch.bfloat16))
 
 
@@ -49,9 +49,9 @@ def test_every_operator_agrees_with_torch(half):
         "addmm": lambda: torch.addmm(c[0], a[0], b[0], beta=0.5, alpha=2.0),
         "baddbmm": lambda: torch.baddbmm(c, a, b, beta=0.5, alpha=2.0),
     }
-    assert set(calls) == set(OPERATORS)
+    assert set(calls) == set(WIDENED_OPERATORS)
     plain = {name: call() for name, call in calls.items()}
-    with widened(HALF):
+    with widen_gemms(HALF):
         for name, call in calls.items():
             torch.testing.assert_close(call(), plain[name], rtol=2e-2, atol=2e-2)
 
@@ -59,26 +59,26 @@ def test_every_operator_agrees_with_torch(half):
 def test_summand_is_not_read_with_beta_zero():
     nan = torch.full((2, 3, 3), float("nan"), dtype=torch.bfloat16)
     a = torch.ones(2, 3, 3, dtype=torch.bfloat16)
-    with widened(HALF):
+    with widen_gemms(HALF):
         assert torch.equal(torch.baddbmm(nan, a, a, beta=0.0, alpha=0.5), torch.full_like(a, 1.5))
 
 
 def test_summand_of_another_shape_is_broadcast():
     a, bias = torch.ones(2, 3).bfloat16(), torch.arange(3).bfloat16()
-    with widened(HALF):
+    with widen_gemms(HALF):
         assert torch.equal(torch.addmm(bias, a, torch.ones(3, 3).bfloat16()), bias.expand(2, 3) + 3)
 
 
 def test_fp16_overflow_is_infinite():
     a = torch.full((1, 4), 300.0, dtype=torch.float16)
-    with widened(HALF):
+    with widen_gemms(HALF):
         assert torch.isinf(a @ a.T).all()
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf")])
 def test_special_values_pass_through(special):
     a = torch.tensor([[special, 1.0]]).bfloat16()
-    with widened(HALF):
+    with widen_gemms(HALF):
         out = a @ torch.ones(2, 1).bfloat16()
     assert torch.equal(torch.isnan(out), torch.isnan(a[:, :1]))
     assert not torch.isfinite(out).any()
@@ -87,25 +87,25 @@ def test_special_values_pass_through(special):
 def test_fp32_keeps_its_bits():
     a, b = torch.randn(17, 33), torch.randn(33, 9)
     plain = a @ b
-    with widened(HALF):
+    with widen_gemms(HALF):
         assert torch.equal(a @ b, plain)
 
 
 def test_gradients_are_products_too():
     a, b = torch.randn(4, 4).bfloat16().requires_grad_(), torch.randn(4, 4).bfloat16()
-    with widened(HALF):
+    with widen_gemms(HALF):
         (a @ b).backward(torch.ones(4, 4).bfloat16())
     assert a.grad.dtype == torch.bfloat16
     torch.testing.assert_close(a.grad, exact(torch.ones(4, 4), b.T, torch.bfloat16), rtol=1e-2, atol=1e-2)
 
 
 def test_mixed_types_stay_an_error():
-    with widened(HALF), pytest.raises(RuntimeError, match="same dtype"):
+    with widen_gemms(HALF), pytest.raises(RuntimeError, match="same dtype"):
         torch.mm(torch.ones(2, 2).bfloat16(), torch.ones(2, 2))
 
 
 def test_block_without_dtypes_changes_nothing():
-    with widened(()) as installed:
+    with widen_gemms(()) as installed:
         assert not installed
         assert not is_widened(torch.bfloat16)
 
@@ -114,24 +114,24 @@ def test_type_with_a_fast_kernel_keeps_it():
     torch.manual_seed(0)
     a, b = torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()
     own = a @ b
-    with widened((torch.float16,)):
+    with widen_gemms((torch.float16,)):
         assert is_widened(torch.float16)
         assert not is_widened(torch.bfloat16)
         assert torch.equal(a @ b, own)
 
 
 def test_kernels_are_gone_after_the_block():
-    with widened(HALF):
-        with widened(HALF):
+    with widen_gemms(HALF):
+        with widen_gemms(HALF):
             assert is_widened(torch.bfloat16)
         assert is_widened(torch.bfloat16)
     assert not is_widened(torch.bfloat16)
-    with widened(HALF) as again:
+    with widen_gemms(HALF) as again:
         assert again
 
 
 def test_slow_types_are_those_without_a_onednn_kernel():
-    assert set(slow_dtypes()) <= set(HALF)
+    assert set(find_slow_dtypes()) <= set(HALF)
 
 
 def test_the_benchmark_of_the_quantisers_multiplies_as_a_run_does(monkeypatch) -> None:

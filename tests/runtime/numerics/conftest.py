@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.fixture
 def selection_restored() -> Iterator[None]:
     """Put the choice between torch and the kernel back as it was."""
-    native.selection()
+    native.get_kernel_choice()
     before = native._selection
     yield
     native._selection = before

@@ -10,7 +10,7 @@ import reference_quantisers as reference
 import torch
 
 from bridge.precision.formats import FORMATS
-from bridge.runtime.numerics.grid import code_values, decode, encode, random_units, round_to_grid
+from bridge.runtime.numerics.grid import list_code_values, decode, encode, draw_random_units, round_to_grid
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -27,7 +27,7 @@ def all_codes(name: str) -> torch.Tensor:
 def test_every_code_stands_for_what_ml_dtypes_says(name: str) -> None:
     codes = all_codes(name).numpy()
     expected = codes.view(ML[name]).astype(np.float32)
-    np.testing.assert_array_equal(np.array(code_values(FORMATS[name]), np.float32), expected)
+    np.testing.assert_array_equal(np.array(list_code_values(FORMATS[name]), np.float32), expected)
     np.testing.assert_array_equal(decode(all_codes(name), FORMATS[name]).numpy(), expected)
 
 
@@ -114,20 +114,20 @@ def test_the_reference_rounds_like_the_grid(name: str) -> None:
 
 def test_random_units_do_not_depend_on_where_a_chunk_begins() -> None:
     cpu = torch.device("cpu")
-    whole = random_units(0, (100, 30), 7, cpu)
-    assert torch.equal(random_units(60, (40, 20), 7, cpu), whole[60:, :20])
-    assert not torch.equal(random_units(0, (100, 30), 8, cpu), whole)
-    assert not torch.equal(random_units(0, (100, 30), 7 + 2**40, cpu), whole)
+    whole = draw_random_units(0, (100, 30), 7, cpu)
+    assert torch.equal(draw_random_units(60, (40, 20), 7, cpu), whole[60:, :20])
+    assert not torch.equal(draw_random_units(0, (100, 30), 8, cpu), whole)
+    assert not torch.equal(draw_random_units(0, (100, 30), 7 + 2**40, cpu), whole)
     assert 0 <= whole.min() <= whole.max() < 1
 
 
 def test_random_units_are_uniform_and_independent_of_their_neighbours() -> None:
     for shape in ((1, 1 << 20), (1 << 10, 1 << 10), (1 << 20, 1)):
-        units = random_units(0, shape, 2**40 + 3, torch.device("cpu"))
+        units = draw_random_units(0, shape, 2**40 + 3, torch.device("cpu"))
         counts = torch.histc(units, 64, 0, 1) / (1 << 14)
         assert (counts - 1).abs().max() < 5 / 2**7, shape  # five standard deviations of a bin
         centred = (units - 0.5) * 12**0.5
-        others = [random_units(0, shape, seed, torch.device("cpu")) for seed in (2**40 + 2, 2**41 + 3)]
+        others = [draw_random_units(0, shape, seed, torch.device("cpu")) for seed in (2**40 + 2, 2**41 + 3)]
         pairs = [(centred, (other - 0.5) * 12**0.5) for other in others]
         pairs += [(centred[distance:], centred[:-distance]) for distance in (1, 2, 16) if shape[0] > 1]
         pairs += [(centred[:, distance:], centred[:, :-distance]) for distance in (1, 2, 16) if shape[1] > 1]

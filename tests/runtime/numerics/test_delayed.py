@@ -78,19 +78,19 @@ def test_nan_is_not_recorded_and_several_passes_keep_the_largest() -> None:
     state = delayed()
     for amax in (2.0, math.nan, 5.0, 1.0):
         state.record("input", amax)
-    assert state.pending("forward").tolist() == [5.0, 0.0]
+    assert state.get_pending_amaxes("forward").tolist() == [5.0, 0.0]
 
 
 def test_a_recomputed_forward_pass_repeats_the_first(path: str) -> None:
     state = delayed()
     x, w = torch.randn(16, 32).bfloat16(), torch.randn(16, 32).bfloat16()
     first = scaled_linear(x, w, precision=state.precision, state=state)
-    stashed = state.stash()
+    stashed = state.copy_scales()
     state.update("forward")
-    with state.using(stashed):
+    with state.use_scales(stashed):
         again = scaled_linear(x, w, precision=state.precision, state=state)
     assert torch.equal(first, again)
-    assert not state.pending("forward").any()
+    assert not state.get_pending_amaxes("forward").any()
     assert not torch.equal(scaled_linear(x, w, precision=state.precision, state=state), first)
 
 

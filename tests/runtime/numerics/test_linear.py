@@ -22,10 +22,10 @@ from bridge.runtime.numerics import (
     make_operand,
     quantise,
     scaled_linear,
-    stored_operand,
+    make_stored_operand,
     use,
 )
-from bridge.runtime.numerics.gemm import output_factor
+from bridge.runtime.numerics.gemm import compute_output_factor
 
 FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3", "nvfp4": "e2m1"}
 
@@ -67,7 +67,7 @@ def test_results_are_products_of_the_operands_the_scheme_prescribes(scheme: str,
     generator = torch.Generator().manual_seed(5)
 
     def operand(tensor: torch.Tensor, role: str, columnwise: bool = False) -> torch.Tensor:
-        scale = None if state is None else state.scale_of(role)
+        scale = None if state is None else state.get_scale(role)
         options = {"columnwise": columnwise, "scale": scale, "generator": generator}
         return wide(make_operand(tensor.detach(), p.spec(role), role, **options))
 
@@ -93,7 +93,7 @@ def test_the_factor_is_applied_to_the_fp32_sum_and_rounded_once(path: str) -> No
     p = GemmPrecision(scheme="tensorwise")
     left, right = (make_operand(t, p.spec(role), role) for t, role in ((x, "input"), (w, "weight")))
     exact = left.values.double() @ right.values.double().T  # integers below 2^24: exact in FP32 in any order
-    factor = output_factor(left, right)
+    factor = compute_output_factor(left, right)
     wanted = (exact.float() * factor).bfloat16()
     assert torch.equal(scaled_linear(x, w, precision=p), wanted)
     twice = (exact.bfloat16() * factor).bfloat16()
@@ -142,7 +142,7 @@ def test_bias_is_added_before_the_result_is_rounded_and_gets_its_gradient() -> N
     p = precision("tensorwise")
     y = scaled_linear(x, w, bias, precision=p)
     x_row, w_row = (make_operand(one, p.spec(role), role) for one, role in ((x, "input"), (w, "weight")))
-    exact = x_row.values.double() @ w_row.values.double().T * output_factor(x_row, w_row) + bias
+    exact = x_row.values.double() @ w_row.values.double().T * compute_output_factor(x_row, w_row) + bias
     assert (y == exact.bfloat16()).float().mean() > 0.999
     assert (scaled_linear(x, w, precision=p) + bias == exact.bfloat16()).float().mean() < 0.99  # rounded twice
     (db,) = torch.autograd.grad(y, bias, dy)
@@ -205,7 +205,7 @@ def test_stored_operands_equal_fresh_ones(scheme: str, path: str) -> None:
     stored = quantise(w, spec)
     for columnwise in (False, True):
         fresh = make_operand(w, spec, "weight", columnwise=columnwise)
-        decoded = stored_operand(stored, "weight", columnwise=columnwise)
+        decoded = make_stored_operand(stored, "weight", columnwise=columnwise)
         assert torch.equal(wide(fresh), wide(decoded))
 
 
@@ -223,7 +223,7 @@ def test_kernel_and_torch_decode_every_code_in_every_layout_alike(both_paths: tu
                 found = []
                 for path in both_paths:
                     use(path)
-                    found.append(stored_operand(held, role, columnwise=columnwise))
+                    found.append(make_stored_operand(held, role, columnwise=columnwise))
                 assert found[0].factor == found[1].factor
                 torch.testing.assert_close(found[0].values, found[1].values, rtol=0, atol=0, equal_nan=True)
 

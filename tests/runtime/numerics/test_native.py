@@ -17,30 +17,30 @@ import pytest
 import torch
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.runtime.numerics import build, native
-from bridge.runtime.numerics.build import Build
+from bridge.runtime.numerics import kernel_build, native
+from bridge.runtime.numerics.kernel_build import KernelBuild
 from tests import warm
 
-REQUIRES = pytest.mark.skipif(build._compiler() is None, reason="needs a C compiler")
+REQUIRES = pytest.mark.skipif(build._find_compiler() is None, reason="needs a C compiler")
 
 
-QUICK = tuple("-O0" if flag.startswith("-O") else flag for flag in build.FLAGS)
+QUICK = tuple("-O0" if flag.startswith("-O") else flag for flag in build.COMPILER_FLAGS)
 """For tests of what becomes of a library: compiled in a tenth of the time, and never called."""
 
 
 @pytest.fixture
 def quick_flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compile with `QUICK` in this process."""
-    monkeypatch.setattr(build, "FLAGS", QUICK)
-    build._key.cache_clear()
+    monkeypatch.setattr(build, "COMPILER_FLAGS", QUICK)
+    build._hash_build_inputs.cache_clear()
     yield
-    build._key.cache_clear()
+    build._hash_build_inputs.cache_clear()
 
 
 def slow_compiler(folder: Path, first: str) -> Path:
     """Return a compiler that runs a shell command before it compiles, with the optimisation of `QUICK`."""
     path = folder / "cc"
-    path.write_text(f'#!/bin/sh\n[ "$1" = -dM ] || {first}\nexec {build._compiler()} "$@" -O0\n')
+    path.write_text(f'#!/bin/sh\n[ "$1" = -dM ] || {first}\nexec {build._find_compiler()} "$@" -O0\n')
     path.chmod(0o755)
     return path
 
@@ -52,7 +52,7 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     caplog.set_level(logging.INFO)
-    first = Build()
+    first = KernelBuild()
     assert first.library(wait=False) is None
     assert first.library(wait=True) is not None
     folder = tmp_path / "precision-bridge" / "kernels"
@@ -64,15 +64,15 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
     assert library.suffix == ".so"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     caplog.clear()
-    assert Build().library(wait=False) is not None
+    assert KernelBuild().library(wait=False) is not None
     assert not caplog.records
 
 
 def test_without_a_compiler_plain_torch_runs_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_compiler", lambda: None)
-    found = Build()
+    monkeypatch.setattr(build, "_find_compiler", lambda: None)
+    found = KernelBuild()
     assert found.library(wait=True) is None
     assert found.library(wait=False) is None
     assert [record.getMessage() for record in caplog.records] == [
@@ -88,11 +88,11 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "broken.c"
     source.write_text("int broken(void) { return }\n")
-    monkeypatch.setattr(build, "SOURCE", source)
-    build._key.cache_clear()
-    found = Build()
+    monkeypatch.setattr(build, "KERNEL_SOURCE", source)
+    build._hash_build_inputs.cache_clear()
+    found = KernelBuild()
     assert found.library(wait=True) is None
-    build._key.cache_clear()
+    build._hash_build_inputs.cache_clear()
     assert "failed:" in (found.problem or "")
     assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
 
@@ -103,9 +103,9 @@ def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, mon
     (tmp_path / "cc").write_text(f"#!/bin/sh\n{macros}\nexec sleep 1000\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_compiler", lambda: str(tmp_path / "cc"))
+    monkeypatch.setattr(build, "_find_compiler", lambda: str(tmp_path / "cc"))
     monkeypatch.setattr(build, limit, 0.2)
-    found = Build()
+    found = KernelBuild()
     assert found.library(wait=True) is None
     assert "0.2 s" in (found.problem or "")
 
@@ -116,8 +116,8 @@ def test_a_compiler_that_does_not_name_its_processor_makes_no_kernel(
     (tmp_path / "cc").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_compiler", lambda: str(tmp_path / "cc"))
-    found = Build()
+    monkeypatch.setattr(build, "_find_compiler", lambda: str(tmp_path / "cc"))
+    found = KernelBuild()
     assert found.library(wait=True) is None
     assert "does not say which processor it compiles for" in (found.problem or "")
 
@@ -132,8 +132,8 @@ def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     temporary.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    assert build.cache_folder() is None
-    assert Build().library(wait=True) is not None
+    assert build.get_cache_folder() is None
+    assert KernelBuild().library(wait=True) is not None
     assert not list(temporary.iterdir())
 
 
@@ -146,16 +146,16 @@ def test_a_cache_that_is_open_to_others_is_not_used(
     folder = tmp_path / "precision-bridge" / "kernels"
     folder.mkdir(parents=True)
     folder.chmod(mode)
-    assert build.cache_folder() is None
+    assert build.get_cache_folder() is None
     assert "must be a folder of this user with mode 0700, got owner" in caplog.text
 
 
 @REQUIRES
 def test_a_cache_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.cache_folder() is not None
+    assert build.get_cache_folder() is not None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert build.cache_folder() is None
+    assert build.get_cache_folder() is None
 
 
 def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "precision-bridge").mkdir()
     (tmp_path / "precision-bridge" / "kernels").symlink_to(tmp_path / "elsewhere")
-    assert build.cache_folder() is None
+    assert build.get_cache_folder() is None
 
 
 def truncated(library: Path) -> None:
@@ -173,7 +173,7 @@ def truncated(library: Path) -> None:
 def foreign(library: Path) -> None:
     source = library.with_name("foreign.c")
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) void run(void) { abort(); }\n")
-    subprocess.run([str(build._compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run([str(build._find_compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     source.unlink()
 
 
@@ -199,14 +199,12 @@ def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled = (
-        f"from bridge.runtime.numerics import build; build.FLAGS = {QUICK}; assert build.Build().library(wait=True)"
-    )
+    compiled = f"from bridge.runtime.numerics import kernel_build; build.FLAGS = {QUICK}; assert build.Build().library(wait=True)"
     assert warm.run(["python", "-c", compiled]).returncode == 0
     (library,) = (tmp_path / "precision-bridge" / "kernels").glob("*.so")
     sound = library.read_bytes()
     damage(library)
-    found = Build()
+    found = KernelBuild()
     assert found.library(wait=False) is None
     assert found.library(wait=True) is not None
     assert "is not the file that was compiled. It is removed and compiled again." in caplog.text
@@ -218,7 +216,7 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIDGE_NUMERICS", "natve")
     native._selection = None
     with pytest.raises(RunConfigError, match="must be auto, native or torch, got 'natve'") as caught:
-        native.selection()
+        native.get_kernel_choice()
     assert caught.value.matches == ("native",)
 
 
@@ -227,21 +225,21 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("torch", "auto"):
         native._selection = None
         monkeypatch.setenv("BRIDGE_NUMERICS", value)
-        assert native.selection() == value
-        assert value == "auto" or native.kernel_for(torch.zeros(1, 1)) is None
+        assert native.get_kernel_choice() == value
+        assert value == "auto" or native.get_kernel(torch.zeros(1, 1)) is None
     monkeypatch.delenv("BRIDGE_NUMERICS")
     native._selection = None
-    assert native.selection() == "auto"
+    assert native.get_kernel_choice() == "auto"
 
 
 @pytest.mark.usefixtures("selection_restored")
 def test_a_missing_kernel_names_the_call_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compiler", lambda: None)
-    monkeypatch.setattr(native, "_build", Build())
+    monkeypatch.setattr(build, "_find_compiler", lambda: None)
+    monkeypatch.setattr(native, "_build", KernelBuild())
     monkeypatch.setattr(native, "_kernel", None)
     assert native.use("native") == "There is no C compiler (cc, gcc or clang) on the PATH."
     with pytest.raises(BackendUnavailableError) as caught:
-        native.kernel_for(torch.zeros(1, 1))
+        native.get_kernel(torch.zeros(1, 1))
     assert str(caught.value) == (
         "use: the C kernel must be compilable, got 'native' (call of use). "
         "There is no C compiler (cc, gcc or clang) on the PATH. "
@@ -251,16 +249,16 @@ def test_a_missing_kernel_names_the_call_that_asked_for_it(monkeypatch: pytest.M
 
 @REQUIRES
 def test_a_structure_of_another_size_than_in_c_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Build().library(wait=True)
+    library = KernelBuild().library(wait=True)
     assert library is not None
     native.Kernel(library)
 
-    class Longer(native._Stored):
+    class Longer(native._StoredArguments):
         """The structure with a field that kernel.c does not have."""
 
         _fields_ = (("further", ctypes.c_int64),)
 
-    monkeypatch.setattr(native, "_Stored", Longer)
+    monkeypatch.setattr(native, "_StoredArguments", Longer)
     with pytest.raises(AssertionError, match="the structure stored of kernel.c and Longer differ in size"):
         native.Kernel(library)
 
@@ -271,7 +269,7 @@ def test_a_run_shorter_than_the_compiler_does_not_wait_for_it(tmp_path: Path) ->
     code = f"""
         from pathlib import Path
         import torch
-        from bridge.runtime.numerics import GemmPrecision, build, native, quantise
+        from bridge.runtime.numerics import GemmPrecision, kernel_build, native, quantise
         build._compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
         assert native._kernel is None, "it waited"
@@ -290,7 +288,7 @@ def test_a_process_may_end_while_the_compiler_runs(tmp_path: Path) -> None:
     compiler = slow_compiler(tmp_path, "exec sleep 20")
     code = f"""
         import torch
-        from bridge.runtime.numerics import GemmPrecision, build, quantise
+        from bridge.runtime.numerics import GemmPrecision, kernel_build, quantise
         build._compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
     """
@@ -305,7 +303,7 @@ def test_native_without_a_kernel_is_an_error_that_says_what_to_do() -> None:
     code = """
         import torch
         from bridge.errors import BackendUnavailableError
-        from bridge.runtime.numerics import GemmPrecision, build, quantise
+        from bridge.runtime.numerics import GemmPrecision, kernel_build, quantise
         build._compiler = lambda: None
         try:
             quantise(torch.zeros(2, 2), GemmPrecision(scheme="tensorwise").spec("input"))
@@ -323,7 +321,7 @@ def test_native_without_a_kernel_is_an_error_that_says_what_to_do() -> None:
 
 @REQUIRES
 def test_one_openmp_runtime_serves_torch_and_the_kernel() -> None:
-    native.load(wait=True)
+    native.load_kernel(wait=True)
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc")

@@ -68,7 +68,7 @@ def of_reference(x: torch.Tensor, spec: QuantSpec, columnwise: bool) -> tuple[to
         axis = int(columnwise)
         scales = scales.repeat_interleave(tile[0], axis).narrow(axis, 0, codes.shape[axis])
     if columnwise and spec.scheme != "mxfp8":
-        codes, scales = codes.T, scales if spec.whole_tensor else scales.T
+        codes, scales = codes.T, scales if spec.has_single_scale else scales.T
     return (pack_nibbles(codes) if spec.format == "e2m1" else codes), scales, torch.from_numpy(made.values)
 
 

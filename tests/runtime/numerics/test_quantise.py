@@ -10,8 +10,8 @@ import torch
 
 from bridge.errors import PrecisionConfigError, PrecisionTypeError
 from bridge.precision.formats import FORMATS
-from bridge.runtime.numerics import GemmPrecision, QuantSpec, padded_scales, quantise
-from bridge.runtime.numerics.operand import shift_for
+from bridge.runtime.numerics import GemmPrecision, QuantSpec, pad_scales, quantise
+from bridge.runtime.numerics.operand import choose_shift
 
 FP32_MAX = FORMATS["fp32"].max
 
@@ -123,7 +123,7 @@ def test_scales_have_transformer_engines_shapes(
 ) -> None:
     made = quantise(torch.randn(130, 200), spec(scheme, operand))
     assert (made.scale_inv.shape, made.scale_inv_t.shape) == compact
-    assert (padded_scales(made).shape, padded_scales(made, columnwise=True).shape) == padded
+    assert (pad_scales(made).shape, pad_scales(made, columnwise=True).shape) == padded
 
 
 def test_only_the_copies_asked_for_are_made() -> None:
@@ -154,11 +154,11 @@ def test_a_recipe_that_cannot_be_run_lists_every_fault() -> None:
 
 def test_shift_keeps_operands_inside_bf16() -> None:
     e4m3, e5m2 = FORMATS["e4m3"], FORMATS["e5m2"]
-    assert shift_for(2.0**-117, 2.0**119, e4m3) == 1.0
-    assert shift_for(2.0**-118, 1.0, e4m3) == 2.0
-    assert shift_for(1.0, 2.0**127, e4m3) == 2.0**-8
-    assert shift_for(2.0**-127, 2.0**127, e4m3) == 2.0**-8
-    assert shift_for(2.0**-127, 2.0**-127, e5m2) == 2.0**17
+    assert choose_shift(2.0**-117, 2.0**119, e4m3) == 1.0
+    assert choose_shift(2.0**-118, 1.0, e4m3) == 2.0
+    assert choose_shift(1.0, 2.0**127, e4m3) == 2.0**-8
+    assert choose_shift(2.0**-127, 2.0**127, e4m3) == 2.0**-8
+    assert choose_shift(2.0**-127, 2.0**-127, e5m2) == 2.0**17
 
 
 @pytest.mark.parametrize(("scheme", "differing"), [("mxfp8", 384), ("blockwise", 0)])

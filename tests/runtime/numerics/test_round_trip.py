@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from bridge.runtime.numerics.quantise import quantise
-from bridge.runtime.numerics.round_trip import RoundTrip, round_trips
+from bridge.runtime.numerics.round_trip import RoundTrip, measure_round_trips
 from bridge.runtime.numerics.spec import GemmPrecision
 
 NORMAL = torch.randn(256, 512, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
 def measured(*weights: torch.Tensor) -> dict[tuple[str, str], RoundTrip]:
-    return {(trip.scheme, trip.form): trip for trip in round_trips(weights)}
+    return {(trip.scheme, trip.form): trip for trip in measure_round_trips(weights)}
 
 
 def test_bf16_storage_changes_scales_of_mxfp8_and_no_value() -> None:
@@ -26,9 +26,9 @@ def test_bf16_storage_changes_scales_of_mxfp8_and_no_value() -> None:
     spec = GemmPrecision(scheme="mxfp8", format="e4m3").spec("weight")
     before = quantise(NORMAL, spec, col=False)
     after = quantise(before.dequantise(torch.bfloat16), spec, col=False)
-    changed = before.tile_scales() != after.tile_scales()
-    assert torch.equal(after.tile_scales()[changed] * 2, before.tile_scales()[changed])
-    doubled = before.spread(changed.float()).bool()
+    changed = before.get_tile_scales() != after.get_tile_scales()
+    assert torch.equal(after.get_tile_scales()[changed] * 2, before.get_tile_scales()[changed])
+    doubled = before.expand_scales(changed.float()).bool()
     assert torch.equal(after.values()[doubled], before.values()[doubled] * 2)
     assert int(changed.sum()) == mxfp8.scales_changed
 
@@ -58,4 +58,4 @@ def test_fp32_scales_of_blocks_move_codes_of_power_of_two_scales() -> None:
 
 
 def test_a_matrix_of_zeros_has_no_error() -> None:
-    assert {trip.largest_error for trip in round_trips([torch.zeros(32, 32)])} == {0.0}
+    assert {trip.largest_error for trip in measure_round_trips([torch.zeros(32, 32)])} == {0.0}

@@ -6,7 +6,7 @@ import torch
 
 from bridge.precision.formats import FORMATS
 from bridge.runtime.numerics import GemmPrecision, make_operand, quantise, use
-from bridge.runtime.numerics.grid import random_units, round_to_grid
+from bridge.runtime.numerics.grid import draw_random_units, round_to_grid
 
 SPEC = GemmPrecision(scheme="nvfp4", format="e2m1").spec("grad_output")
 
@@ -15,7 +15,7 @@ def test_expectation_is_the_value_and_results_are_its_two_neighbours() -> None:
     e2m1, draws = FORMATS["e2m1"], 1 << 16
     for value, low, high in ((0.3, 0.0, 0.5), (0.8, 0.5, 1.0), (1.1, 1.0, 1.5), (2.25, 2.0, 3.0), (5.5, 4.0, 6.0)):
         x = torch.full((draws,), value)
-        rounded = round_to_grid(-x, e2m1, random_units(0, (1, draws), 11, x.device)[0])
+        rounded = round_to_grid(-x, e2m1, draw_random_units(0, (1, draws), 11, x.device)[0])
         assert set(rounded.tolist()) == {-low, -high}
         share = (value - low) / (high - low)
         deviation = (high - low) * (share * (1 - share) / draws) ** 0.5
@@ -26,7 +26,7 @@ def test_values_on_the_grid_and_beyond_it_do_not_move() -> None:
     e2m1 = FORMATS["e2m1"]
     for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 7.5, float("inf")):
         x = torch.full((4096,), value)
-        rounded = round_to_grid(x, e2m1, random_units(0, (1, 4096), 5, x.device)[0])
+        rounded = round_to_grid(x, e2m1, draw_random_units(0, (1, 4096), 5, x.device)[0])
         assert rounded.unique().tolist() == [min(value, 6.0)]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bridge.runtime.numerics import GemmPrecision, make_operand, quantise
-from bridge.runtime.numerics.gemm import scaled_product
+from bridge.runtime.numerics.gemm import multiply_operands
 
 PRECISION = GemmPrecision(scheme="tensorwise", format="hybrid")
 
@@ -25,7 +25,7 @@ def both(
     if positive:
         x, w = x.abs(), w.abs()
     specs = PRECISION.spec("input"), PRECISION.spec("weight")
-    ours = scaled_product("fprop", make_operand(x, specs[0], "input"), make_operand(w, specs[1], "weight"))
+    ours = multiply_operands("fprop", make_operand(x, specs[0], "input"), make_operand(w, specs[1], "weight"))
     held = [quantise(tensor, spec) for tensor, spec in zip((x, w), specs, strict=True)]
     codes, scales = [one.codes.view(torch.float8_e4m3fn) for one in held], [one.scale_inv for one in held]
     theirs = mmaemu.scaled_mm(codes[0], codes[1].t(), *scales, out_dtype=dtype, use_fast_accum=fast, splitk=1)

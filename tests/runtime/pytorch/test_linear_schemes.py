@@ -8,7 +8,7 @@ import torch
 
 from bridge.errors import PrecisionTypeError
 from bridge.plan.precision_plan import precision_plan
-from bridge.precision.foreign_names import megatron_names
+from bridge.precision.foreign_names import map_to_megatron_names
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.pytorch import check_precision, convert_linears, emulate_linears, linear_schemes
@@ -58,7 +58,7 @@ def test_what_torchao_converts_is_what_the_plan_says() -> None:
         model, wanted = model_of("llama"), planned(config)
         convert_linears(model, config, emulate=True)
         linears = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
-        places = megatron_names(linears)
+        places = map_to_megatron_names(linears)
         for name, module in linears.items():
             is_mx = type(module.weight.data).__name__.startswith("MXFP8") or "MXFP8" in type(module.weight).__name__
             found = "tensorwise" if type(module).__name__ == "Float8Linear" else "mxfp8" if is_mx else None
@@ -76,7 +76,7 @@ def test_the_linear_layers_of_a_model_are_known_by_name(kind: str) -> None:
     with torch.device("meta"):
         model = model_of(kind)
     linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    assert set(linears) - set(megatron_names(linears)) == {"lm_head"}
+    assert set(linears) - set(map_to_megatron_names(linears)) == {"lm_head"}
     schemes = linear_schemes(model, REGISTRY.get("bf16_with_mxfp8_mixed"))
     assert schemes.pop("lm_head") is None
     assert {one.scheme for one in schemes.values() if one is not None} == {"mxfp8"}

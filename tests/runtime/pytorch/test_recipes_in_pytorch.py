@@ -10,12 +10,12 @@ from hypothesis import given
 from torch import nn
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.precision.mode import scheme_of
-from bridge.precision.values import torch_dtype
+from bridge.precision.mode import get_scheme
+from bridge.precision.coercion import get_torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime import pytorch
-from bridge.runtime.pytorch.loop import compute_dtype, scaler_settings
+from bridge.runtime.pytorch.loop import get_compute_dtype, make_scaler_settings
 from bridge.runtime.pytorch.loss_scaler import LossScaler
 from tests import warm
 from tests.read.properties import configs
@@ -29,7 +29,7 @@ def test_every_recipe_trains_a_small_model(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
     replaced = pytorch.emulate_linears(model, config, skip=("2",))
-    assert replaced == (["0"] if scheme_of(config) else [])
+    assert replaced == (["0"] if get_scheme(config) else [])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     scaler = pytorch.grad_scaler_for(config, "cpu")
     x = torch.randn(64, 32)
@@ -152,12 +152,12 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
 @given(config=configs())
 def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> None:
     autocast, scaler = pytorch.autocast_for(config, "cpu"), pytorch.grad_scaler_for(config, "cpu")
-    compute = compute_dtype(config)
+    compute = get_compute_dtype(config)
     with autocast:
         assert torch.is_autocast_enabled("cpu") is (compute != "fp32")
         if compute != "fp32":
-            assert torch.get_autocast_dtype("cpu") == torch_dtype(compute)
-    written = scaler_settings(config)
+            assert torch.get_autocast_dtype("cpu") == get_torch_dtype(compute)
+    written = make_scaler_settings(config)
     assert scaler.is_enabled() is written["enabled"]
     if written["enabled"]:
         assert scaler.get_scale() == written["init_scale"]

@@ -1,4 +1,4 @@
-"""`computed` returns the value of `$((A + B))` where each part is set to a whole number."""
+"""`evaluate_arithmetic` returns the value of `$((A + B))` where each part is set to a whole number."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+DECIMAL_PATTERN = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 """A number that bash reads as a decimal one."""
-PART = re.compile(r"(?<![\w$])(?:\$?([A-Za-z_]\w*)|\$\{(\w+)\})(?!\w)")
+VARIABLE_PATTERN = re.compile(r"(?<![\w$])(?:\$?([A-Za-z_]\w*)|\$\{(\w+)\})(?!\w)")
 """A variable of an expression: `A`, `$A` or `${A}`."""
-MAX_LENGTH = 1_000
+MAX_EXPRESSION_LENGTH = 1_000
 NUMBER_LIMIT = 2**63
 """Numbers from here on are too large for bash."""
-PYTHON_ALONE = re.compile(r"[_#]")
+PYTHON_ONLY_PATTERN = re.compile(r"[_#]")
 """Signs with another meaning in Python: `1_000` is a number of Python alone, and `2#101` is 5 in bash
 and a comment behind 2 in Python."""
 
 
-def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
+def evaluate_arithmetic(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
     """Return the value of `$((...))`.
 
     It is None for another piece, and where the run decides a part of the piece.
@@ -33,42 +33,46 @@ def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
     if not (piece.startswith("$((") and piece.endswith("))")):
         return None
     expression = piece[3:-2]
-    if len(expression) > MAX_LENGTH:
+    if len(expression) > MAX_EXPRESSION_LENGTH:
         return None
-    for plain_name, braced_name in PART.findall(expression):
+    for plain_name, braced_name in VARIABLE_PATTERN.findall(expression):
         elements = values.get(plain_name or braced_name, {})
-        if NUMBER.fullmatch(elements.get(0, "")) is None:
+        if DECIMAL_PATTERN.fullmatch(elements.get(0, "")) is None:
             return None
-    text = PART.sub(lambda part: f"({values[part[1] or part[2]][0]})", expression)
-    if PYTHON_ALONE.search(text):
+    text = VARIABLE_PATTERN.sub(lambda part: f"({values[part[1] or part[2]][0]})", expression)
+    if PYTHON_ONLY_PATTERN.search(text):
         return None
     try:
-        value = _value(ast.parse(text.strip(), mode="eval").body)
+        value = _evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     return str(value)
 
 
-def _value(node: ast.expr) -> int:
+def _evaluate_node(node: ast.expr) -> int:
     """Return the value of a tree of whole numbers; ValueError for anything else in it."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        return _small(node.value)
+        return _require_64_bits(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
+        return -_evaluate_node(node.operand)
     if isinstance(node, ast.BinOp):
-        return _combined(node.op, _value(node.left), _value(node.right))
+        return _apply_operator(node.op, _evaluate_node(node.left), _evaluate_node(node.right))
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return int(_compared(node.ops[0], _value(node.left), _value(node.comparators[0])))
+        return int(
+            _apply_comparison(
+                node.ops[0], _evaluate_node(node.left), _evaluate_node(node.comparators[0])
+            )
+        )
     raise ValueError(ast.dump(node))
 
 
-def _combined(sign: ast.operator, left: int, right: int) -> int:
+def _apply_operator(sign: ast.operator, left: int, right: int) -> int:
     if isinstance(sign, ast.Add):
-        return _small(left + right)
+        return _require_64_bits(left + right)
     if isinstance(sign, ast.Sub):
-        return _small(left - right)
+        return _require_64_bits(left - right)
     if isinstance(sign, ast.Mult):
-        return _small(left * right)
+        return _require_64_bits(left * right)
     quotient = abs(left) // abs(right)  # bash rounds towards zero
     if (left < 0) != (right < 0):
         quotient = -quotient
@@ -79,7 +83,7 @@ def _combined(sign: ast.operator, left: int, right: int) -> int:
     raise ValueError(ast.dump(sign))
 
 
-def _compared(sign: ast.cmpop, left: int, right: int) -> bool:
+def _apply_comparison(sign: ast.cmpop, left: int, right: int) -> bool:
     """Return whether a comparison of two numbers holds; ValueError for another sign."""
     for kind, holds in (
         (ast.Lt, left < right),
@@ -94,7 +98,7 @@ def _compared(sign: ast.cmpop, left: int, right: int) -> bool:
     raise ValueError(ast.dump(sign))
 
 
-def _small(value: int) -> int:
+def _require_64_bits(value: int) -> int:
     if abs(value) >= NUMBER_LIMIT:
         raise ValueError(value)
     return value

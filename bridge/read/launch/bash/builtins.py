@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.bash.shell import NAME, Shell, first_list
-from bridge.read.launch.word import UNKNOWN
+from bridge.read.launch.bash.shell import NAME_PATTERN, Shell, find_list_index
+from bridge.read.launch.shell_word import UNKNOWN_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-FIELDS = re.compile(r"%[sd]")
+PRINTF_FIELD_PATTERN = re.compile(r"%[sd]")
 """The fields of a format of `printf` that are filled."""
-ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
-TAKE_A_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
+ARRAY_ELEMENT_PATTERN = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
+OPTIONS_WITH_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
 """Command -> its options that a value follows."""
 
 
@@ -33,7 +33,7 @@ class Builtins(Shell):
             "readarray": self._read_input,
             "printf": self._printf,
             "getopts": lambda words: self._forget_all([*words[2:3], "OPTARG", "OPTIND"]),
-            "let": lambda words: self.compute(" , ".join(words[1:])),
+            "let": lambda words: self.forget_computed(" , ".join(words[1:])),
             "set": self._set_options,
             "shift": self._shift,
         }
@@ -42,14 +42,14 @@ class Builtins(Shell):
         """Read `unset`, of variables, elements and functions."""
         options = "".join(word for word in words[1:] if word.startswith("-"))
         for word in words[1:]:
-            element = ELEMENT.fullmatch(word)
+            element = ARRAY_ELEMENT_PATTERN.fullmatch(word)
             if word.startswith("-"):
                 continue
             if "f" in options:
                 self.functions.pop(word, None)
             elif element is not None:
                 self.forget(element[1])
-            elif UNKNOWN.search(word):
+            elif UNKNOWN_PATTERN.search(word):
                 continue
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
@@ -66,7 +66,7 @@ class Builtins(Shell):
 
     def _read_input(self, words: list[str]) -> None:
         """Make the variables unknown that `read` and `mapfile` set."""
-        options, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
+        options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE[words[0]])
         if words[0] == "read":
             arrays = options.get("a", [])
             self._forget_all([*names, *arrays] or ["REPLY"])
@@ -80,21 +80,21 @@ class Builtins(Shell):
         name = words[2]
         text = "".join(words[3:4])
         fillings = words[4:]
-        has_other_signs = bool({"%", "\\"}.intersection(FIELDS.sub("", text)))
-        is_plain = len(FIELDS.findall(text)) == len(fillings) and not has_other_signs
-        is_unknown = any(map(UNKNOWN.search, [text, *fillings]))
-        if NAME.fullmatch(name) and is_plain and not is_unknown:
+        has_other_signs = bool({"%", "\\"}.intersection(PRINTF_FIELD_PATTERN.sub("", text)))
+        is_plain = len(PRINTF_FIELD_PATTERN.findall(text)) == len(fillings) and not has_other_signs
+        is_unknown = any(map(UNKNOWN_PATTERN.search, [text, *fillings]))
+        if NAME_PATTERN.fullmatch(name) and is_plain and not is_unknown:
             values = iter(fillings)
-            self.set(name, [FIELDS.sub(lambda _: next(values), text)])
+            self.set(name, [PRINTF_FIELD_PATTERN.sub(lambda _: next(values), text)])
         else:
             self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
         """Make variables, or the arrays of elements, unknown."""
         for name in names:
-            if NAME.fullmatch(name):
+            if NAME_PATTERN.fullmatch(name):
                 self.forget(name)
-            elif ELEMENT.fullmatch(name):
+            elif ARRAY_ELEMENT_PATTERN.fullmatch(name):
                 self.forget(name.partition("[")[0])
 
     def _set_options(self, words: list[str]) -> None:
@@ -128,9 +128,9 @@ class Builtins(Shell):
                 return
             count = int(words[1])
         if "@" in self.values:
-            parameters = self.elements_of("@")
+            parameters = self.get_elements("@")
             if count <= len(parameters):
-                first = min(count, first_list(parameters))
+                first = min(count, find_list_index(parameters))
                 self.set_positional(parameters[first:])
         else:
             self._shift_stated(count)
@@ -146,14 +146,16 @@ class Builtins(Shell):
                 self.values[str(place - count)] = elements
 
 
-def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[str]], list[str]]:
+def parse_short_options(
+    words: Sequence[str], with_value: str
+) -> tuple[dict[str, list[str]], list[str]]:
     """Return the one-letter options of a command with their values, and the words behind them."""
     options: dict[str, list[str]] = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.startswith("-") or word == "-":
-            return options, list(words[place:])
+            return options, list(words[index:])
         if word == "--":
-            return options, list(words[place + 1 :])
+            return options, list(words[index + 1 :])
         for at, letter in enumerate(word[1:], 1):
             if letter not in with_value:
                 options.setdefault(letter, [])
@@ -161,18 +163,18 @@ def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[st
             if word[at + 1 :]:
                 options[letter] = [word[at + 1 :]]
                 break
-            options[letter] = list(words[place + 1 : place + 2])
-            later_options, behind = options_of(words[place + 2 :], with_value)
+            options[letter] = list(words[index + 1 : index + 2])
+            later_options, operands = parse_short_options(words[index + 2 :], with_value)
             options.update(later_options)
-            return options, behind
+            return options, operands
     return options, []
 
 
 def variable_read_whole(words: Sequence[str]) -> str | None:
     """Return the variable of `read -d '' NAME`, which takes all of its input; None for other commands."""
-    options, names = options_of(words[1:], TAKE_A_VALUE["read"])
+    options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE["read"])
     if words[:1] != ["read"] or options.get("d") != [""]:
         return None
-    if len(names) != 1 or NAME.fullmatch(names[0]) is None:
+    if len(names) != 1 or NAME_PATTERN.fullmatch(names[0]) is None:
         return None
     return names[0]

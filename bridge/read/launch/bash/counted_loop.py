@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from bridge.read.launch.bash.arithmetic import computed
-from bridge.read.launch.script import text_of
-from bridge.read.launch.word import Word
+from bridge.read.launch.bash.arithmetic import evaluate_arithmetic
+from bridge.read.launch.syntax_tree import get_node_text
+from bridge.read.launch.shell_word import ShellWord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tree_sitter import Node
 
-MAX_TURNS = 256
-NAME = re.compile(r"[A-Za-z_]\w*")
+MAX_ITERATIONS = 256
+NAME_PATTERN = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class CountedLoop:
     condition: str
 
     @classmethod
-    def of(cls, node: Node) -> Self | None:
+    def from_node(cls, node: Node) -> Self | None:
         """Return the header of a loop; None for a loop that does not count up by one."""
         if node.type != "c_style_for_statement":
             return None
-        start = _without_blanks(node.child_by_field_name("initializer"))
-        condition = _without_blanks(node.child_by_field_name("condition"))
-        step = _without_blanks(node.child_by_field_name("update"))
+        start = _remove_blanks(node.child_by_field_name("initializer"))
+        condition = _remove_blanks(node.child_by_field_name("condition"))
+        step = _remove_blanks(node.child_by_field_name("update"))
         counter, sign, first = start.partition("=")
         if not sign or step not in (f"{counter}++", f"++{counter}", f"{counter}+=1"):
             return None
@@ -50,13 +50,15 @@ class CountedLoop:
             known: The elements of each variable that the script has set.
         """
         known = {**known, **self._defaults(known)}
-        first = computed(f"$(({self.start}))", known)
+        first = evaluate_arithmetic(f"$(({self.start}))", known)
         if first is None:
             return None
         values: list[str] = []
-        while len(values) <= MAX_TURNS:
+        while len(values) <= MAX_ITERATIONS:
             value = str(int(first) + len(values))
-            holds = computed(f"$(({self.condition}))", {**known, self.counter: {0: value}})
+            holds = evaluate_arithmetic(
+                f"$(({self.condition}))", {**known, self.counter: {0: value}}
+            )
             if holds is None:
                 return None
             if holds == "0":
@@ -67,12 +69,12 @@ class CountedLoop:
     def _defaults(self, known: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
         """Return the variables of the header whose value is a default, with the default itself."""
         defaults: dict[str, dict[int, str]] = {}
-        for name in NAME.findall(f"{self.start} {self.condition}"):
+        for name in NAME_PATTERN.findall(f"{self.start} {self.condition}"):
             text = known.get(name, {}).get(0)
             if text is not None:
-                defaults[name] = {0: str(Word.of(text))}
+                defaults[name] = {0: str(ShellWord.from_text(text))}
         return defaults
 
 
-def _without_blanks(node: Node | None) -> str:
-    return "".join(text_of(node).split())
+def _remove_blanks(node: Node | None) -> str:
+    return "".join(get_node_text(node).split())

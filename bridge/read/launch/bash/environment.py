@@ -1,4 +1,4 @@
-"""`environment_of`: the variables that a command in front of a program gives to it."""
+"""`compute_environment`: the variables that a command in front of a program gives to it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.bash.shell import NAME
-from bridge.read.launch.word import Word
+from bridge.read.launch.bash.shell import NAME_PATTERN
+from bridge.read.launch.shell_word import ShellWord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def environment_of(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
+def compute_environment(
+    words: Sequence[str], inherited: Mapping[str, ShellWord]
+) -> dict[str, ShellWord]:
     """Return the variables of a program behind `env`, `mpirun -x` and their like.
 
     Args:
@@ -21,19 +23,21 @@ def environment_of(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[
         inherited: The variables that the shell gives it.
     """
     environment = dict(inherited)
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name == "env":
-            environment = _of_env(words[place + 1 :], environment)
+            environment = _apply_env_command(words[index + 1 :], environment)
         elif name in ("mpirun", "mpiexec"):
-            for option, value in pairwise(words[place + 1 :]):
+            for option, value in pairwise(words[index + 1 :]):
                 variable, sign, text = value.partition("=")
                 if option == "-x" and sign:
-                    environment[variable] = Word.of(text)
+                    environment[variable] = ShellWord.from_text(text)
     return environment
 
 
-def _of_env(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
+def _apply_env_command(
+    words: Sequence[str], inherited: Mapping[str, ShellWord]
+) -> dict[str, ShellWord]:
     """Return the variables that `env` gives to the program behind it."""
     environment = dict(inherited)
     rest = list(words)
@@ -51,8 +55,8 @@ def _of_env(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Wo
             rest = rest[1:]
         elif re.fullmatch(r"-u\w+", word):
             environment.pop(word[2:], None)
-        elif sign and NAME.fullmatch(name):
-            environment[name] = Word.of(value)
+        elif sign and NAME_PATTERN.fullmatch(name):
+            environment[name] = ShellWord.from_text(value)
         elif not word.startswith("-"):
             break
     return environment

@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.variables import Variables
-from bridge.read.launch.script import WORDS, text_of
-from bridge.read.launch.word import Word
+from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
+from bridge.read.launch.shell_word import ShellWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tree_sitter import Node
 
-NAME = re.compile(r"[A-Za-z_]\w*")
-KEYED = re.compile(r"\[[^\]]*\]\+?=")
+NAME_PATTERN = re.compile(r"[A-Za-z_]\w*")
+KEYED_ELEMENT_PATTERN = re.compile(r"\[[^\]]*\]\+?=")
 """An element of `A=([2]=x)`."""
-DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
-RETYPED = frozenset("nAilu")
+DECLARE_COMMANDS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+TYPE_OPTIONS = frozenset("nAilu")
 """Options of `declare`: a name for another variable, a mapping, a number, a text in one case."""
-LOCAL = frozenset({"declare", "local", "typeset"})
+LOCAL_COMMANDS = frozenset({"declare", "local", "typeset"})
 """Declarers whose variables belong to the function around them."""
 MAX_POSITIONAL = 512
 """Positional parameters; where there are more, none is known."""
-LIST = re.compile(r"\$\{?[@*]|\[[@*]\]")
+LIST_PATTERN = re.compile(r"\$\{?[@*]|\[[@*]\]")
 """In a word that may be any number of words: `$@`, `${A[@]}`."""
-CHANGES = re.compile(
+ARITHMETIC_CHANGE_PATTERN = re.compile(
     r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
 """The changes of arithmetic: `A = 1`, `A += 1`, `A++`, `--A`."""
 
 
 @dataclass
-class State:
+class ShellState:
     """The state that a subshell has a copy of: no change of the copy is known outside."""
 
     values: dict[str, dict[int, str]]
@@ -63,9 +63,9 @@ class Shell(Variables):
         self.is_all_exported = False
         """Whether `set -a` is on."""
 
-    def state(self) -> State:
+    def state(self) -> ShellState:
         """Return a copy of the state that a subshell can change."""
-        return State(
+        return ShellState(
             values=self.values.copy(),
             exported=self.exported.copy(),
             functions=self.functions.copy(),
@@ -73,7 +73,7 @@ class Shell(Variables):
             is_all_exported=self.is_all_exported,
         )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: ShellState) -> None:
         """Go back to a state."""
         self.values = state.values
         self.exported = state.exported
@@ -81,13 +81,13 @@ class Shell(Variables):
         self.frames = state.frames
         self.is_all_exported = state.is_all_exported
 
-    def environment(self) -> dict[str, Word]:
+    def environment(self) -> dict[str, ShellWord]:
         """Return the environment of the programs that the shell starts."""
-        variables: dict[str, Word] = {}
+        variables: dict[str, ShellWord] = {}
         for name in self.exported:
             elements = self.values.get(name, {})
             if 0 in elements:
-                variables[name] = Word.of(elements[0])
+                variables[name] = ShellWord.from_text(elements[0])
         return variables
 
     # -- assignments -------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Shell(Variables):
 
     def _assign_variable(self, node: Node) -> str:
         """Set a variable or an element of an array, and return the name of the variable."""
-        name, _, index = text_of(node.children[0]).removesuffix("]").partition("[")
+        name, _, index = get_node_text(node.children[0]).removesuffix("]").partition("[")
         append = len(node.children) > 1 and node.children[1].type == "+="
         value = node.child_by_field_name("value")
         if value is not None and value.type == "array":
@@ -125,11 +125,13 @@ class Shell(Variables):
 
     def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
         """Set an array; one with keys is unknown."""
-        children = [child for child in array.named_children if child.type in WORDS]
-        if any(KEYED.match(text_of(child)) for child in children):
+        children = [child for child in array.named_children if child.type in WORD_NODES]
+        if any(KEYED_ELEMENT_PATTERN.match(get_node_text(child)) for child in children):
             self.forget(name)
         else:
-            self.set(name, self.words_of(joined_texts(children)), append=append, is_array=True)
+            self.set(
+                name, self.expand_words(join_adjacent_nodes(children)), append=append, is_array=True
+            )
 
     def declare(
         self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
@@ -143,21 +145,21 @@ class Shell(Variables):
         """
         options = "".join(word for word in words[1:] if word[:1] in ("-", "+"))
         plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
-        is_local = words[0] in LOCAL and bool(self.frames) and "g" not in options
+        is_local = words[0] in LOCAL_COMMANDS and bool(self.frames) and "g" not in options
         if "f" in options:
             if words[0] == "export":
                 self.shared_functions.update(plain)
             return
         for word in plain:
             name, sign, value = word.partition("=")
-            if NAME.fullmatch(name) is None:
+            if NAME_PATTERN.fullmatch(name) is None:
                 continue
             names[name] = None
             self._declare_variable(name, value if sign else None, before, is_local=is_local)
         if is_local:
             for name in names:
                 self.frames[-1].setdefault(name, before.get(name))
-        if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
+        if TYPE_OPTIONS.intersection(options) and words[0] not in ("export", "readonly"):
             self._retype(names, is_reference="n" in options)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
@@ -185,7 +187,7 @@ class Shell(Variables):
         """Make variables unknown that get another type, and those that they refer to."""
         for name in names:
             if is_reference:
-                for target in self.elements_of(name):
+                for target in self.get_elements(name):
                     self.forget(target)  # it is changed by another name
             self.forget(name)
 
@@ -197,9 +199,9 @@ class Shell(Variables):
             else:
                 self.values[name] = value
 
-    def compute(self, expression: str) -> None:
+    def forget_computed(self, expression: str) -> None:
         """Make the variables unknown that arithmetic changes."""
-        for match in CHANGES.finditer(expression):
+        for match in ARITHMETIC_CHANGE_PATTERN.finditer(expression):
             self.forget(match[1] or match[3])
 
     # -- positional parameters ---------------------------------------------------------------------
@@ -216,7 +218,7 @@ class Shell(Variables):
         words = list(words)
         for name in ("@", "*"):
             self.values[name] = dict(enumerate(words))
-        count = first_list(words)
+        count = find_list_index(words)
         if count < len(words):  # it may be any number of words
             for name in [*self.positional()]:
                 if name not in ("@", "*"):
@@ -229,10 +231,10 @@ class Shell(Variables):
     def positional(self) -> dict[str, dict[int, str]]:
         """Return the elements of the positional parameters that are known."""
         variables = self.values.items()
-        return {name: elements for name, elements in variables if not NAME.fullmatch(name)}
+        return {name: elements for name, elements in variables if not NAME_PATTERN.fullmatch(name)}
 
 
-def joined_texts(nodes: Sequence[Node]) -> list[str]:
+def join_adjacent_nodes(nodes: Sequence[Node]) -> list[str]:
     """Return nodes as they are written.
 
     Nodes without a blank between them are one word (`[0]*$A+[1]*$B`).
@@ -241,19 +243,19 @@ def joined_texts(nodes: Sequence[Node]) -> list[str]:
     end = -1
     for node in nodes:
         if node.start_byte == end:
-            texts[-1] += text_of(node)
+            texts[-1] += get_node_text(node)
         else:
-            texts.append(text_of(node))
+            texts.append(get_node_text(node))
         end = node.end_byte
     return texts
 
 
-def first_list(words: Sequence[str]) -> int:
+def find_list_index(words: Sequence[str]) -> int:
     """Return the place of the first word that may be any number of words.
 
     It is the number of words where there is no such word.
     """
-    for place, word in enumerate(words):
-        if LIST.search(word):
-            return place
+    for index, word in enumerate(words):
+        if LIST_PATTERN.search(word):
+            return index
     return len(words)

@@ -12,33 +12,42 @@ import re
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.read.launch.bash.arithmetic import computed
-from bridge.read.launch.script import text_of
-from bridge.read.launch.word import BRACES, DEFAULT, FIELD, LATE, UNKNOWN, Word, glued, variable_of
+from bridge.read.launch.bash.arithmetic import evaluate_arithmetic
+from bridge.read.launch.syntax_tree import get_node_text
+from bridge.read.launch.shell_word import (
+    BRACES_REGEX,
+    DEFAULT_PATTERN,
+    FIELD_PATTERN,
+    DEFERRED_REGEX,
+    UNKNOWN_PATTERN,
+    ShellWord,
+    join_texts,
+    get_variable_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tree_sitter import Node
 
-MAX_WORDS = 20_000
-_REST = rf"(?P<parameter>\$(?:\w+|[@*#]|{BRACES}))|(?P<late>{LATE})|(?P<plain>[^'\"\\$`<>]+|.)"
-_QUOTES = rf"'(?P<raw>[^']*)'|\"(?P<string>(?:\\.|{LATE}|[^\"\\])*+)\""
-IN_QUOTES = re.compile(rf"\\(?P<escaped>[\"\\$`\n])|{_REST}", re.DOTALL)
-PIECES = re.compile(rf"\\(?P<escaped>.)|{_QUOTES}|{_REST}", re.DOTALL)
+MAX_VARIABLE_WORDS = 20_000
+_REST_REGEX = rf"(?P<parameter>\$(?:\w+|[@*#]|{BRACES_REGEX}))|(?P<late>{DEFERRED_REGEX})|(?P<plain>[^'\"\\$`<>]+|.)"
+_QUOTES_REGEX = rf"'(?P<raw>[^']*)'|\"(?P<string>(?:\\.|{DEFERRED_REGEX}|[^\"\\])*+)\""
+QUOTED_PIECE_PATTERN = re.compile(rf"\\(?P<escaped>[\"\\$`\n])|{_REST_REGEX}", re.DOTALL)
+PIECE_PATTERN = re.compile(rf"\\(?P<escaped>.)|{_QUOTES_REGEX}|{_REST_REGEX}", re.DOTALL)
 """The pieces of a word, in quotes and outside."""
-PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
+PARAMETER_PATTERN = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
-HEREDOC = re.compile(
+HEREDOC_PATTERN = re.compile(
     r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)"
 )
 """`$(cat <<EOF ...)`, whose output is its own text."""
-JOINED = re.compile(
+JOINED_ARRAY_PATTERN = re.compile(
     r"""\$\(\s*IFS=(['"])(?P<sign>[^'"$`\\\n])[^'"$`\\\n]*\1\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)"""
 )
 """`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between
 them."""
-DEFAULTS = (":-", "-", ":=", "=")
+DEFAULT_OPERATORS = (":-", "-", ":=", "=")
 """Operators of `${name:-default}`."""
 
 
@@ -65,7 +74,7 @@ class Variables:
         They are never changed, only replaced, so that a copy of the mapping is a copy of all
         variables. No element: known to be unset."""
 
-    def elements_of(self, name: str) -> list[str]:
+    def get_elements(self, name: str) -> list[str]:
         """Return the elements of a variable in their order; none for one that nothing sets."""
         return [*self.values.get(name, {}).values()]
 
@@ -80,14 +89,14 @@ class Variables:
         first = 0
         if append and is_array:
             first = max(old, default=-1) + 1
-            words = words[: MAX_WORDS - len(old)]
+            words = words[: MAX_VARIABLE_WORDS - len(old)]
         elif append:
-            words = [glued([old.get(0), *words])]
-        elif name in self.stated and any(map(UNKNOWN.search, words)):
+            words = [join_texts([old.get(0), *words])]
+        elif name in self.stated and any(map(UNKNOWN_PATTERN.search, words)):
             words = [self.stated[name]]
             if is_array:
-                words = split(self.stated[name])
-        new = dict(enumerate(words[:MAX_WORDS], first))
+                words = split_words(self.stated[name])
+        new = dict(enumerate(words[:MAX_VARIABLE_WORDS], first))
         if append or not is_array:
             new = {**old, **new}
         self.values[name] = new
@@ -100,7 +109,7 @@ class Variables:
             return
         place = int(index)
         if append:
-            text = glued([elements.get(place), text])
+            text = join_texts([elements.get(place), text])
         elements[place] = text
         self.values[name] = dict(sorted(elements.items()))
 
@@ -111,62 +120,62 @@ class Variables:
 
     def text(self, node: Node) -> str:
         """Return a word as one text: as in an assignment, without splitting."""
-        return self.expanded_text(text_of(node).lstrip())
+        return self.expand_text(get_node_text(node).lstrip())
 
-    def expanded_text(self, word: str, *, is_quoted: bool = False) -> str:
+    def expand_text(self, word: str, *, is_quoted: bool = False) -> str:
         """Return a word, as it is written, as one text; `is_quoted` for the inside of `"..."`."""
         texts: list[str] = []
         pieces = self._pieces(word, is_split=False, is_quoted=is_quoted)
-        for piece in islice(pieces, MAX_WORDS):
+        for piece in islice(pieces, MAX_VARIABLE_WORDS):
             texts.append(" " if piece is None else piece)
-        return glued(texts)
+        return join_texts(texts)
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
         """Return the words that several words of a command expand to."""
-        return self.words_of(text_of(node).lstrip() for node in nodes)
+        return self.expand_words(get_node_text(node).lstrip() for node in nodes)
 
-    def words_of(self, texts: Iterable[str]) -> list[str]:
+    def expand_words(self, texts: Iterable[str]) -> list[str]:
         """Return the words that several words, as they are written, expand to."""
         words: list[str] = []
         for text in texts:
-            pieces = islice(self._pieces(text, is_split=True), MAX_WORDS)
+            pieces = islice(self._pieces(text, is_split=True), MAX_VARIABLE_WORDS)
             for is_end, word in groupby(pieces, lambda piece: piece is None):
                 if not is_end:
-                    words.append(glued(word))
-            if len(words) > MAX_WORDS:
+                    words.append(join_texts(word))
+            if len(words) > MAX_VARIABLE_WORDS:
                 break
-        return words[:MAX_WORDS]
+        return words[:MAX_VARIABLE_WORDS]
 
     def _pieces(
         self, word: str, *, is_split: bool, is_quoted: bool = False
     ) -> Iterator[str | None]:
         """Yield the pieces of a word, with None between two words of a value that is split."""
-        pattern = IN_QUOTES if is_quoted else PIECES
+        pattern = QUOTED_PIECE_PATTERN if is_quoted else PIECE_PATTERN
         for match in pattern.finditer(word):
             kind = str(match.lastgroup)
             piece = match[kind]
             if kind == "parameter":
-                yield from self._expansion(piece, is_split=is_split, is_quoted=is_quoted)
+                yield from self._expand_parameter(piece, is_split=is_split, is_quoted=is_quoted)
             elif kind == "string" and piece:
                 yield from self._pieces(piece, is_split=False, is_quoted=True)
             elif kind == "late":
-                yield from self._late(piece, is_split=is_split)
+                yield from self._expand_deferred(piece, is_split=is_split)
             elif kind == "escaped":
                 yield piece.removeprefix("\n")
             else:
                 yield piece
 
-    def _late(self, piece: str, *, is_split: bool) -> Iterator[str | None]:
+    def _expand_deferred(self, piece: str, *, is_split: bool) -> Iterator[str | None]:
         """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`.
 
         Any other piece is yielded as it is written.
         """
         if not is_split:
-            array = JOINED.fullmatch(piece)
+            array = JOINED_ARRAY_PATTERN.fullmatch(piece)
             if array is not None and array["name"] in self.values:
-                yield array["sign"].join(self.elements_of(array["name"]))
+                yield array["sign"].join(self.get_elements(array["name"]))
                 return
-            shown = HEREDOC.fullmatch(piece)
+            shown = HEREDOC_PATTERN.fullmatch(piece)
             if shown is not None:
                 text = shown["text"].rstrip("\n")
                 if shown["quote"]:
@@ -174,20 +183,20 @@ class Variables:
                 else:
                     yield from self._pieces(text, is_split=False, is_quoted=True)
                 return
-        value = computed(piece, self.values)
+        value = evaluate_arithmetic(piece, self.values)
         yield piece if value is None else value
 
-    def _expansion(
+    def _expand_parameter(
         self, expansion: str, *, is_split: bool, is_quoted: bool
     ) -> Iterator[str | None]:
         """Yield the pieces of `$name` and `${name...}`.
 
         In quotes `${A[@]}` and `$@` stay several words.
         """
-        parameter = self._parameter(expansion, is_quoted=is_quoted)
+        parameter = self._parse_parameter(expansion, is_quoted=is_quoted)
         values = [expansion]
         if parameter.name:
-            values = self._evaluated(parameter)
+            values = self._evaluate_parameter(parameter)
         if not is_split and "@" not in (parameter.subscript, parameter.name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
@@ -198,39 +207,39 @@ class Variables:
             else:
                 yield value
 
-    def _parameter(self, expansion: str, *, is_quoted: bool) -> _Parameter:
+    def _parse_parameter(self, expansion: str, *, is_quoted: bool) -> _Parameter:
         """Return the parts of `$name` or `${name...}`; no name where they are not understood."""
         if not expansion.startswith("${"):
             return _Parameter(expansion, name=expansion[1:])
-        match = PARAMETER.match(expansion)
+        match = PARAMETER_PATTERN.match(expansion)
         if match is None:
             return _Parameter(expansion, name="")
         sign, name, index, operator = match.groups("")
-        argument = self.expanded_text(expansion[match.end() : -1], is_quoted=is_quoted)
+        argument = self.expand_text(expansion[match.end() : -1], is_quoted=is_quoted)
         return _Parameter(expansion, name, index, sign or operator, argument)
 
     def _fields(self, value: str, name: str) -> Iterator[str | None]:
         """Yield the words of a value that is not in quotes, with None at its blanks."""
-        if self._is_separated(value):
+        if self._has_custom_separator(value):
             yield f"${name}"  # IFS splits it at other signs than blanks
             return
         if value[:1].isspace():
             yield None
-        for place, field in enumerate(split(value)):
+        for place, field in enumerate(split_words(value)):
             if place:
                 yield None
             yield field
         if value[-1:].isspace():
             yield None
 
-    def _is_separated(self, value: str) -> bool:
+    def _has_custom_separator(self, value: str) -> bool:
         """Return whether the script splits a value in another way than at blanks."""
-        separators = "".join(self.elements_of("IFS"))
-        if not separators or variable_of(separators) or separators in (" \t\n", "$' \\t\\n'"):
+        separators = "".join(self.get_elements("IFS"))
+        if not separators or get_variable_name(separators) or separators in (" \t\n", "$' \\t\\n'"):
             return False  # with `IFS=$OLD_IFS` a script restores it
         return any(char.isspace() or char in separators for char in value)
 
-    def _evaluated(self, parameter: _Parameter) -> list[str]:
+    def _evaluate_parameter(self, parameter: _Parameter) -> list[str]:
         """Return the words of a parameter, and set its variable where the operator is `:=` or `=`.
 
         It is a single word unless the parameter is a list.
@@ -238,10 +247,10 @@ class Variables:
         name = parameter.name
         index = parameter.subscript.strip("\"'")
         operator = parameter.operator
-        if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULTS):
+        if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULT_OPERATORS):
             return [parameter.text]
-        words = self._elements(name, index)
-        if operator not in DEFAULTS:
+        words = self._find_elements(name, index)
+        if operator not in DEFAULT_OPERATORS:
             return [parameter.text] if words is None else words
         if words == [] and name not in ("@", "*"):  # the script has unset it
             if operator[-1] == "=":
@@ -249,15 +258,15 @@ class Variables:
             return [parameter.argument]
         text = " ".join(words or ())
         # A value such as `$A`, where nothing sets A, is empty in bash: the default may take its place.
-        is_unset = words is None or bool(text and not Word.of(text).with_nothing_set)
+        is_unset = words is None or bool(text and not ShellWord.from_text(text).text_when_unset)
         if not (is_unset or (operator[0] == ":" and not text)):
             return words or []
-        default = f"${{{variable_of(text) or name}:-{parameter.argument}}}"
+        default = f"${{{get_variable_name(text) or name}:-{parameter.argument}}}"
         if operator[-1] == "=":
             self.set(name, [default])
         return [default]
 
-    def _elements(self, name: str, index: str) -> list[str] | None:
+    def _find_elements(self, name: str, index: str) -> list[str] | None:
         """Return the elements that `${name[index]}` stands for.
 
         None where nothing is known of it.
@@ -272,7 +281,7 @@ class Variables:
         return []
 
 
-def split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text that bash splits at blanks; a word of a default has its variable."""
     if not any(mark in text for mark in "$`<>"):
         return text.split()
@@ -280,7 +289,7 @@ def split(text: str) -> list[str]:
     def spread(default: re.Match[str]) -> str:
         if " " not in default[2]:
             return default[0]
-        return " ".join(f"${{{default[1]}:-{field}}}" for field in split(default[2]))
+        return " ".join(f"${{{default[1]}:-{field}}}" for field in split_words(default[2]))
 
-    fields = [match[0] for match in FIELD.finditer(DEFAULT.sub(spread, text))]
-    return [field for field in fields if Word.of(field)]
+    fields = [match[0] for match in FIELD_PATTERN.finditer(DEFAULT_PATTERN.sub(spread, text))]
+    return [field for field in fields if ShellWord.from_text(field)]

@@ -3,17 +3,23 @@
 import math
 from collections.abc import Iterator
 
-from bridge.rules.facts.gemm_sizes import Width, alignment, low_modules, tokens, widths
-from bridge.rules.facts.packing import packing
+from bridge.rules.facts.gemm_sizes import (
+    Width,
+    get_alignment,
+    collect_low_precision_modules,
+    compute_tokens_per_rank,
+    compute_widths_per_rank,
+)
+from bridge.rules.facts.packing import get_packing
 from bridge.rules.rule import error, info, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
-BLOCK = 128
+BLOCK_SIZE = 128
 """The side of a block of blockwise scaling."""
-NARROW = 1024
+MAX_SLOW_WIDTH = 1024
 """The widest GEMM that was measured slower in FP8 than in BF16."""
-_PROJECTED = {
+_PROJECTION_FIELDS = {
     "mamba": (
         "model.mamba_num_heads",
         "mamba_num_heads, mamba_num_groups or mamba_state_dim",
@@ -26,58 +32,58 @@ _PROJECTED = {
 """Mixer -> the field that decides most of its input projection, and the fields to change."""
 
 
-def refused_tokens(context: RunContext) -> Iterator[Violation]:
+def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
     """Yield the tokens of a rank that are no multiple of the scheme's alignment."""
-    number, multiples = tokens(context), alignment(context)
-    if number is None or not multiples or low_modules(context) == set():
+    number, multiples = compute_tokens_per_rank(context), get_alignment(context)
+    if number is None or not multiples or collect_low_precision_modules(context) == set():
         return
     multiple = multiples[0]
     if number % multiple:
         nearest = -(-number // multiple) * multiple
-        yield Violation(tokens=number, multiple=multiple, nearest=nearest)
+        yield Violation(tokens=number, multiple=multiple, similar_names=nearest)
 
 
-def refused_widths(context: RunContext) -> Iterator[Violation]:
+def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
     """Yield the widths on a rank that are no multiple of the scheme's alignment."""
-    if context.is_emulated or not alignment(context):
+    if context.is_emulated or not get_alignment(context):
         return
-    multiple = max(alignment(context))
-    for width in widths(context):
+    multiple = max(get_alignment(context))
+    for width in compute_widths_per_rank(context):
         if width.size % multiple:
-            yield _odd(width, multiple)
+            yield _make_width_violation(width, multiple)
 
 
-def _odd(width: Width, multiple: int) -> Violation:
-    return Violation(width.path, how=width.how, size=width.size, multiple=multiple)
+def _make_width_violation(width: Width, multiple: int) -> Violation:
+    return Violation(width.path, how=width.formula, size=width.size, multiple=multiple)
 
 
-def ragged_blocks(context: RunContext) -> Iterator[Violation]:
+def find_ragged_blocks(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
     if not context.is_blockwise or context.is_emulated:
         return
-    for width in widths(context):
-        if width.size % BLOCK and not width.size % 16:
-            yield _odd(width, BLOCK)
-    number = tokens(context)
-    if number is not None and number % BLOCK and not number % 16:
-        yield _odd(Width("train.micro_batch_size", " tokens", number), BLOCK)
+    for width in compute_widths_per_rank(context):
+        if width.size % BLOCK_SIZE and not width.size % 16:
+            yield _make_width_violation(width, BLOCK_SIZE)
+    number = compute_tokens_per_rank(context)
+    if number is not None and number % BLOCK_SIZE and not number % 16:
+        yield _make_width_violation(Width("train.micro_batch_size", " tokens", number), BLOCK_SIZE)
 
 
-def odd_packs(context: RunContext) -> Iterator[Violation]:
+def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
     """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
 
     Blockwise scaling runs ragged blocks, which PB503 is about: a warning; a remedy avoids them too.
     """
-    if not context.is_low or context.is_emulated:
+    if not context.is_low_precision or context.is_emulated:
         return
-    packed, multiples = packing(context), alignment(context)
+    packed, multiples = get_packing(context), get_alignment(context)
     if packed is None or packed.multiple < 1 or not multiples:
         return
-    ranks = context.parallel.of_tokens
+    ranks = context.parallel.token_ranks
     padded = packed.multiple * packed.samples
     wanted = multiples[0]
     if context.is_blockwise:
-        wanted = BLOCK
+        wanted = BLOCK_SIZE
     if not padded % (wanted * ranks):
         return
     severity = None
@@ -97,15 +103,15 @@ def odd_packs(context: RunContext) -> Iterator[Violation]:
         severity=severity,
         padded=packed.multiple,
         name=packed.path.rpartition(".")[2],
-        by=_ranks_of_tokens(context),
+        by=_format_token_ranks(context),
         left=left,
         multiple=wanted,
-        needed=f"{packed.path}={needed}",
+        min_arguments=f"{packed.path}={needed}",
         fixed=fixed,
     )
 
 
-def _ranks_of_tokens(context: RunContext) -> str:
+def _format_token_ranks(context: RunContext) -> str:
     """Return the ranks that share the tokens of a batch, in words."""
     parallel = context.parallel
     factors = []
@@ -116,7 +122,7 @@ def _ranks_of_tokens(context: RunContext) -> str:
     return " x ".join(factors) or "one rank"
 
 
-def odd_projection(context: RunContext) -> Iterator[Violation]:
+def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
     """Yield the width of a mixer's input projection that FP8 does not take.
 
     Megatron asserts the whole width, Transformer Engine that of a rank's part.
@@ -128,26 +134,26 @@ def odd_projection(context: RunContext) -> Iterator[Violation]:
     multiple = 16
     if context.is_mxfp8 and not is_mamba:
         multiple = 32
-    width = mixer.projected
+    width = mixer.projected_width
     if not context.is_emulated:
-        multiple = max((multiple, *alignment(context)))
+        multiple = max((multiple, *get_alignment(context)))
         width //= context.parallel.tensor
-    field, others = _PROJECTED["delta_net"]
+    field, others = _PROJECTION_FIELDS["delta_net"]
     if is_mamba:
-        field, others = _PROJECTED["mamba"]
+        field, others = _PROJECTION_FIELDS["mamba"]
     if width % multiple:
         yield Violation(field, width=width, multiple=multiple, others=others)
 
 
-def small_gemms(context: RunContext) -> Iterator[Violation]:
+def find_small_gemms(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of widths too small to gain from FP8."""
-    if not context.is_low or context.is_emulated or not context.has_model:
+    if not context.is_low_precision or context.is_emulated or not context.has_model:
         return
     names = []
-    for width in widths(context):
-        if 0 < width.size <= NARROW:
+    for width in compute_widths_per_rank(context):
+        if 0 < width.size <= MAX_SLOW_WIDTH:
             name = width.path.partition(".")[2]
-            names.append(f"{name}{width.how} = {width.size}")
+            names.append(f"{name}{width.formula} = {width.size}")
     if not names:
         return
     smaller = ""
@@ -161,7 +167,7 @@ RULES = (
         id="PB501",
         title="tokens of a rank that the GEMMs do not take",
         setting="train.micro_batch_size",
-        when=refused_tokens,
+        when=find_unaligned_tokens,
         message="the tokens of a rank (seq_length x micro_batch_size over context and sequence "
         "parallel ranks) are {tokens}, and must be a multiple of {multiple} under {run.scheme}",
         remedies=(
@@ -175,7 +181,7 @@ RULES = (
         id="PB502",
         title="width that the GEMMs do not take",
         setting="model.hidden_size",
-        when=refused_widths,
+        when=find_unaligned_widths,
         message="its part on one rank ({size}{how}) must be a multiple of "
         "{multiple} under {run.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
@@ -186,7 +192,7 @@ RULES = (
         id="PB503",
         title="size that is no multiple of a block",
         setting="model.hidden_size",
-        when=ragged_blocks,
+        when=find_ragged_blocks,
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
@@ -198,7 +204,7 @@ RULES = (
         id="PB505",
         title="input projection of Mamba or a gated delta net that FP8 does not take",
         setting="model.mamba_num_heads",
-        when=odd_projection,
+        when=find_unaligned_projection,
         message="the input projection is {width} wide, and must be a multiple of "
         "{multiple} under {run.scheme}",
         remedies=("change {others}",),
@@ -210,7 +216,7 @@ RULES = (
         id="PB506",
         title="GEMMs too small to gain",
         setting="model.hidden_size",
-        when=small_gemms,
+        when=find_small_gemms,
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "{smaller}", "keep FP8 for larger models"),
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); "
@@ -221,7 +227,7 @@ RULES = (
         id="PB507",
         title="packed batches that the GEMMs do not take",
         setting="data.dataset_kwargs",
-        when=odd_packs,
+        when=find_unaligned_packing,
         message="a packed batch is padded to a multiple of {padded} tokens ({name}), which leaves "
         "{left} on a rank ({by}), and {run.scheme} needs multiples of {multiple}",
         remedies=("set {needed}", "{fixed}"),

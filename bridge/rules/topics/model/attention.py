@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, error, mcore, no_effect, warning
+from bridge.rules.rule import MODEL_CHECK_SOURCE, error, mcore, no_effect, warning
 from bridge.rules.violation import Violation
-from bridge.target.versions import at_least, dotted
+from bridge.target.versions import is_at_least, format_dotted
 
 
-def fp8_attention_without_backend(context: RuleContext) -> Iterator[Violation]:
+def find_missing_attention_backend(context: RuleContext) -> Iterator[Violation]:
     """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
     if (
         not context.is_tensorwise
@@ -17,17 +17,17 @@ def fp8_attention_without_backend(context: RuleContext) -> Iterator[Violation]:
     ):
         return
     if context.capability is not None and context.target.is_before(10):
-        has = dotted(context.capability)
+        has = format_dotted(context.capability)
         yield Violation(what=f"compute capability 10.0, and the target has {has}")
         return
     least = "9.13.1"
-    if at_least(context.te, "2.15"):
+    if is_at_least(context.te, "2.15"):
         least = "9.14"
-    if at_least(context.cudnn, least) is False:
+    if is_at_least(context.cudnn, least) is False:
         yield Violation(what=f"cuDNN {least}")
 
 
-def softmax_dtype_of_te(context: RuleContext) -> Iterator[Violation]:
+def find_softmax_dtype_unread_by_te(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
     A framework's model class can have another default than Megatron's. Nobody stated it then, and
@@ -48,7 +48,7 @@ RULES = (
         id="PB441",
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
-        when=fp8_attention_without_backend,
+        when=find_missing_attention_backend,
         message="FP8 attention under current scaling needs {what}: there is no backend at the "
         "first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
@@ -90,13 +90,13 @@ RULES = (
         ),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     warning(
         id="PB445",
         title="softmax dtype of Transformer Engine's attention",
         setting="attention_softmax_in_fp32",
-        when=softmax_dtype_of_te,
+        when=find_softmax_dtype_unread_by_te,
         message="has no effect: Transformer Engine's attention does not read it",
         remedies=("drop it", "set model.transformer_impl=local"),
         source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",

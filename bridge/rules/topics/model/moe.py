@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, sync_info, te, warning
+from bridge.rules.rule import (
+    MODEL_CHECK_SOURCE,
+    PARSER_SOURCE,
+    error,
+    info,
+    mcore,
+    sync_info,
+    te,
+    warning,
+)
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
@@ -13,7 +22,7 @@ LARGEST_FP16 = 65_504
 EXACT_BF16 = 256
 """The largest whole number up to which BF16 has every one."""
 WRONG_SIGN = "the sign of an update is wrong near balance"
-_OPEN = {
+_UNKNOWN_COUNT_EFFECTS = {
     "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
     "fp16": "their sum is inf where the tokens of a step x top-k are above "
     f"{LARGEST_FP16:,}, and nothing is balanced",
@@ -21,7 +30,7 @@ _OPEN = {
 """Mode -> the effect where the tokens of a step are not known."""
 
 
-def _pads(context: RuleContext) -> bool:
+def _pads_routing_map(context: RuleContext) -> bool:
     """Return whether the router pads its map to sizes that FP8 and FP4 GEMMs take."""
     return (
         context.model.moe_router_padding_for_quantization
@@ -29,11 +38,11 @@ def _pads(context: RuleContext) -> bool:
     )
 
 
-def fused_experts_in_another_scheme(context: RunContext) -> Iterator[Violation]:
+def find_fused_experts_scheme_mismatch(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
     if not context.has_experts or not context.model.use_transformer_engine_op_fuser:
         return
-    if not context.is_low or context.is_mxfp8:
+    if not context.is_low_precision or context.is_mxfp8:
         return
     if context.is_fp4 and context.environment.get("FP4_RECIPE") == "nvfp4":
         return
@@ -43,7 +52,7 @@ def fused_experts_in_another_scheme(context: RunContext) -> Iterator[Violation]:
         yield Violation(variable="")
 
 
-def low_precision_transport(context: RunContext) -> Iterator[Violation]:
+def find_unsupported_dispatch_dtypes(context: RunContext) -> Iterator[Violation]:
     """Yield the dtypes of dispatch and combine for which the run has no dispatcher or kernel."""
     if not context.has_experts:
         return
@@ -56,13 +65,13 @@ def low_precision_transport(context: RunContext) -> Iterator[Violation]:
         yield Violation("model.moe_combine_bwd_dtype")
 
 
-def _lacks_the_fused_mlp(context: RuleContext) -> bool:
+def _lacks_fused_mlp(context: RuleContext) -> bool:
     variable = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
     is_off = context.has_environment and context.environment.get(variable) != "1"
     return context.target.is_before(10) or is_off
 
 
-def settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]:
+def find_settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of experts in a model that has none."""
     if not context.has_model or context.model.num_moe_experts:
         return
@@ -71,35 +80,40 @@ def settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]:
             yield Violation(name)
 
 
-def two_numbers_of_processors(context: RunContext) -> bool:
+def has_conflicting_num_sms(context: RunContext) -> bool:
     """Return whether Megatron Bridge's two names of one number hold two numbers."""
-    if not context.program.is_bridge or context.model.moe_flex_dispatcher_num_sms is not None:
+    if (
+        not context.program.is_megatron_bridge
+        or context.model.moe_flex_dispatcher_num_sms is not None
+    ):
         return False
     deepep, hybridep = context.model.moe_deepep_num_sms, context.model.moe_hybridep_num_sms
     return deepep is not None and hybridep is not None and deepep != hybridep
 
 
-def half_precision_counts(context: RunContext) -> Iterator[Violation]:
+def find_inexact_token_counts(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of token counts that the dtype of the model cannot hold.
 
     It is an info where there is no count.
     """
-    if not context.has_experts or not context.is_half or not context.has_optimizer:
+    if not context.has_experts or not context.is_half_precision or not context.has_optimizer:
         return
     model = context.model
     if not model.moe_router_enable_expert_bias or not model.moe_router_bias_update_rate:
         return
     length = model.seq_length or context.data.seq_length
     batch = context.train.global_batch_size
-    balanced = _balanced_by_loss(context)
+    balanced = _format_aux_loss_setting(context)
     if not length or not batch:
-        yield Violation(effect=_OPEN[context.mode], balanced=balanced, severity="info")
+        yield Violation(
+            effect=_UNKNOWN_COUNT_EFFECTS[context.mode], balanced=balanced, severity="info"
+        )
         return
     routed = length * batch * model.moe_router_topk
     if context.is_bf16:
         mean = routed // (model.num_moe_experts or 1)
         if mean > EXACT_BF16:
-            spacing = _bf16_spacing(mean)
+            spacing = _compute_bf16_spacing(mean)
             effect = f"{WRONG_SIGN}: at {mean:,} tokens two counts are {spacing:,} apart"
             yield Violation(effect=effect, balanced=balanced)
     elif routed > LARGEST_FP16:
@@ -110,12 +124,12 @@ def half_precision_counts(context: RunContext) -> Iterator[Violation]:
         yield Violation(effect=effect, balanced=balanced, severity="error")
 
 
-def _bf16_spacing(number: int) -> int:
+def _compute_bf16_spacing(number: int) -> int:
     """Return the distance of two neighbours in BF16: 2 above 256, 4 above 512, and so on."""
     return 1 << (number.bit_length() - 8)
 
 
-def _balanced_by_loss(context: RuleContext) -> str:
+def _format_aux_loss_setting(context: RuleContext) -> str:
     """Return the words that balance a run without a bias; none where a loss balances it already."""
     if context.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
@@ -129,10 +143,10 @@ RULES = (
         setting="model.moe_router_padding_for_quantization",
         when=lambda context: (
             context.has_experts
-            and context.is_low
+            and context.is_low_precision
             and not context.is_emulated
             and not context.model.moe_pad_expert_input_to_capacity
-            and not _pads(context)
+            and not _pads_routing_map(context)
         ),
         message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so "
         "every layer with experts runs kernels that pad them",
@@ -149,21 +163,23 @@ RULES = (
         setting="model.moe_token_dispatcher_type",
         when=lambda context: (
             context.has_experts
-            and _pads(context)
+            and _pads_routing_map(context)
             and context.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
         ),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     error(
         id="PB423",
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
-        when=lambda context: context.has_experts and _pads(context) and not context.is_low,
+        when=lambda context: (
+            context.has_experts and _pads_routing_map(context) and not context.is_low_precision
+        ),
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     info(
         id="PB424",
@@ -173,7 +189,7 @@ RULES = (
         message="is the old name of moe_router_padding_for_quantization, "
         "which Megatron sets from it",
         remedies=("use the new name",),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     info(
         id="PB426",
@@ -181,7 +197,7 @@ RULES = (
         setting="model.moe_router_dtype",
         when=lambda context: (
             context.has_experts
-            and context.is_half
+            and context.is_half_precision
             and context.model.moe_router_dtype not in ("fp32", "fp64")
         ),
         message="the router's probabilities are computed in {run.mode}; FP32 is "
@@ -201,7 +217,7 @@ RULES = (
         ),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
-        source=f"{MODEL_CHECK}: an assertion",
+        source=f"{MODEL_CHECK_SOURCE}: an assertion",
     ),
     warning(
         id="PB428",
@@ -224,7 +240,7 @@ RULES = (
         title="fused experts choose their own scheme",
         setting="model.use_transformer_engine_op_fuser",
         versions=(mcore(since="0.18"),),
-        when=fused_experts_in_another_scheme,
+        when=find_fused_experts_scheme_mismatch,
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with "
         "FP4_RECIPE=nvfp4 set; this run asks for {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 recipe", "{variable}"),
@@ -238,7 +254,7 @@ RULES = (
         when=lambda context: (
             context.has_experts
             and context.model.moe_single_grouped_weight
-            and context.is_low
+            and context.is_low_precision
             and context.scheme not in ("mxfp8", "nvfp4")
         ),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this "
@@ -251,7 +267,7 @@ RULES = (
         title="low-precision dispatch without its conditions",
         setting="model.moe_dispatch_fwd_dtype",
         versions=(mcore(since="0.20"),),
-        when=low_precision_transport,
+        when=find_unsupported_dispatch_dtypes,
         message="needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
         remedies=("set it to bf16", "set these four"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -262,7 +278,7 @@ RULES = (
         setting="model.batch_invariant_mode",
         versions=(mcore(since="0.20"),),
         when=lambda context: (
-            context.has_experts and context.model.batch_invariant_mode and context.is_low
+            context.has_experts and context.model.batch_invariant_mode and context.is_low_precision
         ),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
@@ -278,7 +294,7 @@ RULES = (
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{run.capability[0]}.{run.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB434",
@@ -287,9 +303,9 @@ RULES = (
         versions=(mcore(since="0.20"),),
         when=lambda context: (
             context.has_experts
-            and context.is_low
+            and context.is_low_precision
             and context.has_ncclep
-            and _lacks_the_fused_mlp(context)
+            and _lacks_fused_mlp(context)
             and context.model.moe_expert_capacity_factor is not None
         ),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
@@ -302,7 +318,7 @@ RULES = (
         title="setting of experts in a model without",
         setting="moe_router_dtype",
         sync="reported",
-        when=settings_of_absent_experts,
+        when=find_settings_of_absent_experts,
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),
         source="megatron-core 0.16.1 transformer/moe/router.py:96, "
@@ -316,7 +332,7 @@ RULES = (
         when=lambda context: (
             context.has_experts
             and context.model.moe_grouped_gemm
-            and context.is_low
+            and context.is_low_precision
             and not context.is_delayed
             and not context.is_emulated
             and context.te is not None
@@ -339,7 +355,7 @@ RULES = (
         title="two numbers of processors for the dispatcher",
         setting="model.moe_hybridep_num_sms",
         versions=(mcore(since="0.19"),),
-        when=two_numbers_of_processors,
+        when=has_conflicting_num_sms,
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron "
         "takes one of them for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),
@@ -377,7 +393,7 @@ RULES = (
         title="token counts of experts in half precision",
         setting="model.moe_router_enable_expert_bias",
         versions=(mcore(until="0.20"),),
-        when=half_precision_counts,
+        when=find_inexact_token_counts,
         message="the token counts of the experts are kept in {run.mode} (Float16Module casts the "
         "buffer local_tokens_per_expert), so that {effect}",
         remedies=(

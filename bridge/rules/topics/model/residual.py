@@ -1,24 +1,26 @@
 """The residual stream in FP32: layers that refuse it, and releases that cast it down."""
 
-from bridge.model.layout import RESIDUAL_IS_KEPT
-from bridge.model.shape import DENSE, MOE, has_experts
+from bridge.model.layout import RESIDUAL_DTYPE_SINCE
+from bridge.model.shape import TRANSFORMER_KIND, MOE_SUFFIX, is_moe_kind
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
 from bridge.rules.run_context import RunContext
-from bridge.target.versions import at_least
+from bridge.target.versions import is_at_least
 
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
-_FUSED_ATTENTION = (*_FUSED, DENSE, f"{DENSE}_{MOE}")
+_FUSED_ATTENTION = (*_FUSED, TRANSFORMER_KIND, f"{TRANSFORMER_KIND}_{MOE_SUFFIX}")
 """The same without latent attention, in front of which the norm is separate."""
 
 
 def keeps_fp32_residual(context: RuleContext) -> bool:
     """Return whether the residual stream of a half-precision run is meant to be FP32."""
-    return context.has_model and context.model.fp32_residual_connection and context.is_half
+    return (
+        context.has_model and context.model.fp32_residual_connection and context.is_half_precision
+    )
 
 
-def fp32_residual_into_fused_norms(context: RunContext) -> bool:
+def feeds_fp32_residual_to_fused_norm(context: RunContext) -> bool:
     """Return whether a fused norm of Transformer Engine receives the stream in FP32."""
     return (
         keeps_fp32_residual(context)
@@ -26,11 +28,11 @@ def fp32_residual_into_fused_norms(context: RunContext) -> bool:
         and not context.is_emulated
         and not context.model.enable_autocast
         and not context.model.enable_mhc_connections
-        and _reaches_a_fused_norm(context)
+        and _reaches_fused_norm(context)
     )
 
 
-def _reaches_a_fused_norm(context: RunContext) -> bool:
+def _reaches_fused_norm(context: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
     The embedding gives the first layer an FP32 stream in every release. Further layers get one
@@ -43,8 +45,8 @@ def _reaches_a_fused_norm(context: RunContext) -> bool:
         fused = _FUSED
     if shape.kinds[0] in fused:
         return True
-    has_dense_mlp = not shape.is_hybrid and not all(map(has_experts, shape.kinds))
-    if not at_least(context.mcore, RESIDUAL_IS_KEPT):
+    has_dense_mlp = not shape.is_hybrid and not all(map(is_moe_kind, shape.kinds))
+    if not is_at_least(context.mcore, RESIDUAL_DTYPE_SINCE):
         return False
     return has_dense_mlp or not {*fused}.isdisjoint(shape.kinds)
 
@@ -55,7 +57,7 @@ RULES = (
         title="FP32 residual into fused norms",
         setting="fp32_residual_connection",
         versions=(mcore(until="0.20"),),
-        when=fp32_residual_into_fused_norms,
+        when=feeds_fp32_residual_to_fused_norm,
         message="Transformer Engine's LayerNormLinear gets the FP32 residual with {run.mode} "
         "weights, and stops in the first forward pass: data types for parameters must match when "
         "outside of autocasted region",
@@ -74,7 +76,7 @@ RULES = (
         id="PB153",
         title="FP32 residual that is cast down",
         setting="fp32_residual_connection",
-        versions=(mcore(until=RESIDUAL_IS_KEPT),),
+        versions=(mcore(until=RESIDUAL_DTYPE_SINCE),),
         when=keeps_fp32_residual,
         message="the first sum of residual and output casts the residual to {run.mode}, so that "
         "no further layer gets an FP32 stream",
@@ -98,7 +100,7 @@ RULES = (
         id="PB157",
         title="FP32 residual into captured layers",
         setting="fp32_residual_connection",
-        versions=(mcore(since=RESIDUAL_IS_KEPT),),
+        versions=(mcore(since=RESIDUAL_DTYPE_SINCE),),
         when=lambda context: (
             keeps_fp32_residual(context)
             and context.model.cuda_graph_impl == "transformer_engine"

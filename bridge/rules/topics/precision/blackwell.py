@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, sync_error, te, warning
 from bridge.rules.run_context import RunContext
-from bridge.rules.storing import storing
+from bridge.rules.storage_violation import make_storage_violation
 from bridge.rules.violation import Violation
-from bridge.target.versions import at_least
+from bridge.target.versions import is_at_least
 
 
-def _gathers_through_the_buffer(context: RuleContext) -> bool:
+def _gathers_through_grad_buffer(context: RuleContext) -> bool:
     """Return whether MXFP8 weights are gathered through the gradient buffer of DDP."""
     return (
         context.is_mxfp8
@@ -25,7 +25,7 @@ def _overlaps(context: RuleContext) -> bool:
     return context.ddp.overlap_param_gather or context.optimizer.overlap_param_gather
 
 
-def mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violation]:
+def find_mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting that stores MXFP8 weights without the shared buffer."""
     if (
         not context.is_mxfp8
@@ -35,10 +35,10 @@ def mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violation]:
     ):
         return
     if context.has_ddp or isinstance(context, RunContext):
-        yield storing(context, "fp8")
+        yield make_storage_violation(context, "fp8")
 
 
-def buffer_without_mxfp8_weights(context: RuleContext) -> bool:
+def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
     """Return whether the buffer is reused where no MXFP8 weights are gathered.
 
     A recipe that states FP8 off leaves the field without effect, which is no error.
@@ -51,19 +51,19 @@ def buffer_without_mxfp8_weights(context: RuleContext) -> bool:
     return not is_stated_off
 
 
-def wrong_fp4_weights(context: RuleContext) -> Iterator[Violation]:
+def find_releases_for_fp4_weights(context: RuleContext) -> Iterator[Violation]:
     """Yield the releases without which weights stored in FP4 come out wrong."""
     if not context.is_fp4 or not context.gathers_fp4 or context.is_emulated:
         return
     missing = []
-    if at_least(context.te, "2.14") is not True:
+    if is_at_least(context.te, "2.14") is not True:
         missing.append("Transformer Engine 2.14")
-    if at_least(context.mcore, "0.18") is not True:
+    if is_at_least(context.mcore, "0.18") is not True:
         missing.append("megatron-core 0.18")
     yield Violation(releases=" and ".join(missing))
 
 
-def nvfp4_transform_outside_bf16(context: RuleContext) -> bool:
+def has_nvfp4_transform_outside_bf16(context: RuleContext) -> bool:
     """Return whether NVFP4's random Hadamard transform gets tensors that are not BF16.
 
     It is on unless a variable turns it off.
@@ -83,7 +83,7 @@ RULES = (
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.18"),),
         when=lambda context: (
-            context.has_ddp and _gathers_through_the_buffer(context) and not _overlaps(context)
+            context.has_ddp and _gathers_through_grad_buffer(context) and not _overlaps(context)
         ),
         message="MXFP8 weights gathered through the gradient buffer became NaN "
         "without overlapped gathering",
@@ -103,7 +103,7 @@ RULES = (
         title="MXFP8 weights stale after evaluation or a checkpoint",
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.19"),),
-        when=lambda context: _gathers_through_the_buffer(context) and _overlaps(context),
+        when=lambda context: _gathers_through_grad_buffer(context) and _overlaps(context),
         message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when "
         "gathering is overlapped",
         remedies=(
@@ -119,7 +119,7 @@ RULES = (
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
         sync="last",
-        when=mxfp8_weights_without_buffer,
+        when=find_mxfp8_weights_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine "
@@ -129,7 +129,7 @@ RULES = (
         id="PB244",
         title="shared buffer without MXFP8 weights",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=buffer_without_mxfp8_weights,
+        when=reuses_buffer_without_mxfp8_weights,
         message="the gradient buffer can be reused only where weights are gathered as MXFP8 "
         "(fp8_param_gather)",
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
@@ -168,7 +168,7 @@ RULES = (
         title="FP4 weights before Transformer Engine 2.14",
         setting="fp4_param_gather",
         versions=(te(until="2.14"),),
-        when=wrong_fp4_weights,
+        when=find_releases_for_fp4_weights,
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
         remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
@@ -179,7 +179,7 @@ RULES = (
         title="FP4 weights before megatron-core 0.18",
         setting="fp4_param_gather",
         versions=(mcore(until="0.18"),),
-        when=wrong_fp4_weights,
+        when=find_releases_for_fp4_weights,
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts "
         "masters from the rounded weights",
         remedies=("use {releases}", "set fp4_param_gather=False"),
@@ -230,7 +230,7 @@ RULES = (
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        when=nvfp4_transform_outside_bf16,
+        when=has_nvfp4_transform_outside_bf16,
         message="NVFP4's random Hadamard transform takes BF16 tensors only, "
         "and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
-    MODEL_CHECK,
+    MODEL_CHECK_SOURCE,
     contradiction,
     error,
     info,
@@ -16,22 +16,22 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import without_effect
-from bridge.target.fields import DEFAULTS
+from bridge.rules.without_effect import find_fields_without_effect
+from bridge.target.fields import OWNER_DEFAULTS
 
 
 def _keeps_layers(context: RuleContext) -> bool:
     """Return whether layers are kept in BF16."""
-    return context.model.first_last_layers_bf16 and _kept(context) > 0
+    return context.model.first_last_layers_bf16 and _count_kept_layers(context) > 0
 
 
-def _kept(context: RuleContext) -> int:
+def _count_kept_layers(context: RuleContext) -> int:
     return context.model.num_layers_at_start_in_bf16 + context.model.num_layers_at_end_in_bf16
 
 
-def both_counts_are_zero(context: RuleContext) -> bool:
+def has_two_zero_counts(context: RuleContext) -> bool:
     """Return whether layers are kept in BF16 by two counts of 0; a recipe has to state both."""
-    if not context.is_low:
+    if not context.is_low_precision:
         return False
     if not context.stated.get("first_last_layers_bf16", context.model.first_last_layers_bf16):
         return False
@@ -43,41 +43,43 @@ def both_counts_are_zero(context: RuleContext) -> bool:
     return True
 
 
-def counts_without_switch(context: RuleContext) -> Iterator[Violation]:
+def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the first of the counts without effect.
 
     Megatron's defaults are an info, since a saved config has them anyway.
     """
     severity: str | None = "info"
     for name in LAYER_COUNTS:
-        default = DEFAULTS["model"][name]
+        default = OWNER_DEFAULTS["model"][name]
         if context.stated.get(name, default) != default:
             severity = None
     switch = ""
-    if context.is_low:
+    if context.is_low_precision:
         switch = "state first_last_layers_bf16=True"
-    for found in without_effect(context, LAYER_COUNTS):
+    for found in find_fields_without_effect(context, LAYER_COUNTS):
         yield Violation(found.path, severity=severity, why=found.words["why"], switch=switch)
         return
 
 
-def more_layers_than_a_stage_has(context: RunContext) -> Iterator[Violation]:
+def find_counts_beyond_stage(context: RunContext) -> Iterator[Violation]:
     """Yield the counts that are beyond a pipeline stage's share of the layers.
 
     It is Megatron's own check under FP8, and stricter than needed: the counts are those of the
     whole model.
     """
     if context.is_fp8 and context.model.first_last_layers_bf16:
-        yield from _beyond(context, context.model.num_layers // context.parallel.pipeline)
+        yield from _find_counts_beyond(
+            context, context.model.num_layers // context.parallel.pipeline
+        )
 
 
-def more_layers_than_the_model_has(context: RunContext) -> Iterator[Violation]:
+def find_counts_beyond_model(context: RunContext) -> Iterator[Violation]:
     """Yield the counts that are beyond the layers of a model in FP4."""
     if context.is_fp4 and context.model.first_last_layers_bf16:
-        yield from _beyond(context, context.model.num_layers)
+        yield from _find_counts_beyond(context, context.model.num_layers)
 
 
-def _beyond(context: RuleContext, limit: int) -> Iterator[Violation]:
+def _find_counts_beyond(context: RuleContext, limit: int) -> Iterator[Violation]:
     if context.model.num_layers < 1:
         return
     for name in LAYER_COUNTS:
@@ -86,29 +88,29 @@ def _beyond(context: RuleContext, limit: int) -> Iterator[Violation]:
             yield Violation(name, value=count, limit=limit)
 
 
-def no_layer_left_in_low_precision(context: RuleContext) -> bool:
+def keeps_all_layers_in_bf16(context: RuleContext) -> bool:
     """Return whether both counts together, each of them possible, keep all layers in BF16."""
     if (
-        not context.is_low
+        not context.is_low_precision
         or not context.model.first_last_layers_bf16
         or context.model.num_layers <= 0
     ):
         return False
     most = max(context.model.num_layers_at_start_in_bf16, context.model.num_layers_at_end_in_bf16)
-    return most <= context.model.num_layers <= _kept(context)
+    return most <= context.model.num_layers <= _count_kept_layers(context)
 
 
-def switch_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_switch_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the switch of layers in BF16 in a run without low precision."""
     if context.stated.get("first_last_layers_bf16"):
-        yield from without_effect(context, ["first_last_layers_bf16"])
+        yield from find_fields_without_effect(context, ["first_last_layers_bf16"])
 
 
-def prediction_layers_in_low_precision(context: RunContext) -> Iterator[Violation]:
+def find_mtp_layers_in_low_precision(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of linear layers of multi-token prediction that compute in FP8 or FP4."""
-    if not context.is_low or not context.model.keep_mtp_spec_in_bf16:
+    if not context.is_low_precision or not context.model.keep_mtp_spec_in_bf16:
         return
-    linears = context.prediction_schemes
+    linears = context.mtp_schemes
     schemes = [scheme for scheme in linears if scheme is not None]
     if schemes:
         named = " and ".join(dict.fromkeys(schemes))
@@ -121,7 +123,7 @@ RULES = (
         title="both counts are zero",
         setting="first_last_layers_bf16",
         sync="reported",
-        when=both_counts_are_zero,
+        when=has_two_zero_counts,
         message="both layer counts are 0, so no layer is kept in BF16",
         remedies=(
             "state a count above 0",
@@ -136,7 +138,7 @@ RULES = (
         id="PB262",
         title="layer counts without the switch",
         setting="num_layers_at_start_in_bf16",
-        when=counts_without_switch,
+        when=find_count_without_effect,
         message="has no effect: {why}",
         remedies=("{switch}", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
@@ -148,22 +150,22 @@ RULES = (
         when=lambda context: context.is_delayed and context.model.first_last_layers_bf16,
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
-        source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
+        source=f"{MODEL_CHECK_SOURCE}, fp8_utils.get_fp8_context",
     ),
     error(
         id="PB264",
         title="more layers in BF16 than a pipeline stage has",
         setting="num_layers_at_start_in_bf16",
-        when=more_layers_than_a_stage_has,
+        when=find_counts_beyond_stage,
         message="must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     error(
         id="PB265",
         title="more layers in BF16 than the model has",
         setting="num_layers_at_start_in_bf16",
-        when=more_layers_than_the_model_has,
+        when=find_counts_beyond_model,
         message="must be at most num_layers, which is {limit}; Megatron checks it under FP8 only",
         remedies=("use {limit} or less",),
         source="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check "
@@ -174,7 +176,7 @@ RULES = (
         title="no layer left in low precision",
         setting="first_last_layers_bf16",
         sync="reported",
-        when=no_layer_left_in_low_precision,
+        when=keeps_all_layers_in_bf16,
         message="all {run.model.num_layers} layers are kept in BF16, so nothing of "
         "this run is in {run.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
@@ -223,7 +225,7 @@ RULES = (
         id="PB269",
         title="layers in BF16 without low precision",
         setting="first_last_layers_bf16",
-        when=switch_without_effect,
+        when=find_switch_without_effect,
         message="has no effect: {why}",
         remedies=("drop it", "say fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
@@ -250,7 +252,9 @@ RULES = (
         id="PB271",
         title="blocks of a hybrid model count as layers",
         setting="first_last_layers_bf16",
-        when=lambda context: context.is_low and _keeps_layers(context) and context.shape.is_hybrid,
+        when=lambda context: (
+            context.is_low_precision and _keeps_layers(context) and context.shape.is_hybrid
+        ),
         message="each Mamba, attention and MLP block counts as one of the {run.model.num_layers} "
         "layers, so the counts keep blocks, not pairs of them",
         remedies=("count blocks",),
@@ -260,7 +264,7 @@ RULES = (
         id="PB272",
         title="prediction layers that nothing keeps in BF16",
         setting="model.keep_mtp_spec_in_bf16",
-        when=prediction_layers_in_low_precision,
+        when=find_mtp_layers_in_low_precision,
         message="has no effect: neither Megatron Bridge nor Megatron Core reads it, and {low} of "
         "the {linears} linear layers of multi-token prediction compute in {schemes}",
         remedies=(

@@ -4,63 +4,63 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from bridge.rules.context import RuleContext
-from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, contradiction, error, no_effect, warning
+from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.rule import PARSER_SOURCE, contradiction, error, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import without_effect
-from bridge.target.versions import at_least
+from bridge.rules.without_effect import find_fields_without_effect
+from bridge.target.versions import is_at_least
 
-LARGEST = 2**128 - 2**104
+LARGEST_FP32 = 2**128 - 2**104
 """Of FP32, in which the grad scaler keeps the scale."""
-POSITIVE = "above 0 and finite in FP32"
+POSITIVE_FINITE = "above 0 and finite in FP32"
 
 
-def _is_scale(value: float | None) -> TypeGuard[float]:
+def _is_valid_scale(value: float | None) -> TypeGuard[float]:
     # `math.isfinite` raises on an integer of hundreds of digits.
-    return value is not None and abs(value) <= LARGEST and value > 0
+    return value is not None and abs(value) <= LARGEST_FP32 and value > 0
 
 
-def unusable_scales(context: RuleContext) -> Iterator[Violation]:
+def find_unusable_scales(context: RuleContext) -> Iterator[Violation]:
     """Yield the numbers of the loss scale that the grad scaler cannot work with."""
     optimizer = context.optimizer
     scale, initial = optimizer.loss_scale, optimizer.initial_loss_scale
     # An owner's 0 is none to Megatron's optimizer.
     is_unset = scale == 0 and "loss_scale" not in context.stated
-    if scale is not None and not _is_scale(scale) and not is_unset:
-        what = f"{POSITIVE}; Megatron takes 0 for unset"
+    if scale is not None and not _is_valid_scale(scale) and not is_unset:
+        what = f"{POSITIVE_FINITE}; Megatron takes 0 for unset"
         hint = "use a number above 0, or None: dynamic under FP16, no scale otherwise"
         yield Violation("loss_scale", what=what, hint=hint)
-    if not _is_scale(optimizer.min_loss_scale):
-        yield Violation("min_loss_scale", what=POSITIVE, hint="use 1.0, Megatron's default")
+    if not _is_valid_scale(optimizer.min_loss_scale):
+        yield Violation("min_loss_scale", what=POSITIVE_FINITE, hint="use 1.0, Megatron's default")
     hint = "use 4294967296, Megatron's default"
-    if initial is None and context.has_dynamic_scale:
+    if initial is None and context.has_dynamic_loss_scale:
         what = "a number: a dynamic scale has to begin somewhere"
         yield Violation("initial_loss_scale", what=what, hint=hint)
-    elif initial is not None and not _is_scale(initial):
-        yield Violation("initial_loss_scale", what=POSITIVE, hint=hint)
+    elif initial is not None and not _is_valid_scale(initial):
+        yield Violation("initial_loss_scale", what=POSITIVE_FINITE, hint=hint)
 
 
-def scale_that_begins_below_its_floor(context: RuleContext) -> bool:
+def is_initial_scale_below_minimum(context: RuleContext) -> bool:
     """Return whether the first loss scale is below the least."""
     initial, least = context.optimizer.initial_loss_scale, context.optimizer.min_loss_scale
-    return _is_scale(initial) and _is_scale(least) and initial < least
+    return _is_valid_scale(initial) and _is_valid_scale(least) and initial < least
 
 
-def fractional_window(context: RuleContext) -> bool:
+def has_fractional_window(context: RuleContext) -> bool:
     """Return whether the window of the loss scale is no whole number of steps."""
     window = context.optimizer.loss_scale_window
-    return not _is_scale(window) or window < 1 or window != int(window)
+    return not _is_valid_scale(window) or window < 1 or window != int(window)
 
 
-def schedule_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_scale_settings_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings of a dynamic loss scale in a run that has none."""
-    return without_effect(context, SCALER_SCHEDULE)
+    return find_fields_without_effect(context, LOSS_SCALER_FIELDS)
 
 
-def checks_that_end_the_run(context: RunContext) -> Iterator[Violation]:
+def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
     """Yield the NaN checks that take an overflow of a dynamic loss scale for a fault."""
-    if not context.has_dynamic_scale:
+    if not context.has_dynamic_loss_scale:
         return
     stops_at_loss = context.sections["train"].is_given and context.train.check_for_nan_in_loss
     if context.ddp.check_for_nan_in_grad:
@@ -69,17 +69,17 @@ def checks_that_end_the_run(context: RunContext) -> Iterator[Violation]:
         yield Violation("train.check_for_nan_in_loss")
 
 
-def optimizers_of_experts(context: RunContext) -> Iterator[Violation]:
+def find_separate_expert_optimizer(context: RunContext) -> Iterator[Violation]:
     """Yield the layout whose experts lie on other ranks than the layers: two optimizers.
 
     Before megatron-core 0.19 expert parallelism alone counts.
     """
-    if not context.has_dynamic_scale or not context.has_optimizer or not context.has_experts:
+    if not context.has_dynamic_loss_scale or not context.has_optimizer or not context.has_experts:
         return
     parallel = context.parallel
     if parallel.expert > 1:
         yield Violation(same="expert_model_parallel_size=1")
-    elif parallel.expert_tensor != parallel.tensor and at_least(context.mcore, "0.19"):
+    elif parallel.expert_tensor != parallel.tensor and is_at_least(context.mcore, "0.19"):
         yield Violation(same=f"expert_tensor_parallel_size={parallel.tensor}")
 
 
@@ -88,7 +88,7 @@ RULES = (
         id="PB141",
         title="loss scale is no usable number",
         setting="loss_scale",
-        when=unusable_scales,
+        when=find_unusable_scales,
         message="must be {what}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
@@ -97,7 +97,7 @@ RULES = (
         id="PB142",
         title="loss scale begins below its floor",
         setting="initial_loss_scale",
-        when=scale_that_begins_below_its_floor,
+        when=is_initial_scale_below_minimum,
         message="must not be below min_loss_scale, which is {run.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
@@ -106,7 +106,7 @@ RULES = (
         id="PB143",
         title="loss-scale window is no whole number",
         setting="loss_scale_window",
-        when=fractional_window,
+        when=has_fractional_window,
         message="must be a whole number of steps, at least 1: the scaler compares it with a step "
         "count by ==, and a fraction never grows",
         remedies=("use 1000, Megatron's default",),
@@ -116,7 +116,7 @@ RULES = (
         id="PB144",
         title="loss-scale schedule without effect",
         setting="initial_loss_scale",
-        when=schedule_without_effect,
+        when=find_scale_settings_without_effect,
         message="has no effect: {why}",
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
@@ -141,14 +141,14 @@ RULES = (
         id="PB146",
         title="NaN check ends the run at the first overflow",
         setting="ddp.check_for_nan_in_grad",
-        when=checks_that_end_the_run,
+        when=find_fatal_nan_checks,
         message="a dynamic loss scale overflows by design, from 2**32 "
         "down, and this check is fatal",
         remedies=(
             "set it to False, as Megatron-LM's argument parser does",
             "choose a recipe, which does",
         ),
-        source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
+        source=f"{PARSER_SOURCE}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
     ),
     error(
         id="PB147",
@@ -177,7 +177,7 @@ RULES = (
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        when=optimizers_of_experts,
+        when=find_separate_expert_optimizer,
         message="dense and expert parameters have optimizers of their own, each with its own "
         "dynamic loss scale, and only the first scales the loss: after an overflow that only one "
         "of them sees, the gradients of the experts are unscaled by another number",

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from bridge.model.layout import RESIDUAL_IS_KEPT, sent_between_stages
+from bridge.model.layout import RESIDUAL_DTYPE_SINCE, get_sent_dtype
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
-    MODEL_CHECK,
-    PARSER,
+    MODEL_CHECK_SOURCE,
+    PARSER_SOURCE,
     contradiction,
     error,
     info,
@@ -17,15 +17,15 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import without_effect
-from bridge.target.versions import at_least
+from bridge.rules.without_effect import find_fields_without_effect
+from bridge.target.versions import is_at_least
 
-MODES = ("fp32", "fp16", "bf16")
+MODE_NAMES = ("fp32", "fp16", "bf16")
 
 
-def several_modes(context: RuleContext) -> Iterator[Violation]:
+def find_conflicting_modes(context: RuleContext) -> Iterator[Violation]:
     """Yield the last of several modes that a recipe states, or a config that has both halves on."""
-    on = [mode for mode in MODES if context.stated.get(mode)]
+    on = [mode for mode in MODE_NAMES if context.stated.get(mode)]
     if len(on) > 1:
         yield Violation(on[-1], value=on)
         return
@@ -38,7 +38,7 @@ def several_modes(context: RuleContext) -> Iterator[Violation]:
         yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
 
 
-def only_mode_is_off(context: RuleContext) -> Iterator[Violation]:
+def find_only_mode_switched_off(context: RuleContext) -> Iterator[Violation]:
     """Yield the mode that is stated to be off, and the field whose dtype belongs to it."""
     if not context.is_fp32 or context.stated.get("fp32"):
         return
@@ -49,12 +49,16 @@ def only_mode_is_off(context: RuleContext) -> Iterator[Violation]:
             return
 
 
-def dtype_of_another_mode(context: RuleContext) -> Iterator[Violation]:
+def find_dtypes_of_another_mode(context: RuleContext) -> Iterator[Violation]:
     """Yield the dtypes of weights and of pipeline buffers that do not belong to the mode."""
-    if weights_are_not_cast(context) or [*only_mode_is_off(context)] or [*several_modes(context)]:
+    if (
+        has_uncast_half_precision_weights(context)
+        or [*find_only_mode_switched_off(context)]
+        or [*find_conflicting_modes(context)]
+    ):
         return
     of_weights = ["fp32"]
-    if context.is_half:
+    if context.is_half_precision:
         of_weights = [context.mode, "fp32"]
     of_stages = [*of_weights]
     if context.model.enable_autocast and context.model.autocast_dtype:
@@ -66,7 +70,7 @@ def dtype_of_another_mode(context: RuleContext) -> Iterator[Violation]:
             yield Violation(name, value=value, legal=" or ".join(dtypes))
 
 
-def received_in_another_dtype(context: RunContext) -> Iterator[Violation]:
+def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
     """Yield the dtype that a pipeline stage sends where the next one receives another."""
     if (
         not context.has_model
@@ -76,18 +80,18 @@ def received_in_another_dtype(context: RunContext) -> Iterator[Violation]:
         return
     if (
         context.model.fp32_residual_connection
-        and at_least(context.mcore, RESIDUAL_IS_KEPT) is not False
+        and is_at_least(context.mcore, RESIDUAL_DTYPE_SINCE) is not False
     ):
         return  # Megatron's __post_init__ makes it FP32
     is_local = context.model.transformer_impl == "local"
     if context.program.is_own and context.backend not in ("te", "te_cpu") and not context.has_gpu:
         is_local = True
-    sent = sent_between_stages(context.views["model"].values, context.mcore, is_local=is_local)
+    sent = get_sent_dtype(context.views["model"].values, context.mcore, is_local=is_local)
     if sent is not None and sent != context.model.pipeline_dtype:
         yield Violation(sent=sent)
 
 
-def weights_are_not_cast(context: RuleContext) -> bool:
+def has_uncast_half_precision_weights(context: RuleContext) -> bool:
     """Return whether weights are in half precision without a mode, and so not Megatron's own.
 
     FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast.
@@ -99,13 +103,13 @@ def weights_are_not_cast(context: RuleContext) -> bool:
     )
 
 
-def half_precision_without_masters(context: RuleContext) -> Iterator[Violation]:
+def find_weights_without_masters(context: RuleContext) -> Iterator[Violation]:
     """Yield the half-precision weights without masters, or without a loss scale.
 
     The distributed optimizer and Megatron-FSDP make FP32 masters by the dtype of the weights,
     whatever the mode.
     """
-    if not weights_are_not_cast(context):
+    if not has_uncast_half_precision_weights(context):
         return
     has_masters = context.has_optimizer and (context.is_sharded or context.has_megatron_fsdp)
     dtype = context.model.params_dtype
@@ -116,14 +120,14 @@ def half_precision_without_masters(context: RuleContext) -> Iterator[Violation]:
         yield Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)
 
 
-def low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
+def find_low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
     """Yield the FP8 or FP4 format of a run whose mode nothing states."""
-    if not context.is_low or not context.is_fp32:
+    if not context.is_low_precision or not context.is_fp32:
         return
     family = "fp4"
     if context.is_fp8:
         family = "fp8"
-    value = context.format_of(family)
+    value = context.get_format(family)
     if context.precision is not None:
         if not context.stated.get("fp32"):
             confirm = "state fp32=True, if that is meant"
@@ -137,9 +141,9 @@ def low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
         yield Violation(f"model.{family}", value=value, state=state, confirm=confirm)
 
 
-def autocast_dtype_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_inert_autocast_dtype(context: RuleContext) -> Iterator[Violation]:
     """Yield the dtype of an autocast that is off."""
-    return without_effect(context, ["autocast_dtype"])
+    return find_fields_without_effect(context, ["autocast_dtype"])
 
 
 RULES = (
@@ -148,10 +152,10 @@ RULES = (
         title="more than one mode",
         setting="bf16",
         sync="refused",
-        when=several_modes,
+        when=find_conflicting_modes,
         message="only one of fp32, fp16 and bf16 can be on",
         remedies=("keep one and set the others to False",),
-        source=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
+        source=f"{MODEL_CHECK_SOURCE}; Megatron Bridge training/config.py, 2026-08-22",
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does "
         "not, and would pick FP16.",
     ),
@@ -159,7 +163,7 @@ RULES = (
         id="PB102",
         title="dtype of another mode",
         setting="params_dtype",
-        when=dtype_of_another_mode,
+        when=find_dtypes_of_another_mode,
         message="must be {legal} in a run whose mode is {run.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for "
@@ -173,7 +177,7 @@ RULES = (
         id="PB103",
         title="no FP32 master weights and no loss scale",
         setting="model.params_dtype",
-        when=half_precision_without_masters,
+        when=find_weights_without_masters,
         message="half-precision weights need the mode switched on, {missing}",
         remedies=("set model.{dtype} and optimizer.{dtype} to True", "choose a recipe"),
         source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/__init__.py: "
@@ -201,7 +205,7 @@ RULES = (
         id="PB105",
         title="autocast dtype without autocast",
         setting="autocast_dtype",
-        when=autocast_dtype_without_effect,
+        when=find_inert_autocast_dtype,
         message="has no effect: {why}",
         remedies=("state autocast_enabled=True", "drop it"),
         source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
@@ -213,7 +217,7 @@ RULES = (
         when=lambda context: context.model.fp32_residual_connection and context.is_fp32,
         message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB107",
@@ -222,7 +226,7 @@ RULES = (
         when=lambda context: context.model.fp16_lm_cross_entropy and not context.is_fp16,
         message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB108",
@@ -245,7 +249,7 @@ RULES = (
         id="PB109",
         title="stage that receives another dtype than was sent",
         setting="pipeline_dtype",
-        when=received_in_another_dtype,
+        when=find_pipeline_dtype_mismatch,
         message="a pipeline stage receives its input in this dtype, and the "
         "stage before it sends {sent}",
         remedies=("state pipeline_dtype='{sent}'",),
@@ -280,7 +284,7 @@ RULES = (
         ),
         message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     warning(
         id="PB112",
@@ -335,7 +339,7 @@ RULES = (
         title="FP8 or FP4 without a mode",
         setting="fp8",
         sync="reported",
-        when=low_precision_without_mode,
+        when=find_low_precision_without_mode,
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, "
         "weights and activations too",
         remedies=("{state}", "{confirm}"),
@@ -346,7 +350,7 @@ RULES = (
         id="PB117",
         title="the only mode is off",
         setting="bf16",
-        when=only_mode_is_off,
+        when=find_only_mode_switched_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",
         remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
         source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "

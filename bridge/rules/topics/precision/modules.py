@@ -2,81 +2,95 @@
 
 from collections.abc import Iterator, Mapping
 
-from bridge.precision.matchers import Effect, matchers_in
-from bridge.precision.module_schemes import row_matchers, stage_recipes
+from bridge.precision.matchers import ModulePrecision, list_matchers
+from bridge.precision.module_schemes import make_row_matchers, make_stage_recipes
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
-from bridge.rules.facts.payloads import factories_of_a_later_te, missing_factories
-from bridge.rules.facts.selected_modules import (
-    LONGEST_LISTING,
-    about,
-    empty_rows,
-    hidden_rows,
-    low_precision_of_unread_modules,
-    missed_layers,
-    no_module_left,
-    other_layers_in_other_stages,
-    stated_rows,
-    stored_in_another_scheme,
+from bridge.rules.facts.payloads import find_factories_of_later_te, find_missing_factories
+from bridge.rules.facts.module_violations import (
+    MAX_LISTED,
+    make_module_violation,
+    find_empty_rows,
+    find_shadowed_rows,
+    find_choices_for_unread_modules,
+    find_unmatched_layers,
+    find_rows_leaving_no_module,
+    find_stage_dependent_matchers,
+    get_stated_rows,
+    find_rows_in_another_stored_scheme,
 )
 from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.versions import dotted
+from bridge.target.versions import format_dotted
 
-MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
-PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
+MATCHING_SOURCE = (
+    "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
+)
+PAYLOAD_SOURCE = (
+    "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
+)
 
 
-def rows_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_rows_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows of a run without FP8 and FP4 where none of them chooses either."""
-    if context.is_low:
+    if context.is_low_precision:
         return
-    rows = stated_rows(context)
+    rows = get_stated_rows(context)
     if not rows:
         return
     for row in rows:
         if row.precision.family is not None:
             return
-    yield Violation(value=[str(row) for row in rows[:LONGEST_LISTING]])
+    yield Violation(value=[str(row) for row in rows[:MAX_LISTED]])
 
 
-def _effects(context: RuleContext) -> dict[str, Effect]:
+def _get_training_precisions(context: RuleContext) -> dict[str, ModulePrecision]:
     """Return row, or foreign matcher that is on -> its effect in training."""
-    rows = stated_rows(context)
-    found: dict[str, Effect] = {}
+    rows = get_stated_rows(context)
+    found: dict[str, ModulePrecision] = {}
     if rows:
-        for matcher in row_matchers(rows, 0, run=context.fp8 or context.fp4).matchers:
+        for matcher in make_row_matchers(rows, 0, run=context.fp8 or context.fp4).matchers:
             if matcher.training is not None:
                 found.setdefault(matcher.select, matcher.training)
     else:
-        for matcher in matchers_in(context.model.quant_recipe):
+        for matcher in list_matchers(context.model.quant_recipe):
             if matcher.training is not None:
                 found.setdefault(matcher.name, matcher.training)
     return found
 
 
-def schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes of modules that act nowhere, since the run enters no FP8 or FP4 context."""
-    if context.is_low:
+    if context.is_low_precision:
         return
-    low = [effect for effect in _effects(context).values() if effect.family is not None]
-    if not low or any(effect.chooses_in_high for effect in low):
+    low = [
+        effect for effect in _get_training_precisions(context).values() if effect.family is not None
+    ]
+    if not low or any(effect.chooses_in_high_precision for effect in low):
         return
     schemes = dict.fromkeys(str(effect.scheme) for effect in low)
     yield Violation(value=len(low), schemes=", ".join(schemes))
 
 
-def stale_weights(context: RuleContext) -> Iterator[Violation]:
+def find_stale_weights(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows in FP8 of a run without it, which keeps the first quantised weights."""
-    if context.is_low or context.is_emulated or context.model.disable_parameter_transpose_cache:
+    if (
+        context.is_low_precision
+        or context.is_emulated
+        or context.model.disable_parameter_transpose_cache
+    ):
         return
-    acting = [name for name, effect in _effects(context).items() if effect.chooses_in_high]
+    acting = [
+        name
+        for name, effect in _get_training_precisions(context).items()
+        if effect.chooses_in_high_precision
+    ]
     if acting:
-        yield about(context, ", ".join(acting))
+        yield make_module_violation(context, ", ".join(acting))
 
 
-def schemes_beyond_the_gpu(context: RuleContext) -> Iterator[Violation]:
+def find_schemes_unsupported_by_gpu(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes of single modules that the GPU cannot run.
 
     PB602 and PB603 are about the scheme of the run.
@@ -84,42 +98,42 @@ def schemes_beyond_the_gpu(context: RuleContext) -> Iterator[Violation]:
     if context.capability is None or not context.has_gpu or context.is_emulated:
         return
     chosen = set()
-    for effect in _effects(context).values():
-        if effect.acts(is_low=context.is_low):
+    for effect in _get_training_precisions(context).values():
+        if effect.acts_in_layer(is_low=context.is_low_precision):
             chosen.add(effect.scheme)
     chosen.discard(context.scheme)
-    has = dotted(context.capability)
+    has = format_dotted(context.capability)
     for row in SCHEMES:
-        needs = _capabilities_needed(row, context.capability)
+        needs = _format_needed_capabilities(row, context.capability)
         if row.name in chosen and needs:
-            yield about(context, row.name, needs=" and ".join(needs), has=has)
+            yield make_module_violation(context, row.name, needs=" and ".join(needs), has=has)
 
 
-def _capabilities_needed(row: Scheme, capability: tuple[int, int]) -> list[str]:
+def _format_needed_capabilities(row: Scheme, capability: tuple[int, int]) -> list[str]:
     """Return the compute capabilities that a scheme needs and a GPU does not have, in words."""
     least, limit = row.min_compute_capability, row.below_compute_capability
     needs = []
     if least is not None and capability < least:
-        needs.append(f"{dotted(least)} or later")
+        needs.append(f"{format_dotted(least)} or later")
     if limit is not None and capability >= limit:
-        needs.append(f"below {dotted(limit)}")
+        needs.append(f"below {format_dotted(limit)}")
     return needs
 
 
-def stored_by_payload(context: RuleContext) -> Iterator[Violation]:
+def find_weights_stored_by_payload(context: RuleContext) -> Iterator[Violation]:
     """Yield the rows and matchers whose payload stores weights in FP8 or FP4."""
-    names = [name for name, effect in _effects(context).items() if effect.stored]
+    names = [name for name, effect in _get_training_precisions(context).items() if effect.stored]
     if names:
-        yield about(context, ", ".join(names))
+        yield make_module_violation(context, ", ".join(names))
 
 
-def stored_by_payload_in_a_gpt(context: RunContext) -> Iterator[Violation]:
+def find_gpt_weights_stored_by_payload(context: RunContext) -> Iterator[Violation]:
     """Yield the rows and matchers whose payload stores weights of a GPT."""
     if not context.shape.is_hybrid:
-        yield from stored_by_payload(context)
+        yield from find_weights_stored_by_payload(context)
 
 
-def chunks_with_recipes_of_their_own(context: RuleContext) -> Iterator[Violation]:
+def find_stages_with_chunk_recipes(context: RuleContext) -> Iterator[Violation]:
     """Yield the stages whose model chunks have different recipes."""
     if context.precision is None:
         return
@@ -131,16 +145,16 @@ def chunks_with_recipes_of_their_own(context: RuleContext) -> Iterator[Violation
     if len(parts) <= stages or len(parts) % stages:
         return
     differing = []
-    for stage, file in enumerate(stage_recipes(list(parts), stages)):
+    for stage, file in enumerate(make_stage_recipes(list(parts), stages)):
         if file is None:
             differing.append(str(stage))
     if not differing:
         return
-    rows = [str(row) for row in stated_rows(context) if row.layer_numbers]
+    rows = [str(row) for row in get_stated_rows(context) if row.layer_numbers]
     yield Violation(value=rows, stages=", ".join(differing), chunks=len(parts) // stages)
 
 
-def matchers_that_are_off(context: RuleContext) -> Iterator[Violation]:
+def find_disabled_matchers(context: RuleContext) -> Iterator[Violation]:
     """Yield the matchers of a foreign recipe that do not say whether they are on."""
     recipe = context.model.quant_recipe
     if not isinstance(recipe, Mapping):
@@ -153,7 +167,7 @@ def matchers_that_are_off(context: RuleContext) -> Iterator[Violation]:
             yield Violation(value=row.get("pattern"), name=name)
 
 
-def path_of_a_file(context: RuleContext) -> bool:
+def is_recipe_text(context: RuleContext) -> bool:
     """Return whether the per-module recipe is text, the path of its file for example."""
     recipe = context.model.quant_recipe
     return isinstance(recipe, str) and recipe != ""
@@ -165,10 +179,10 @@ RULES = (
         title="a choice per module that takes nothing",
         setting="model.quant_recipe",
         sync="last",
-        when=empty_rows,
+        when=find_empty_rows,
         message="{noun} {name} takes no linear layer of this model{reason}",
         remedies=("use a name that `precision-bridge plan --modules` lists{near}", "drop it"),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, "
         "norms, the router and the output layer do not, and compute in the dtype of the run.",
     ),
@@ -176,40 +190,40 @@ RULES = (
         id="PB282",
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
-        when=hidden_rows,
+        when=find_shadowed_rows,
         message="{noun} {name} decides for no module: each that it selects is "
         "taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     warning(
         id="PB283",
         title="FP8 or FP4 for modules that have none",
         setting="model.quant_recipe",
-        when=low_precision_of_unread_modules,
+        when=find_choices_for_unread_modules,
         message="{noun} {name} asks for {precision} in {modules} too, which read no per-module "
         "recipe and stay in {run.mode}",
         remedies=("name the linear layers, *.linear_* say",),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     warning(
         id="PB284",
         title="a per-module file that depends on the pipeline",
         setting="model.quant_recipe",
-        when=other_layers_in_other_stages,
+        when=find_stage_dependent_matchers,
         message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, "
         "and for {there} under PP={stages}: its numbers count within a stage",
         remedies=(
             "state the layers in mixed_precision.modules, whose numbers count over the model",
         ),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     sync_warning(
         id="PB285",
         title="model chunks that need recipes of their own",
         setting="modules",
         sync="reported",
-        when=chunks_with_recipes_of_their_own,
+        when=find_stages_with_chunk_recipes,
         message="the {chunks} chunks of stage {stages} need different recipes, and Megatron gives "
         "all chunks of a stage one: a trainer that does not hand each chunk its own stops "
         "when it builds the model",
@@ -219,7 +233,7 @@ RULES = (
             "use virtual_pipeline_model_parallel_size=None",
             "state rows without layers",
         ),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
         explanation="Megatron's matcher sees the path of a module within its chunk, which is the "
         "same in every chunk, and all chunks of a stage share one config.",
     ),
@@ -227,7 +241,7 @@ RULES = (
         id="PB286",
         title="per-module FP8 without effect",
         setting="model.quant_recipe",
-        when=schemes_without_effect,
+        when=find_schemes_without_effect,
         message="has no effect: {schemes} is chosen for modules of a run without FP8 and FP4, and "
         "no payload says override_nonquantized_autocast",
         remedies=(
@@ -235,14 +249,14 @@ RULES = (
             "choose a recipe with FP8 or FP4",
             "drop it",
         ),
-        source=PAYLOAD,
+        source=PAYLOAD_SOURCE,
     ),
     error(
         id="PB287",
         title="stale FP8 weights",
         setting="model.quant_recipe",
         versions=(mcore(until="0.19"),),
-        when=stale_weights,
+        when=find_stale_weights,
         message="modules in FP8 of a run without FP8 keep the quantised weights of the first "
         "step: Megatron renews them only where fp8 or fp4 is on",
         remedies=(
@@ -259,17 +273,17 @@ RULES = (
         setting="model.quant_recipe",
         sync="reported",
         versions=(mcore(until="0.18"),),
-        when=stored_by_payload,
+        when=find_weights_stored_by_payload,
         message="a payload with fp8_param or fp4_param is refused when the model is built",
         remedies=("use megatron-core 0.18", "drop fp8_param and fp4_param there"),
-        source=f"{PAYLOAD}: the keys are absent from 0.17.1 and there in 0.18.0",
+        source=f"{PAYLOAD_SOURCE}: the keys are absent from 0.17.1 and there in 0.18.0",
     ),
     warning(
         id="PB289",
         title="weights stored per module in a GPT",
         setting="model.quant_recipe",
         versions=(mcore(since="0.18"),),
-        when=stored_by_payload_in_a_gpt,
+        when=find_gpt_weights_stored_by_payload,
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are "
         "built without the names that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),
@@ -280,16 +294,16 @@ RULES = (
         id="PB290",
         title="a matcher that is off",
         setting="model.quant_recipe",
-        when=matchers_that_are_off,
+        when=find_disabled_matchers,
         message="matcher {name} is off: it has no `enabled`",
         remedies=("write enabled: true", "write enabled: false, to say so"),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     error(
         id="PB291",
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
-        when=schemes_beyond_the_gpu,
+        when=find_schemes_unsupported_by_gpu,
         message="{value} of single modules needs compute capability {needs}, "
         "and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
@@ -300,37 +314,37 @@ RULES = (
         title="a layer in which a choice per module takes nothing",
         setting="model.quant_recipe",
         sync="refused",
-        when=missed_layers,
+        when=find_unmatched_layers,
         message="{noun} {name} takes nothing in {layers}: {reason}",
         remedies=("{remedy}",),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     no_effect(
         id="PB293",
         title="rows in the run's dtype of a run without FP8 and FP4",
         setting="modules",
-        when=rows_without_effect,
+        when=find_rows_without_effect,
         message="the rows have no effect: every module computes in {run.mode} without them",
         remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     error(
         id="PB294",
         title="the path of a per-module file",
         setting="model.quant_recipe",
-        when=path_of_a_file,
+        when=is_recipe_text,
         message="is the content of a file of configs and matchers, not its path",
         remedies=(
             "write the content",
             "show it with `precision-bridge plan --modules --file {run.model.quant_recipe}`",
         ),
-        source=MATCHING,
+        source=MATCHING_SOURCE,
     ),
     warning(
         id="PB295",
         title="a quantizer factory that is not found",
         setting="fp8_quantizer_factory",
-        when=missing_factories,
+        when=find_missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
         source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports "
@@ -340,7 +354,7 @@ RULES = (
         id="PB296",
         title="stored weights in another scheme",
         setting="model.quant_recipe",
-        when=stored_in_another_scheme,
+        when=find_rows_in_another_stored_scheme,
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, "
         "which Transformer Engine refuses in the first step",
         remedies=("store the weights in {run.mode} ({unstored})", "choose bf16"),
@@ -351,7 +365,7 @@ RULES = (
         id="PB297",
         title="no module left in low precision",
         setting="modules",
-        when=no_module_left,
+        when=find_rows_leaving_no_module,
         message="no linear layer is left in {run.scheme}: the {noun}s keep "
         "all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
@@ -361,7 +375,7 @@ RULES = (
         id="PB298",
         title="a factory of a later Transformer Engine",
         setting="fp8_quantizer_factory",
-        when=factories_of_a_later_te,
+        when=find_factories_of_later_te,
         message="Transformer Engine {te} has no such factory, and the import fails when the model is built",
         remedies=("use Transformer Engine 2.20", "choose a named scheme"),
         source="Transformer Engine v2.10 to v2.18 and 2.20.2 pytorch/custom_recipes",

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean, listed
-from bridge.precision.config import CHOICES
+from bridge.precision.config import FIELD_CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.facts.payloads import next_to_stored_weights, wrong_payloads
-from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
+from bridge.rules.facts.payloads import find_recipes_with_stored_weights, find_refused_payloads
+from bridge.rules.inert import GRAD_BUFFER_REUSE, ROUTER_PADDING, SCHEME_SPECIFIC_FIELDS
 from bridge.rules.rule import (
-    MODEL_CHECK,
+    MODEL_CHECK_SOURCE,
     contradiction,
     error,
     info,
@@ -19,62 +19,62 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import without_effect
+from bridge.rules.without_effect import find_fields_without_effect
 
-_FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
-_SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
-_OTHER = {"fp8": "fp4", "fp4": "fp8"}
+_FORMATS_BY_FAMILY = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
+_SCHEMES_BY_FAMILY = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
+_OTHER_FAMILY = {"fp8": "fp4", "fp4": "fp8"}
 """Family -> the other family."""
-_ALGORITHMS = ("most_recent", "max")
-ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
+_AMAX_ALGORITHMS = ("most_recent", "max")
+HARMLESS_FIELDS = ("tp_only_amax_red", "fp8_wgrad")
 """Fields that ask for less than the default: without effect the outcome is as asked."""
 
 
-def _hint(value: object, known: tuple[str, ...]) -> str:
+def _format_hint(value: object, known: tuple[str, ...]) -> str:
     return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
-def unknown_format(context: RuleContext) -> Iterator[Violation]:
+def find_unknown_formats(context: RuleContext) -> Iterator[Violation]:
     """Yield the formats that are none of their family's, with the nearest."""
-    for family, known in _FORMATS.items():
-        value = context.format_of(family)
+    for family, known in _FORMATS_BY_FAMILY.items():
+        value = context.get_format(family)
         if not value or value in known:
             continue
-        hint = _hint(value, known)
-        if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
+        hint = _format_hint(value, known)
+        if value in _SCHEMES_BY_FAMILY["fp8"] or value in _SCHEMES_BY_FAMILY["fp4"]:
             hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
         elif value == "e5m2":
             hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
         yield Violation(family, known=listed(known), hint=hint)
 
 
-def unknown_scheme(context: RuleContext) -> Iterator[Violation]:
+def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes, read by the run or stated, that are none of their family's."""
-    for family, known in _SCHEMES.items():
+    for family, known in _SCHEMES_BY_FAMILY.items():
         name = f"{family}_recipe"
         scheme = context.value_of(name)
-        is_read = context.format_of(family) or (name in context.stated and scheme is not None)
+        is_read = context.get_format(family) or (name in context.stated and scheme is not None)
         if is_read and scheme not in known:
-            yield Violation(name, known=listed(known), hint=_hint(scheme, known))
+            yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
 
 
-def unknown_algorithm(context: RuleContext) -> Iterator[Violation]:
+def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
     """Yield the amax algorithm that delayed scaling does not know."""
     algorithm = context.value_of("fp8_amax_compute_algo")
-    if algorithm not in _ALGORITHMS:
-        yield Violation(hint=_hint(algorithm, _ALGORITHMS))
+    if algorithm not in _AMAX_ALGORITHMS:
+        yield Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
 
 
-def scheme_without_format(context: RuleContext) -> Iterator[Violation]:
+def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes that are stated without the format of their family.
 
     A family that is stated to be off, or a run in the other one, leaves no doubt.
     """
     for family in FAMILIES:
         scheme = context.stated.get(f"{family}_recipe")
-        if scheme is None or family in context.stated or context.stated.get(_OTHER[family]):
+        if scheme is None or family in context.stated or context.stated.get(_OTHER_FAMILY[family]):
             continue
-        chosen = _FORMATS[family][-1]
+        chosen = _FORMATS_BY_FAMILY[family][-1]
         row = FP8_SCHEMES.get(scheme)
         if family == "fp8" and row is not None:
             chosen = row.formats[-1]
@@ -82,50 +82,50 @@ def scheme_without_format(context: RuleContext) -> Iterator[Violation]:
         yield Violation(f"{family}_recipe", family=family, chosen=chosen, mode=mode)
 
 
-def custom_without_factory(context: RuleContext) -> Iterator[Violation]:
+def find_custom_without_factory(context: RuleContext) -> Iterator[Violation]:
     """Yield the factories of a custom scheme that are no dotted path."""
     for family in FAMILIES:
-        if not context.is_custom or not context.format_of(family):
+        if not context.is_custom or not context.get_format(family):
             continue
         name = f"{family}_quantizer_factory"
         if "." not in (getattr(context.model, name) or ""):
             yield Violation(f"model.{name}")
 
 
-def unread_settings(context: RuleContext) -> Iterator[Violation]:
+def find_unread_settings(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings that no scheme of the run reads.
 
     A setting that asks for less than the default is an info: nothing of it is done anyway.
     """
-    for violation in without_effect(context, _settings_of_schemes(context)):
-        if violation.path in ASKS_FOR_LESS:
+    for violation in find_fields_without_effect(context, _list_scheme_settings(context)):
+        if violation.path in HARMLESS_FIELDS:
             violation.severity = "info"
         yield violation
 
 
-def _settings_of_schemes(context: RuleContext) -> list[str]:
+def _list_scheme_settings(context: RuleContext) -> list[str]:
     """Return the settings that are a matter of effect, and not of an error."""
     settings = []
-    for name in (*SCHEME_SETTINGS, PADDING):
+    for name in (*SCHEME_SPECIFIC_FIELDS, ROUTER_PADDING):
         # A model's own FP8 output head and router padding are errors (PB215, PB423).
-        is_error = name == BUFFER or (
-            name in ("fp8_output_proj", PADDING) and name not in context.stated
+        is_error = name == GRAD_BUFFER_REUSE or (
+            name in ("fp8_output_proj", ROUTER_PADDING) and name not in context.stated
         )
         if not is_error:
             settings.append(name)
     if not context.is_fp8:
         settings.append("fp8_wgrad")
     for family in FAMILIES:
-        settings += _left_without_format(context, family)
-    if _is_left_out(context, "fp8") and context.stated.get(BUFFER):
-        settings.append(BUFFER)
+        settings += _list_settings_without_format(context, family)
+    if _is_left_out(context, "fp8") and context.stated.get(GRAD_BUFFER_REUSE):
+        settings.append(GRAD_BUFFER_REUSE)
     # The precision-aware optimizer reads the scheme in runs without FP8 too.
-    if context.has_owners and context.has_precision_aware and context.has_optimizer:
+    if context.has_owners and context.has_precision_aware_optimizer and context.has_optimizer:
         settings = [name for name in settings if name != "fp8_recipe"]
     return settings
 
 
-def _left_without_format(context: RuleContext, family: str) -> list[str]:
+def _list_settings_without_format(context: RuleContext, family: str) -> list[str]:
     """Return the stated scheme and stored weights of a family that the run leaves out."""
     if not _is_left_out(context, family):
         return []
@@ -146,12 +146,12 @@ def _is_left_out(context: RuleContext, family: str) -> bool:
     Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
     PB305, PB244).
     """
-    return not context.format_of(family) and (family in context.stated or context.is_low)
+    return not context.get_format(family) and (family in context.stated or context.is_low_precision)
 
 
-def refused_values(context: RuleContext) -> Iterator[Violation]:
+def find_refused_values(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated values that are no choice of Megatron's."""
-    for name, choices in CHOICES.items():
+    for name, choices in FIELD_CHOICES.items():
         if context.stated.get(name) not in (None, *choices):
             legal = listed([choice.replace("uint8", "fp8") for choice in choices])
             yield Violation(name, legal=legal)
@@ -162,7 +162,7 @@ RULES = (
         id="PB201",
         title="unknown format",
         setting="fp8",
-        when=unknown_format,
+        when=find_unknown_formats,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, "
@@ -172,7 +172,7 @@ RULES = (
         id="PB202",
         title="unknown scheme",
         setting="fp8_recipe",
-        when=unknown_scheme,
+        when=find_unknown_schemes,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked "
@@ -182,7 +182,7 @@ RULES = (
         id="PB203",
         title="unknown amax algorithm",
         setting="fp8_amax_compute_algo",
-        when=unknown_algorithm,
+        when=find_unknown_amax_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
@@ -194,13 +194,13 @@ RULES = (
         when=lambda context: context.is_fp8 and context.is_fp4,
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     contradiction(
         id="PB205",
         title="scheme without a format",
         setting="fp8_recipe",
-        when=scheme_without_format,
+        when=find_schemes_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
@@ -234,10 +234,10 @@ RULES = (
         id="PB208",
         title="custom scheme without a factory",
         setting="model.fp8_quantizer_factory",
-        when=custom_without_factory,
+        when=find_custom_without_factory,
         message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
-        source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
+        source=f"{MODEL_CHECK_SOURCE}, fp8_utils.py _get_custom_recipe",
     ),
     warning(
         id="PB209",
@@ -253,7 +253,7 @@ RULES = (
         id="PB210",
         title="setting without effect",
         setting="fp8_margin",
-        when=unread_settings,
+        when=find_unread_settings,
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
@@ -276,7 +276,9 @@ RULES = (
         title="local layers run no FP8",
         setting="model.transformer_impl",
         when=lambda context: (
-            context.is_low and context.model.transformer_impl == "local" and not context.is_emulated
+            context.is_low_precision
+            and context.model.transformer_impl == "local"
+            and not context.is_emulated
         ),
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run "
         "would be {run.mode}",
@@ -291,7 +293,7 @@ RULES = (
         id="PB213",
         title="per-module recipe that Transformer Engine refuses",
         setting="model.quant_recipe",
-        when=wrong_payloads,
+        when=find_refused_payloads,
         message="{key}: {what}",
         remedies=("correct the entry",),
         source="megatron-core 0.19.2 extensions/transformer_engine.py "
@@ -301,7 +303,7 @@ RULES = (
         id="PB214",
         title="per-module recipes together with stored weights",
         setting="model.quant_recipe",
-        when=next_to_stored_weights,
+        when=find_recipes_with_stored_weights,
         message="each module recipe has fp8_param and fp4_param of its own, which Megatron does "
         "not compare with the run's",
         remedies=(
@@ -341,13 +343,13 @@ RULES = (
         ),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     contradiction(
         id="PB218",
         title="value that Megatron does not take",
         setting="moe_router_dtype",
-        when=refused_values,
+        when=find_refused_values,
         message="must be {legal}",
         remedies=("use one of these",),
         source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: "

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.statements import recipe_name, untold_fields
+from bridge.precision.statements import get_recipe_name, get_ambiguous_fields
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import no_effect, sync_error, sync_info, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.sync_row import SyncRow
-from bridge.rules.topics.precision.mode import MODES
+from bridge.rules.topics.precision.mode import MODE_NAMES
 from bridge.rules.violation import Violation
-from bridge.target.fields import DEFAULTS, NAMES, PAIRS, Pair
+from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELD_NAMES, SHARED_SETTINGS, SharedSetting
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",
@@ -24,12 +24,12 @@ NAME_TOKENS = {
 """Part of a recipe's name -> the scheme that it promises."""
 
 
-def replaced_values(context: RunContext) -> Iterator[Violation]:
+def find_replaced_values(context: RunContext) -> Iterator[Violation]:
     """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
     for row in context.rows:
         is_overridden = row.verdict == "override" and row.replaces_own
-        is_replaced = is_overridden or (row.changes and _is_written(context, row))
-        if not is_replaced or not context.is_own_known(row.path):
+        is_replaced = is_overridden or (row.changes and _is_stated_by_hand(context, row))
+        if not is_replaced or not context.is_value_before_sync_known(row.path):
             continue
         recipe = f"the recipe states {row.new!r}"
         if row.verdict not in ("override", "set"):
@@ -37,14 +37,16 @@ def replaced_values(context: RunContext) -> Iterator[Violation]:
         keep = ""
         if row.can_be_kept:
             keep = "call synchronize(on_conflict='keep')"
-        yield Violation(row.path, value=row.old, recipe=recipe, stated=_kept_by(row), keep=keep)
+        yield Violation(
+            row.path, value=row.old, recipe=recipe, stated=_format_keeping_remedy(row), keep=keep
+        )
 
 
-def _kept_by(row: SyncRow) -> str:
+def _format_keeping_remedy(row: SyncRow) -> str:
     """Return the remedy that keeps the old value of a row."""
     if row.field == "modules":
         return "drop mixed_precision.modules to keep it"
-    if row.field in MODES:
+    if row.field in MODE_NAMES:
         if row.old:
             return f"choose a recipe whose mode is {row.field}"
         return "choose a recipe of another mode"
@@ -53,7 +55,7 @@ def _kept_by(row: SyncRow) -> str:
     return f"state mixed_precision.{row.field}={row.old} to keep it"
 
 
-def _is_written(context: RunContext, row: SyncRow) -> bool:
+def _is_stated_by_hand(context: RunContext, row: SyncRow) -> bool:
     """Return whether the command line states the value of a row, or a file that is written by hand.
 
     A file that lists most fields was saved by a program.
@@ -64,10 +66,10 @@ def _is_written(context: RunContext, row: SyncRow) -> bool:
     if row.verdict != "set" or not where.endswith((".yaml", ".yml")):
         return False
     section = context.sections[row.owner]
-    return not section.is_mapping or 2 * len(section.stated) < len(NAMES[row.owner])
+    return not section.is_mapping or 2 * len(section.stated) < len(OWNER_FIELD_NAMES[row.owner])
 
 
-def disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
+def find_disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that two configs hold with two values.
 
     The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
@@ -75,7 +77,7 @@ def disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
     FP8 weights alone.
     """
     is_check = isinstance(context, RunContext)
-    for pair in PAIRS:
+    for pair in SHARED_SETTINGS:
         if not _is_compared(context, pair, is_check=is_check):
             continue
         role, name = pair.first
@@ -88,7 +90,7 @@ def disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
             yield Violation(f"{role}.{name}", value=first, other=other, theirs=second)
 
 
-def _is_compared(context: RuleContext, pair: Pair, *, is_check: bool) -> bool:
+def _is_compared(context: RuleContext, pair: SharedSetting, *, is_check: bool) -> bool:
     """Return whether both configs of a pair are there, and this asker compares them."""
     role, name = pair.first
     other_role, _ = pair.second
@@ -102,11 +104,11 @@ def _is_compared(context: RuleContext, pair: Pair, *, is_check: bool) -> bool:
     return context.is_fp8 and is_asked
 
 
-def misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
+def find_misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
     """Yield the scheme of a recipe whose name promises another."""
     if context.precision is None:
         return
-    name = recipe_name(context.precision) or ""
+    name = get_recipe_name(context.precision) or ""
     for token, promised in NAME_TOKENS.items():
         if token in name:
             if promised != context.scheme:
@@ -115,7 +117,7 @@ def misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
             return
 
 
-def fields_without_home(context: RuleContext) -> Iterator[Violation]:
+def find_fields_absent_in_megatron(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated fields whose home this Megatron Core does not have."""
     for row in context.rows:
         if row.since is None or row.owner not in context.present:
@@ -124,13 +126,13 @@ def fields_without_home(context: RuleContext) -> Iterator[Violation]:
             yield Violation(row.field, home=row.path, since=row.since)
 
 
-def switches_put_aside(context: RuleContext) -> Iterator[Violation]:
+def find_switches_put_aside(context: RuleContext) -> Iterator[Violation]:
     """Yield the switches that a later statement turned off, together with the switch they need."""
     for name, by in context.put_aside.items():
         yield Violation(name, by=by)
 
 
-def fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
+def find_fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated fields, of a recipe's own class, that no config has."""
     known = {*FIELD_DEFAULTS}
     for row in context.rows:
@@ -141,16 +143,16 @@ def fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
             yield Violation(f"mixed_precision.{name}")
 
 
-def left_open_values(context: RuleContext) -> Iterator[Violation]:
+def find_ambiguous_values(context: RuleContext) -> Iterator[Violation]:
     """Yield the values that owners keep where a foreign precision holds a class default."""
     if context.precision is None:
         return
-    left_open = untold_fields(context.precision)
+    left_open = get_ambiguous_fields(context.precision)
     for row in context.rows:
         if row.verdict != "keep" or row.field not in left_open:
             continue
-        is_changed = row.new != DEFAULTS[row.owner][row.attribute]
-        if is_changed and context.is_own_known(row.path):
+        is_changed = row.new != OWNER_DEFAULTS[row.owner][row.attribute]
+        if is_changed and context.is_value_before_sync_known(row.path):
             yield Violation(row.path, value=row.new, field=row.field)
 
 
@@ -159,7 +161,7 @@ RULES = (
         id="PB123",
         title="recipe replaces an owner's value",
         setting="model",
-        when=replaced_values,
+        when=find_replaced_values,
         message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the "
@@ -170,7 +172,7 @@ RULES = (
         title="two owners disagree",
         setting="model.bf16",
         sync="refused",
-        when=disagreeing_owners,
+        when=find_disagreeing_owners,
         message="must equal {other}, which is {theirs!r}: it is one setting in two places",
         remedies=("give both the same value", "let a recipe state it, which writes both"),
         source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own "
@@ -180,7 +182,7 @@ RULES = (
         id="PB125",
         title="recipe's name says something else",
         setting="fp8_recipe",
-        when=misnamed_recipe,
+        when=find_misnamed_recipe,
         message="the recipe is called {name}, which promises {promised}, "
         "and its values are {actual}",
         remedies=(
@@ -194,7 +196,7 @@ RULES = (
         id="PB129",
         title="no home in this Megatron",
         setting="fp4_param_gather",
-        when=fields_without_home,
+        when=find_fields_absent_in_megatron,
         message="{home} does not exist before megatron-core {since}, so it is not set there",
         remedies=("use megatron-core {since}", "drop it"),
         source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
@@ -204,7 +206,7 @@ RULES = (
         title="switch off with the one it needs",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         sync="reported",
-        when=switches_put_aside,
+        when=find_switches_put_aside,
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
         remedies=("state False, which says the same", "leave it"),
         source="this project: bridge.precision.fields",
@@ -213,18 +215,18 @@ RULES = (
         id="PB131",
         title="field that no config has",
         setting="mixed_precision",
-        when=fields_of_no_config,
+        when=find_fields_of_no_config,
         message="no config that the recipe is written into has a field of this "
         "name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
-        source="this project: bridge.sync.plan",
+        source="this project: bridge.sync.sync_plan",
     ),
     sync_warning(
         id="PB133",
         title="value that may have been stated",
         setting="model.first_last_layers_bf16",
         sync="reported",
-        when=left_open_values,
+        when=find_ambiguous_values,
         message="stays: Megatron Bridge's object holds the default of its class in {field}, which "
         "may have been stated",
         remedies=(

@@ -7,13 +7,13 @@ from bridge.model.shape import PARALLEL_SIZES
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.facts.near_names import nearest_fields
+from bridge.rules.facts.near_names import find_near_fields
 from bridge.rules.rule import contradiction, error, info, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.fields import NAMES
+from bridge.target.fields import OWNER_FIELD_NAMES
 
-LEAST = {
+MINIMUM_COUNTS = {
     "fp8_margin": 0,
     "fp8_amax_history_len": 1,
     **dict.fromkeys(LAYER_COUNTS, 0),
@@ -22,13 +22,13 @@ LEAST = {
 """Count -> its least value."""
 
 
-def wrong_types(context: RunContext) -> Iterator[Violation]:
+def find_wrong_types(context: RunContext) -> Iterator[Violation]:
     """Yield the values that are not of their field's type."""
     for fault in context.malformed:
         yield Violation(fault.path, value=fault.value, why=fault.rule, rests_on=[fault.path])
 
 
-def misspelt_fields(context: RunContext) -> Iterator[Violation]:
+def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
     """Yield the keys that are no field: all of the precision, of a config those near to a field.
 
     A key that is near to a field stated together with it is a model provider's own.
@@ -36,37 +36,37 @@ def misspelt_fields(context: RunContext) -> Iterator[Violation]:
     for name, value in context.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
         yield Violation(f"mixed_precision.{name}", value=value, hint=hint)
-    for role in NAMES:
+    for role in OWNER_FIELD_NAMES:
         section = context.sections[role]
         for name, value in section.unknown.items():
-            nearest = nearest_fields(role, name)
+            nearest = find_near_fields(role, name)
             if nearest and nearest[0] not in section.stated:
                 path = f"{role}.{name}"
                 yield Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path])
 
 
-def off_that_is_not_none(context: RuleContext) -> Iterator[Violation]:
+def find_families_off_without_none(context: RuleContext) -> Iterator[Violation]:
     """Yield the families that are switched off by another value than None."""
     for name in FAMILIES:
         if getattr(context.model, name) in ("", False):
             yield Violation(f"model.{name}")
 
 
-def sizes_below_one(context: RuleContext) -> Iterator[Violation]:
+def find_sizes_below_one(context: RuleContext) -> Iterator[Violation]:
     """Yield the parallel sizes below one."""
     for name in PARALLEL_SIZES:
         if (getattr(context.model, name) or 0) < 1:
             yield Violation(f"model.{name}")
 
 
-def counts_below_their_least(context: RuleContext) -> Iterator[Violation]:
+def find_counts_below_minimum(context: RuleContext) -> Iterator[Violation]:
     """Yield the counts of a precision that are below their least value."""
-    for name, least in LEAST.items():
+    for name, least in MINIMUM_COUNTS.items():
         if context.value_of(name) < least:
             yield Violation(name, least=least)
 
 
-def default_dropouts(context: RunContext) -> Iterator[Violation]:
+def find_default_dropouts(context: RunContext) -> Iterator[Violation]:
     """Yield the dropouts of a model with layers that nothing states."""
     if not context.has_model or context.model.num_layers <= 0:
         return
@@ -75,7 +75,7 @@ def default_dropouts(context: RunContext) -> Iterator[Violation]:
             yield Violation(f"model.{name}", rests_on=(f"model.{name}",))
 
 
-def refused_words(context: RunContext) -> Iterator[Violation]:
+def find_refused_arguments(context: RunContext) -> Iterator[Violation]:
     """Yield the words of the command line that the program's parser refuses."""
     for fault in context.program.refused:
         yield Violation(
@@ -93,7 +93,7 @@ RULES = (
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        when=wrong_types,
+        when=find_wrong_types,
         message="{why}",
         remedies=(
             "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
@@ -110,7 +110,7 @@ RULES = (
         id="PB122",
         title="misspelt field",
         setting="model",
-        when=misspelt_fields,
+        when=find_misspelt_fields,
         message="there is no such field: an unknown key is dropped, or "
         "lands where nothing reads it",
         remedies=("{hint}",),
@@ -122,7 +122,7 @@ RULES = (
         id="PB126",
         title="off written as something else than None",
         setting="model.fp8",
-        when=off_that_is_not_none,
+        when=find_families_off_without_none,
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: "
@@ -132,7 +132,7 @@ RULES = (
         id="PB127",
         title="size below one",
         setting="model.tensor_model_parallel_size",
-        when=sizes_below_one,
+        when=find_sizes_below_one,
         message="must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",
@@ -141,7 +141,7 @@ RULES = (
         id="PB128",
         title="count below its least value",
         setting="fp8_margin",
-        when=counts_below_their_least,
+        when=find_counts_below_minimum,
         message="must be at least {least}",
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
@@ -150,7 +150,7 @@ RULES = (
         id="PB132",
         title="dropout that only a default decides",
         setting="model.hidden_dropout",
-        when=default_dropouts,
+        when=find_default_dropouts,
         message="nothing states it, so that Megatron's default drops a tenth of the values; large "
         "models are trained without dropout",
         remedies=("state 0, or the value that is meant",),
@@ -160,7 +160,7 @@ RULES = (
         id="PB134",
         title="word that the parser refuses",
         setting="arguments",
-        when=refused_words,
+        when=find_refused_arguments,
         message="{why}",
         remedies=("{remedy}",),
         source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, "

@@ -7,14 +7,20 @@ from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
-from bridge.rules.variables import concerning
+from bridge.rules.variables import list_scheme_variables
 from bridge.rules.violation import Violation
 
 FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
 ACCELERATE_MODES = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 """Value of ACCELERATE_MIXED_PRECISION -> the mode."""
-ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-BACKENDS = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}
+ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+ATTENTION_BACKEND_FLAGS = {
+    "auto": "111",
+    "local": "000",
+    "flash": "100",
+    "fused": "010",
+    "unfused": "001",
+}
 """Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
 
 
@@ -26,7 +32,7 @@ def _refuses_fp32_scales(context: RuleContext) -> bool:
     return context.target.is_from(10) and _is_on(context, FP32_SCALES)
 
 
-def another_precision(context: RuleContext) -> bool:
+def has_other_accelerate_precision(context: RuleContext) -> bool:
     """Return whether Accelerate's variable states another precision than the run's."""
     stated = context.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if not stated or ACCELERATE_MODES.get(stated) == context.mode:
@@ -34,11 +40,11 @@ def another_precision(context: RuleContext) -> bool:
     return not (stated == "fp8" and context.is_fp8)
 
 
-def changed_numbers(context: RuleContext) -> Iterator[Violation]:
+def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
-    if not context.is_low:
+    if not context.is_low_precision:
         return
-    variables = concerning(context.scheme, context.environment, attention=False)
+    variables = list_scheme_variables(context.scheme, context.environment, attention=False)
     refused = set()
     for row, _ in variables:
         if context.scheme in row.refused_by:
@@ -50,18 +56,18 @@ def changed_numbers(context: RuleContext) -> Iterator[Violation]:
             yield Violation(f"environment.{row.name}")
 
 
-def attention_in_two_places(context: RuleContext) -> Iterator[Violation]:
+def find_attention_variable_conflicts(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that Megatron refuses under the chosen attention backend."""
     stated = context.model.attention_backend
     chosen = str(getattr(stated, "name", stated) or "auto").lower()
-    if chosen not in BACKENDS:
+    if chosen not in ATTENTION_BACKEND_FLAGS:
         return
-    for name, on in zip(ATTENTION, BACKENDS[chosen], strict=True):
+    for name, on in zip(ATTENTION_VARIABLES, ATTENTION_BACKEND_FLAGS[chosen], strict=True):
         if context.environment.get(name, on) != on:
-            yield Violation(f"environment.{name}", on=on, chosen=chosen)
+            yield Violation(f"environment.{name}", with_target=on, chosen=chosen)
 
 
-def query_key_scaling_in_one_place(context: RuleContext) -> bool:
+def has_one_sided_query_key_scaling(context: RuleContext) -> bool:
     """Return whether config and variable differ about query-key scaling."""
     if not context.has_environment or context.is_emulated:
         return False
@@ -71,7 +77,7 @@ def query_key_scaling_in_one_place(context: RuleContext) -> bool:
     return context.model.apply_query_key_layer_scaling != in_environment
 
 
-def overruled_fp8_attention(context: RuleContext) -> bool:
+def has_overruled_fp8_attention(context: RuleContext) -> bool:
     """Return whether a variable replaces the scheme of an attention in FP8."""
     if not context.environment.get("NVTE_DPA_FP8_RECIPE"):
         return False
@@ -93,7 +99,7 @@ RULES = (
         id="PB522",
         title="query-key scaling set in one place only",
         setting="model.apply_query_key_layer_scaling",
-        when=query_key_scaling_in_one_place,
+        when=has_one_sided_query_key_scaling,
         message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=(
             "set the variable to 1 where it is True and unset it where it is False",
@@ -119,7 +125,7 @@ RULES = (
         id="PB524",
         title="another source says another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
-        when=another_precision,
+        when=has_other_accelerate_precision,
         message="says another precision than this run's {run.mode}; Megatron does not read it, "
         "other libraries do",
         remedies=("unset it", "make it agree"),
@@ -131,7 +137,7 @@ RULES = (
         id="PB525",
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
-        when=overruled_fp8_attention,
+        when=has_overruled_fp8_attention,
         message="replaces the attention's scheme, and F16 turns FP8 attention off, "
         "whatever the config says",
         remedies=("unset it",),
@@ -151,7 +157,7 @@ RULES = (
         id="PB527",
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=changed_numbers,
+        when=find_recipe_changing_variables,
         message="gives {run.scheme} scaling other numbers than the config shows, on "
         "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
@@ -162,7 +168,7 @@ RULES = (
         title="attention backend in two places",
         setting="environment.NVTE_FUSED_ATTN",
         versions=(mcore(since="0.11"),),
-        when=attention_in_two_places,
+        when=find_attention_variable_conflicts,
         message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops "
         "when it builds the model",
         remedies=("unset it", "choose the backend with model.attention_backend"),

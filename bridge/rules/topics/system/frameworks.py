@@ -16,7 +16,7 @@ JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 """Fields whose rule compares the owners: PB124."""
 
 
-def not_forwarded(context: RunContext) -> Iterator[Violation]:
+def find_dropped_settings(context: RunContext) -> Iterator[Violation]:
     """Yield the settings and options that the framework of the run's file does not forward."""
     for fault in context.program.faulty_options:
         yield Violation(
@@ -25,7 +25,7 @@ def not_forwarded(context: RunContext) -> Iterator[Violation]:
     for dropped in context.program.dropped_fields:
         role, _, name = dropped.path.partition(".")
         if _is_fault(dropped, context) and getattr(context.views[role], name) != dropped.value:
-            yield _violation(dropped)
+            yield _make_violation(dropped)
 
 
 def _is_fault(dropped: DroppedField, context: RunContext) -> bool:
@@ -36,13 +36,13 @@ def _is_fault(dropped: DroppedField, context: RunContext) -> bool:
         or not dropped.value
     ):
         return False
-    return dropped.path not in LOW_PRECISION_FIELDS or context.is_low
+    return dropped.path not in LOW_PRECISION_FIELDS or context.is_low_precision
 
 
-def _violation(dropped: DroppedField) -> Violation:
+def _make_violation(dropped: DroppedField) -> Violation:
     remedies = ["remove it from the file"]
-    if dropped.mended:
-        remedies.insert(0, f"take a version with {dropped.mended}")
+    if dropped.fixed_in:
+        remedies.insert(0, f"take a version with {dropped.fixed_in}")
     if dropped.instead:
         remedies.insert(0, f"state {dropped.instead}")
     severity = "info"
@@ -64,7 +64,7 @@ RULES = (
         id="PB801",
         title="setting that the framework does not forward",
         setting="arguments",
-        when=not_forwarded,
+        when=find_dropped_settings,
         message="{why}",
         remedies=("{remedy}",),
         source="this project: bridge.read.framework, a table for each framework with file and commit; "

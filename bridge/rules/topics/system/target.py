@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from bridge.model.variants import unplanned
+from bridge.model.attention_variants import find_unplanned_fields
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.versions import Version, at_least, dotted
+from bridge.target.versions import Version, is_at_least, format_dotted
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
-SUPPORTED = "2.7"
+OLDEST_KNOWN_TE = "2.7"
 """The oldest Transformer Engine that the rules know."""
-FORMATS = {
+GPU_FORMAT_BY_SCHEME = {
     "delayed": "fp8",
     "tensorwise": "fp8",
     "blockwise": "fp8",
@@ -29,56 +29,60 @@ def is_blockwise_on_blackwell(context: RuleContext) -> bool:
     return context.is_blockwise and context.target.is_from(10)
 
 
-def gpu_too_old(context: RuleContext) -> Iterator[Violation]:
+def find_gpu_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least compute capability of the scheme where the GPU is below it."""
     if not context.needs_gpu_formats or context.row is None or context.capability is None:
         return
     least = context.row.min_compute_capability
     if least is not None and context.capability < least:
-        yield Violation(limit=dotted(least), has=dotted(context.capability))
+        yield Violation(limit=format_dotted(least), has=format_dotted(context.capability))
 
 
-def gpu_too_new(context: RuleContext) -> Iterator[Violation]:
+def find_gpu_too_new(context: RuleContext) -> Iterator[Violation]:
     """Yield the compute capability that the scheme ends before where the GPU is at it or above."""
     if not context.needs_gpu_formats or context.row is None or context.capability is None:
         return
     limit = context.row.below_compute_capability
     if limit is not None and context.capability >= limit:
-        yield Violation(limit=dotted(limit), has=dotted(context.capability))
+        yield Violation(limit=format_dotted(limit), has=format_dotted(context.capability))
 
 
-def nvfp4_on_rtx(context: RuleContext) -> bool:
+def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
     """Return whether NVFP4 runs on compute capability 12 with transform or stochastic rounding."""
     if not context.needs_gpu_formats or not context.target.is_from(12) or not context.is_nvfp4:
         return False
     return any(context.environment.get(name) != "1" for name in NVFP4_VARIABLES)
 
 
-def cuda_too_old(context: RuleContext) -> Iterator[Violation]:
+def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least CUDA of the scheme where the target's is below it."""
     if context.needs_gpu_formats and context.row is not None:
-        yield from _below(context.cuda, context.row.min_cuda)
+        yield from _find_version_below(context.cuda, context.row.min_cuda)
 
 
-def te_too_old(context: RuleContext) -> Iterator[Violation]:
+def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least Transformer Engine of the scheme where the target's is below it."""
     if context.needs_gpu_formats and context.row is not None:
-        yield from _below(context.te, context.row.min_transformer_engine)
+        yield from _find_version_below(context.te, context.row.min_transformer_engine)
 
 
-def _below(version: Version | None, floor: str | None) -> Iterator[Violation]:
-    if floor is not None and at_least(version, floor) is False:
+def _find_version_below(version: Version | None, floor: str | None) -> Iterator[Violation]:
+    if floor is not None and is_at_least(version, floor) is False:
         yield Violation(floor=floor)
 
 
-def te_older_than_the_rules(context: RuleContext) -> bool:
+def is_te_older_than_rules(context: RuleContext) -> bool:
     """Return whether Transformer Engine is older than the rules know, and not named already."""
-    if not context.is_low or context.is_emulated or at_least(context.te, SUPPORTED) is not False:
+    if (
+        not context.is_low_precision
+        or context.is_emulated
+        or is_at_least(context.te, OLDEST_KNOWN_TE) is not False
+    ):
         return False
-    return not [*te_too_old(context)]
+    return not [*find_te_too_old(context)]
 
 
-def unknown_versions(context: RuleContext) -> Iterator[Violation]:
+def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
     """Yield the least versions of the scheme whose products the target does not name."""
     row = context.row
     if not context.needs_gpu_formats or row is None or context.capability is None:
@@ -94,10 +98,10 @@ def unknown_versions(context: RuleContext) -> Iterator[Violation]:
         yield Violation(floors=" and ".join(floors))
 
 
-def gpu_without_the_format(context: RuleContext) -> Iterator[Violation]:
+def find_formats_of_other_gpu(context: RuleContext) -> Iterator[Violation]:
     """Yield the formats of a GPU that is not NVIDIA's, where the scheme's is none of them."""
     gpu = context.target.gpu
-    needed = FORMATS.get(context.scheme or "")
+    needed = GPU_FORMAT_BY_SCHEME.get(context.scheme or "")
     if (
         not context.needs_gpu_formats
         or gpu is None
@@ -105,13 +109,13 @@ def gpu_without_the_format(context: RuleContext) -> Iterator[Violation]:
         or needed is None
     ):
         return
-    if nvfp4_on_rocm(context):
+    if runs_nvfp4_on_rocm(context):
         return
     if needed not in gpu.formats:
         yield Violation(formats=", ".join(gpu.formats))
 
 
-def blockwise_on_rocm(context: RuleContext) -> bool:
+def runs_blockwise_on_rocm(context: RuleContext) -> bool:
     """Return whether ROCm's Transformer Engine would have to run blockwise scaling."""
     gpu = context.target.gpu
     return (
@@ -122,7 +126,7 @@ def blockwise_on_rocm(context: RuleContext) -> bool:
     )
 
 
-def nvfp4_on_rocm(context: RuleContext) -> bool:
+def runs_nvfp4_on_rocm(context: RuleContext) -> bool:
     """Return whether ROCm's Transformer Engine would have to run NVFP4."""
     gpu = context.target.gpu
     return (
@@ -133,7 +137,7 @@ def nvfp4_on_rocm(context: RuleContext) -> bool:
     )
 
 
-def another_vendor(context: RuleContext) -> bool:
+def is_other_vendor_unverified(context: RuleContext) -> bool:
     """Return whether the scheme is not known to be refused on a GPU that is not NVIDIA's."""
     if (
         not context.needs_gpu_formats
@@ -141,14 +145,14 @@ def another_vendor(context: RuleContext) -> bool:
         or context.target.gpu is None
     ):
         return False
-    if blockwise_on_rocm(context) or nvfp4_on_rocm(context):
+    if runs_blockwise_on_rocm(context) or runs_nvfp4_on_rocm(context):
         return False
-    return not [*gpu_without_the_format(context)]
+    return not [*find_formats_of_other_gpu(context)]
 
 
-def te_without_gpu(context: RuleContext) -> Iterator[Violation]:
+def find_te_without_gpu(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of Transformer Engine asked for on a machine without a GPU."""
-    if not context.is_low or context.backend != "te":
+    if not context.is_low_precision or context.backend != "te":
         return
     if context.target.gpu is None or context.target.gpu.is_gpu:
         return
@@ -158,9 +162,9 @@ def te_without_gpu(context: RuleContext) -> Iterator[Violation]:
     yield Violation(missing=missing)
 
 
-def not_emulated(context: RuleContext) -> Iterator[Violation]:
+def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that are on and that the emulated backend does not run."""
-    if not context.is_low or not context.is_emulated:
+    if not context.is_low_precision or not context.is_emulated:
         return
     if context.model.fp8_dot_product_attention:
         yield Violation("fp8_dot_product_attention")
@@ -168,19 +172,19 @@ def not_emulated(context: RuleContext) -> Iterator[Violation]:
         yield Violation("fp8_multi_head_attention")
     if context.model.tp_comm_overlap:
         yield Violation("model.tp_comm_overlap")
-    if "moe_act" in context.recomputed or "layernorm" in context.recomputed:
+    if "moe_act" in context.recomputed_modules or "layernorm" in context.recomputed_modules:
         yield Violation("model.recompute_modules")
 
 
-def more_memory_than_the_gpu_has(context: RunContext) -> Iterator[Violation]:
+def find_memory_overflow(context: RunContext) -> Iterator[Violation]:
     """Yield the fullest rank, where it does not fit."""
-    if context.overflow is not None:
-        yield context.overflow
+    if context.memory_overflow is not None:
+        yield context.memory_overflow
 
 
-def unplanned_model(context: RunContext) -> Iterator[Violation]:
+def find_unplanned_model(context: RunContext) -> Iterator[Violation]:
     """Yield the reasons for which the model has no plan."""
-    for fault in unplanned(context.built_model):
+    for fault in find_unplanned_fields(context.built_model):
         remedy = fault.remedy.removesuffix(".")
         yield Violation(fault.path, value=fault.value, why=fault.rule, remedy=remedy)
 
@@ -190,7 +194,7 @@ RULES = (
         id="PB601",
         title="no target declared",
         setting="target",
-        when=lambda context: context.is_low and context.target.gpu is None,
+        when=lambda context: context.is_low_precision and context.target.gpu is None,
         message="whether a GPU, its CUDA and its Transformer Engine run "
         "{run.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
@@ -200,7 +204,7 @@ RULES = (
         id="PB602",
         title="GPU too old for the scheme",
         setting="target.gpu",
-        when=gpu_too_old,
+        when=find_gpu_too_old,
         message="{run.scheme} needs compute capability {limit}, and the target has {has}",
         remedies=(
             "use newer GPUs",
@@ -213,7 +217,7 @@ RULES = (
         id="PB603",
         title="GPU too new for the scheme",
         setting="target.gpu",
-        when=gpu_too_new,
+        when=find_gpu_too_new,
         message="Transformer Engine runs {run.scheme} below compute capability {limit}, "
         "and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
@@ -225,7 +229,7 @@ RULES = (
         title="NVFP4 on compute capability 12",
         setting="target.gpu",
         versions=(te(until="2.19"),),
-        when=nvfp4_on_rtx,
+        when=runs_nvfp4_on_rtx,
         message="before Transformer Engine 2.19 NVFP4 trains there without Hadamard transform and "
         "stochastic rounding only: the fused transform fails, and gradients that are rounded "
         "stochastically are zero",
@@ -242,7 +246,7 @@ RULES = (
         id="PB605",
         title="CUDA too old for the scheme",
         setting="target.cuda",
-        when=cuda_too_old,
+        when=find_cuda_too_old,
         message="{run.scheme} needs CUDA {floor}",
         remedies=("use CUDA {floor}", "choose another scheme"),
         source="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
@@ -251,7 +255,7 @@ RULES = (
         id="PB606",
         title="Transformer Engine too old for the scheme",
         setting="target.te",
-        when=te_too_old,
+        when=find_te_too_old,
         message="{run.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; "
@@ -261,7 +265,7 @@ RULES = (
         id="PB607",
         title="versions not declared",
         setting="target",
-        when=unknown_versions,
+        when=find_unknown_versions,
         message="{run.scheme} needs {floors}, which the target does not say",
         remedies=("add them to --target",),
         source="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
@@ -294,7 +298,7 @@ RULES = (
         when=lambda context: (
             context.needs_gpu_formats
             and is_blockwise_on_blackwell(context)
-            and at_least(context.te, BLOCKWISE_ON_BLACKWELL) is False
+            and is_at_least(context.te, BLOCKWISE_ON_BLACKWELL) is False
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
@@ -304,7 +308,9 @@ RULES = (
         id="PB611",
         title="emulated low precision",
         setting="target.gpu",
-        when=lambda context: context.is_low and context.is_emulated and context.backend != "te",
+        when=lambda context: (
+            context.is_low_precision and context.is_emulated and context.backend != "te"
+        ),
         message="nothing there runs {run.scheme} natively: the values can be "
         "emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
@@ -314,7 +320,7 @@ RULES = (
         id="PB612",
         title="Transformer Engine without a GPU",
         setting="target.gpu",
-        when=te_without_gpu,
+        when=find_te_without_gpu,
         message="precision_backend=te cannot run there; missing: a CUDA device{missing}",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
@@ -339,7 +345,7 @@ RULES = (
         id="PB614",
         title="scheme on a GPU that is not NVIDIA's",
         setting="target.gpu",
-        when=another_vendor,
+        when=is_other_vendor_unverified,
         message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; the ROCm "
         "one has gates of its own",
         remedies=("run a few steps and compare the loss with BF16",),
@@ -350,7 +356,7 @@ RULES = (
         id="PB615",
         title="setting that is not emulated",
         setting="fp8_dot_product_attention",
-        when=not_emulated,
+        when=find_settings_not_emulated,
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
         source="this project: bridge.runtime.megatron.emulation.parallel_linear",
@@ -384,20 +390,20 @@ RULES = (
         id="PB618",
         title="more memory than the GPU has",
         setting="target",
-        when=more_memory_than_the_gpu_has,
+        when=find_memory_overflow,
         message="{needed} of {memory} on stage {stage}: does not fit{but}",
         remedies=(
             "choose among the changes of `precision-bridge memory --fit`",
             "use more or larger GPUs",
         ),
-        source="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, "
+        source="this project: bridge.plan.memory_report, 2026-08, which leaves out the CUDA context, "
         "messages, workspaces",
     ),
     info(
         id="PB619",
         title="model that cannot be planned",
         setting="model",
-        when=unplanned_model,
+        when=find_unplanned_model,
         message="{why}; its memory and its rows of modules are not judged",
         remedies=("{remedy}",),
         source="this project: bridge.model.shape",
@@ -406,7 +412,7 @@ RULES = (
         id="PB620",
         title="Transformer Engine before 2.7",
         setting="target.te",
-        when=te_older_than_the_rules,
+        when=is_te_older_than_rules,
         message="the rules know Transformer Engine from 2.7 on; what this release refuses or "
         "ignores is not found",
         remedies=("use Transformer Engine 2.7",),
@@ -416,7 +422,7 @@ RULES = (
         id="PB621",
         title="GPU without the scheme's format",
         setting="target.gpu",
-        when=gpu_without_the_format,
+        when=find_formats_of_other_gpu,
         message="its matrix units multiply {formats}, and {run.scheme} is none of them",
         remedies=(
             "use GPUs that have it",
@@ -430,7 +436,7 @@ RULES = (
         id="PB622",
         title="blockwise scaling on a GPU of AMD",
         setting="fp8_recipe",
-        when=blockwise_on_rocm,
+        when=runs_blockwise_on_rocm,
         message="ROCm's Transformer Engine refuses blockwise scaling; it has delayed and current "
         "scaling on MI300X to MI355X, and MXFP8 on MI350X and MI355X, where "
         "NVTE_ROCM_ENABLE_MXFP8 is 1",
@@ -443,7 +449,7 @@ RULES = (
         id="PB623",
         title="NVFP4 on a GPU of AMD",
         setting="target.gpu",
-        when=nvfp4_on_rocm,
+        when=runs_nvfp4_on_rocm,
         message="ROCm's Transformer Engine of 2026 rounds to NVFP4 there and multiplies in BF16, "
         "without a gain in speed; earlier releases refuse NVFP4",
         remedies=("choose current scaling", "use it to study the rounding alone"),

@@ -12,50 +12,50 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
-from bridge.model.hybrid import HybridPattern
-from bridge.model.variants import DELTA_NET, SPARSE
+from bridge.model.hybrid_pattern import HybridPattern
+from bridge.model.attention_variants import DELTA_NET_VARIANTS, SPARSE_VARIANT
 from bridge.rules.rule import error
 from bridge.rules.run_context import RunContext
 from bridge.rules.topics.system.train_script_fields import (
-    HONOURED,
+    SUPPORTED_FIELDS,
     NEED_TE_LAYERS,
     NEED_TE_ON_A_GPU,
-    NOT_IN_HYBRIDS,
-    SAME_NUMBERS,
+    UNSUPPORTED_IN_HYBRIDS,
+    FIELDS_WITHOUT_NUMERIC_EFFECT,
 )
 from bridge.rules.violation import Violation
-from bridge.target.fields import DEFAULTS, differ
+from bridge.target.fields import OWNER_DEFAULTS, is_different
 
 TE_BACKENDS = ("te", "te_cpu")
 """Backends whose linear layers are Transformer Engine's."""
 ALL_TO_ALL = "alltoall"
-BUILT_LAYERS = frozenset("M*-E")
+SUPPORTED_LAYER_LETTERS = frozenset("M*-E")
 """Letters of the layers of a hybrid model that megatron-core 0.16.1 has."""
 
-Values = Mapping[str, tuple[Any, ...]]
+AllowedValues = Mapping[str, tuple[Any, ...]]
 """Field -> the only values that a run can have."""
-ACCEPTED: Mapping[str, Values] = {
+SUPPORTED_VALUES: Mapping[str, AllowedValues] = {
     "model": {
         "position_embedding_type": ("rope", "learned_absolute", "none"),
         "moe_token_dispatcher_type": ("allgather", "alltoall"),
         "transformer_impl": ("transformer_engine", "local"),
         "normalization": ("LayerNorm", "RMSNorm"),
         "rope_type": ("rope", "yarn"),
-        "experimental_attention_variant": (*DELTA_NET, SPARSE),
+        "experimental_attention_variant": (*DELTA_NET_VARIANTS, SPARSE_VARIANT),
     },
     "optimizer": {"optimizer": ("adam", "sgd")},
     "ddp": {},
 }
-ACCEPTED_WITHOUT_TE: Values = {"attention_backend": ("auto", "local", "unfused")}
+SUPPORTED_VALUES_WITHOUT_TE: AllowedValues = {"attention_backend": ("auto", "local", "unfused")}
 """The same of a model whose layers are not Transformer Engine's."""
 
-CONTEXT_PARALLEL_TE_CPU: Values = {
+CONTEXT_PARALLEL_TE_CPU: AllowedValues = {
     "cp_comm_type": ("all_gather", "a2a"),
     "attention_dropout": (0.0,),
     "window_size": (None,),
     "softmax_type": ("vanilla",),
 }
-CONTEXT_PARALLEL_WITHOUT_TE: Values = {
+CONTEXT_PARALLEL_WITHOUT_TE: AllowedValues = {
     **CONTEXT_PARALLEL_TE_CPU,
     "cp_comm_type": ("all_gather",),
     "apply_query_key_layer_scaling": (False,),
@@ -67,7 +67,7 @@ NOT_HONOURED, WRONG_VALUE, WRONG_LAYOUT = "PB701", "PB702", "PB703"
 _REMOVE = "Remove it, or run it in Megatron-LM or Megatron Bridge"
 
 
-def unhonoured(
+def find_unsupported_fields(
     section: str, values: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
     """Yield the fields of a section that are not at their default and that no run honours.
@@ -79,9 +79,11 @@ def unhonoured(
             them honours.
     """
     for name, value in values.items():
-        if name not in DEFAULTS[section] or not differ(value, DEFAULTS[section][name]):
+        if name not in OWNER_DEFAULTS[section] or not is_different(
+            value, OWNER_DEFAULTS[section][name]
+        ):
             continue
-        if name in HONOURED[section] or name in SAME_NUMBERS[section]:
+        if name in SUPPORTED_FIELDS[section] or name in FIELDS_WITHOUT_NUMERIC_EFFECT[section]:
             continue
         clause, remedy = "scripts/train.py does not honour it", _REMOVE
         if name in NEED_TE_LAYERS[section]:
@@ -104,37 +106,39 @@ def unhonoured(
         )
 
 
-def unaccepted(
+def find_unsupported_values(
     section: str, values: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
-    """Yield the values of a section that no run can have, for the arguments of `unhonoured`."""
-    accepted = dict(ACCEPTED[section])
+    """Yield the values of a section that no run can have, for the arguments of `find_unsupported_fields`."""
+    accepted = dict(SUPPORTED_VALUES[section])
     if section == "model" and backend not in (*TE_BACKENDS, None):
-        accepted |= ACCEPTED_WITHOUT_TE
+        accepted |= SUPPORTED_VALUES_WITHOUT_TE
     for name, known in accepted.items():
-        value = values.get(name, DEFAULTS[section][name])
+        value = values.get(name, OWNER_DEFAULTS[section][name])
         if (
-            differ(value, DEFAULTS[section][name])
+            is_different(value, OWNER_DEFAULTS[section][name])
             and str(getattr(value, "name", value)) not in known
         ):
             hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
-            yield _fault(f"{section}.{name}", value, f"must be one of {', '.join(known)}", hint)
+            yield _make_violation(
+                f"{section}.{name}", value, f"must be one of {', '.join(known)}", hint
+            )
 
 
-def without_context_parallel(
+def find_context_parallel_faults(
     model: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
     """Yield the reasons why the attention of a model has no context parallelism with a backend."""
-    model = {**DEFAULTS["model"], **model}
+    model = {**OWNER_DEFAULTS["model"], **model}
     path, size = "model.context_parallel_size", model["context_parallel_size"]
     if size == 1:
         return
-    if model["experimental_attention_variant"] == SPARSE:
+    if model["experimental_attention_variant"] == SPARSE_VARIANT:
         rule = (
             "must be 1 for sparse attention: that of megatron-core 0.16.1 has no context "
             "parallelism"
         )
-        yield _fault(path, size, rule, "Leave it at 1")
+        yield _make_violation(path, size, rule, "Leave it at 1")
         return
     if backend in ("te", None):
         return
@@ -144,7 +148,7 @@ def without_context_parallel(
         values = value if name == "cp_comm_type" and isinstance(value, list) else [value]
         if any(getattr(one, "name", one) not in known for one in values):
             setting = f"model.{name}={' or '.join(map(str, known))}"
-            yield _fault(
+            yield _make_violation(
                 path,
                 size,
                 f"needs {setting} with precision_backend={backend}",
@@ -152,59 +156,72 @@ def without_context_parallel(
             )
 
 
-def _fields(context: RunContext, backend: str | None) -> Iterator[Violation]:
+def _find_dropped_fields(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields that the build would leave out."""
-    for section in HONOURED:
-        yield from unhonoured(section, context.views[section].values, backend=backend)
-        for name, value in context.sections[section].of_newer_release.items():
-            yield _fault(f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE)
-    pattern = HybridPattern.of(context.views["model"].values)
+    for section in SUPPORTED_FIELDS:
+        yield from find_unsupported_fields(section, context.views[section].values, backend=backend)
+        for name, value in context.sections[section].newer_fields.items():
+            yield _make_violation(
+                f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE
+            )
+    pattern = HybridPattern.from_model(context.views["model"].values)
     if pattern is None or pattern.faults:
         return
-    for name in sorted(NOT_IN_HYBRIDS["model"]):
+    for name in sorted(UNSUPPORTED_IN_HYBRIDS["model"]):
         value = getattr(context.model, name)
         if (
             value and value != "selective"
         ):  # the recomputation of a part of a layer, which is the layer's
             clause = "scripts/train.py does not honour it in a hybrid model"
-            yield _fault(f"model.{name}", value, clause, _REMOVE)
+            yield _make_violation(f"model.{name}", value, clause, _REMOVE)
 
 
-def _values(context: RunContext, backend: str | None) -> Iterator[Violation]:
+def _find_refused_values(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the values that no run can have."""
-    for section in ACCEPTED:
-        yield from unaccepted(section, context.views[section].values, backend=backend)
+    for section in SUPPORTED_VALUES:
+        yield from find_unsupported_values(section, context.views[section].values, backend=backend)
     model = context.model
-    pattern = HybridPattern.of(context.views["model"].values)
-    if pattern is not None and not pattern.faults and not _is_built(pattern):
+    pattern = HybridPattern.from_model(context.views["model"].values)
+    if pattern is not None and not pattern.faults and not _can_build_layers(pattern):
         rule = (
             "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers "
             "from 0.17 on"
         )
-        yield _model_fault(context, pattern.field, rule, "Write those alone")
+        yield _make_model_violation(context, pattern.field, rule, "Write those alone")
     experts = model.num_moe_experts
     if experts and not 1 <= model.moe_router_topk <= experts:
-        yield _model_fault(
+        yield _make_model_violation(
             context, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it"
         )
     if (
         experts and model.add_bias_linear and backend not in (*TE_BACKENDS, None)
     ):  # local experts add them in place
         rule = "experts have no biases without Transformer Engine's layers"
-        yield _model_fault(context, "add_bias_linear", rule, "Set model.add_bias_linear=false")
-    if model.experimental_attention_variant == SPARSE and model.dsa_indexer_loss_coeff is None:
+        yield _make_model_violation(
+            context, "add_bias_linear", rule, "Set model.add_bias_linear=false"
+        )
+    if (
+        model.experimental_attention_variant == SPARSE_VARIANT
+        and model.dsa_indexer_loss_coeff is None
+    ):
         rule = (
             "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         )
-        yield _model_fault(context, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
+        yield _make_model_violation(
+            context, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example"
+        )
 
 
-def _is_built(pattern: HybridPattern) -> bool:
+def _can_build_layers(pattern: HybridPattern) -> bool:
     """Return whether a run can build the layers of a hybrid model's pattern."""
-    return BUILT_LAYERS.issuperset(pattern.layers) and not pattern.chunks and not pattern.depths
+    return (
+        SUPPORTED_LAYER_LETTERS.issuperset(pattern.layers)
+        and not pattern.chunks
+        and not pattern.depths
+    )
 
 
-def _layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
+def _find_refused_layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields of a layout that no backend here has, or that trains another model."""
     model, parallel = context.model, context.parallel
     if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
@@ -212,13 +229,13 @@ def _layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
             f"interleaves the stages of a pipeline, and there is {parallel.pipeline} "
             "(pipeline_model_parallel_size)"
         )
-        yield _model_fault(
+        yield _make_model_violation(
             context, "virtual_pipeline_model_parallel_size", rule, "Leave it at None"
         )
     if parallel.context > 1:
-        yield from without_context_parallel(context.views["model"].values, backend=backend)
+        yield from find_context_parallel_faults(context.views["model"].values, backend=backend)
     if parallel.tensor > 1:
-        yield from _tensor_parallel(context, backend)
+        yield from _find_tensor_parallel_faults(context, backend)
     is_spread = model.num_moe_experts and parallel.expert > 1 and parallel.expert_tensor > 1
     if is_spread and model.moe_token_dispatcher_type == ALL_TO_ALL and backend not in ("te", None):
         rule = (
@@ -226,10 +243,12 @@ def _layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
             "numbers of tokens alone"
         )
         remedy = "Set it to 1, or model.moe_token_dispatcher_type=allgather"
-        yield _fault("model.expert_tensor_parallel_size", parallel.expert_tensor, rule, remedy)
+        yield _make_violation(
+            "model.expert_tensor_parallel_size", parallel.expert_tensor, rule, remedy
+        )
 
 
-def _tensor_parallel(context: RunContext, backend: str | None) -> Iterator[Violation]:
+def _find_tensor_parallel_faults(context: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields with which Megatron trains another model under tensor parallelism."""
     model, has_te_layers = context.model, backend in (*TE_BACKENDS, None)
     if model.num_moe_experts and not model.sequence_parallel:
@@ -237,13 +256,15 @@ def _tensor_parallel(context: RunContext, backend: str | None) -> Iterator[Viola
             "must be on for experts under tensor parallelism, without which Megatron Core "
             "does not train them"
         )
-        yield _model_fault(context, "sequence_parallel", rule, "Set model.sequence_parallel=true")
+        yield _make_model_violation(
+            context, "sequence_parallel", rule, "Set model.sequence_parallel=true"
+        )
     if model.multi_latent_attention and not model.sequence_parallel:
         remedy = (
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are "
             "not those of the model. Set model.sequence_parallel=true"
         )
-        yield _model_fault(
+        yield _make_model_violation(
             context,
             "sequence_parallel",
             "must be on for latent attention under tensor parallelism",
@@ -255,27 +276,29 @@ def _tensor_parallel(context: RunContext, backend: str | None) -> Iterator[Viola
             "Megatron Core's own would reduce gradients in half precision into an FP32 "
             "tensor, which is an error"
         )
-        yield _model_fault(context, "sequence_parallel", rule, "Set model.sequence_parallel=false")
-    if model.experimental_attention_variant == SPARSE and not has_te_layers:
+        yield _make_model_violation(
+            context, "sequence_parallel", rule, "Set model.sequence_parallel=false"
+        )
+    if model.experimental_attention_variant == SPARSE_VARIANT and not has_te_layers:
         rule = (
             "must be 1 for sparse attention without Transformer Engine's layers: its indexer "
             "is whole on every rank"
         )
-        yield _model_fault(context, "tensor_model_parallel_size", rule, "Set it to 1")
+        yield _make_model_violation(context, "tensor_model_parallel_size", rule, "Set it to 1")
 
 
-def _model_fault(context: RunContext, name: str, clause: str, remedy: str) -> Violation:
+def _make_model_violation(context: RunContext, name: str, clause: str, remedy: str) -> Violation:
     """Return the violation of a field of the model."""
-    return _fault(f"model.{name}", getattr(context.model, name), clause, remedy)
+    return _make_violation(f"model.{name}", getattr(context.model, name), clause, remedy)
 
 
-def _fault(path: str, value: object, clause: str, remedy: str) -> Violation:
+def _make_violation(path: str, value: object, clause: str, remedy: str) -> Violation:
     return Violation(
         path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix(".")
     )
 
 
-def _broken(
+def _restrict_to_our_script(
     law: Callable[[RunContext, str | None], Iterator[Violation]],
 ) -> Callable[[RunContext], list[Violation]]:
     def found(context: RunContext) -> list[Violation]:
@@ -290,31 +313,31 @@ def _broken(
 
 
 _SOURCE = "bridge/rules/topics/system/train_script_fields.py: megatron-core 0.16.1, its readers of each field"
-_row = partial(error, setting="model", message="{clause}", remedies=("{remedy}",))
+_build_rule = partial(error, setting="model", message="{clause}", remedies=("{remedy}",))
 
 RULES = (
-    _row(
+    _build_rule(
         id=NOT_HONOURED,
         title="field that the run does not honour",
-        when=_broken(_fields),
+        when=_restrict_to_our_script(_find_dropped_fields),
         source=_SOURCE,
         explanation="The build of scripts/train.py would leave the field out and train another "
         "model. Which fields it honours depends on the layers: Transformer Engine's, its "
         "Python on a "
         "CPU, or the emulated ones.",
     ),
-    _row(
+    _build_rule(
         id=WRONG_VALUE,
         title="value that the run cannot have",
-        when=_broken(_values),
+        when=_restrict_to_our_script(_find_refused_values),
         source=_SOURCE,
         explanation="The build of scripts/train.py has no such value, or Megatron would end in a "
         "traceback for it.",
     ),
-    _row(
+    _build_rule(
         id=WRONG_LAYOUT,
         title="layout that trains another model",
-        when=_broken(_layouts),
+        when=_restrict_to_our_script(_find_refused_layouts),
         source="Runs of megatron-core 0.16.1 over gloo, compared with one process",
     ),
 )

@@ -12,15 +12,15 @@ changes each field of the model alone and compares two steps.
 
 from collections.abc import Mapping
 
-Fields = Mapping[str, frozenset[str]]
+FieldsBySection = Mapping[str, frozenset[str]]
 """Section (model, optimizer, ddp) -> names of its fields."""
 
 
-def _table(**sections: str) -> Fields:
+def _make_table(**sections: str) -> FieldsBySection:
     return {section: frozenset(names.split()) for section, names in sections.items()}
 
 
-HONOURED = _table(
+SUPPORTED_FIELDS = _make_table(
     model="""
         num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
         vocab_size seq_length make_vocab_size_divisible_by position_embedding_type rotary_base
@@ -91,7 +91,7 @@ HONOURED = _table(
 `choose_backend` refuses precision fields that a backend has not.
 """
 
-SAME_NUMBERS = _table(
+FIELDS_WITHOUT_NUMERIC_EFFECT = _make_table(
     model="""
         transformer_impl attention_backend bias_activation_fusion bias_dropout_fusion
         apply_rope_fusion gradient_accumulation_fusion masked_softmax_fusion persist_layer_norm
@@ -113,7 +113,7 @@ SAME_NUMBERS = _table(
 computes some of these fields itself, and releases differ in the defaults of others.
 """
 
-NEED_TE_LAYERS = _table(
+NEED_TE_LAYERS = _make_table(
     model="""
         layernorm_zero_centered_gamma memory_efficient_layer_norm moe_latent_size
         moe_shared_expert_overlap activation_func_fp8_input_store
@@ -123,7 +123,7 @@ NEED_TE_LAYERS = _table(
 )
 """Fields that only Transformer Engine's layers honour: precision_backend=te or te_cpu."""
 
-NEED_TE_ON_A_GPU = _table(
+NEED_TE_ON_A_GPU = _make_table(
     model="""
         fused_single_qkv_rope moe_permute_fusion moe_router_fusion symmetric_ar_type
         fp32_residual_connection cpu_offloading cpu_offloading_num_layers
@@ -140,7 +140,7 @@ NEED_TE_ON_A_GPU = _table(
 
 No test here has such a GPU."""
 
-NOT_IN_HYBRIDS = _table(
+UNSUPPORTED_IN_HYBRIDS = _make_table(
     model="""
         virtual_pipeline_model_parallel_size pipeline_model_parallel_layout
         account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split

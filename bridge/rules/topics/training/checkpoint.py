@@ -12,13 +12,13 @@ from bridge.target.versions import VersionRange
 UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
-def odd_adapter_rank(context: RunContext) -> Iterator[Violation]:
+def find_unaligned_adapter_rank(context: RunContext) -> Iterator[Violation]:
     """Yield the rank of adapters whose GEMMs are Transformer Engine's and do not take it.
 
     Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses
     them.
     """
-    if not context.has_peft or not context.is_low:
+    if not context.has_peft or not context.is_low_precision:
         return
     is_of_te = context.peft.type is None or context.model.use_transformer_engine_op_fuser
     rank = context.peft.rank or context.peft.dim or 0
@@ -26,7 +26,7 @@ def odd_adapter_rank(context: RunContext) -> Iterator[Violation]:
         yield Violation(value=rank)
 
 
-def frozen_stored_weights(context: RunContext) -> Iterator[Violation]:
+def find_frozen_stored_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of frozen weights stored in FP8; an info where not blockwise."""
     if not context.has_peft or not context.gathers_fp8 or context.is_emulated:
         return
@@ -61,7 +61,7 @@ RULES = (
         id="PB544",
         title="adapter rank that FP8 GEMMs do not take",
         setting="peft.rank",
-        when=odd_adapter_rank,
+        when=find_unaligned_adapter_rank,
         message="must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {run.mode}"),
         source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; "
@@ -71,7 +71,7 @@ RULES = (
         id="PB545",
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
-        when=frozen_stored_weights,
+        when=find_frozen_stored_weights,
         message="frozen base weights that are stored in FP8 were reported to crash under "
         "blockwise scaling (GEMM with Float8BlockwiseQTensor requires GEMM_READY format), and "
         "under another scheme to take the memory of FP16",

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import CHOICES
+from bridge.precision.config import FIELD_CHOICES
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
-    OPTIMIZER_CHECK,
-    PARSER,
+    OPTIMIZER_CHECK_SOURCE,
+    PARSER_SOURCE,
     error,
     info,
     no_effect,
@@ -16,97 +16,101 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.fields import FUSED_RECIPES
+from bridge.target.fields import FUSED_ADAM_RECIPES
 
-_MOMENTS = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-_STATES = ("main_grads_dtype", *_MOMENTS)
+_STATE_DTYPE_FIELDS = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_DTYPE_FIELDS = ("main_grads_dtype", *_STATE_DTYPE_FIELDS)
 
 
-def states_without_precision_aware(context: RuleContext) -> Iterator[Violation]:
+def find_states_without_precision_aware(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes that an optimizer which is not precision-aware does not take."""
-    if not context.has_optimizer or context.has_precision_aware:
+    if not context.has_optimizer or context.has_precision_aware_optimizer:
         return
-    for name in _STATES:
+    for name in _DTYPE_FIELDS:
         if getattr(context.optimizer, name) not in ("fp32", None):
             yield Violation(f"optimizer.{name}")
 
 
-def offloaded_without_precision_aware(context: RunContext) -> Iterator[Violation]:
+def find_offload_not_precision_aware(context: RunContext) -> Iterator[Violation]:
     """Yield an offloaded optimizer that is not precision-aware."""
     is_offloaded = context.has_optimizer and context.optimizer.optimizer_cpu_offload
-    if is_offloaded and not context.has_precision_aware:
-        yield Violation(severity=_severity_of_parser(context))
+    if is_offloaded and not context.has_precision_aware_optimizer:
+        yield Violation(severity=_get_parser_severity(context))
 
 
-def offloaded_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
+def find_offload_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
     """Yield an offloaded optimizer whose weights are stored in FP8 with scales of the present."""
     if context.gathers_fp8 and context.optimizer.optimizer_cpu_offload and not context.is_delayed:
-        yield Violation(severity=_severity_of_parser(context))
+        yield Violation(severity=_get_parser_severity(context))
 
 
-def _severity_of_parser(context: RunContext) -> str | None:
+def _get_parser_severity(context: RunContext) -> str | None:
     """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere.
 
     Neither Megatron Core 0.19.2 (optimizer/__init__.py, optimizer_config.py) nor Megatron Bridge
     0.6.2 (training/config.py, ConfigContainer.validate) has a check of its own for it.
     """
-    if context.program.is_without_parser:
+    if context.program.has_no_argument_parser:
         return "warning"
     return None
 
 
-def unread_states(context: RuleContext) -> Iterator[Violation]:
+def find_unread_states(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes that an offloaded optimizer does not read."""
-    if not context.has_precision_aware or not context.optimizer.optimizer_cpu_offload:
+    if not context.has_precision_aware_optimizer or not context.optimizer.optimizer_cpu_offload:
         return
-    for name in _MOMENTS:
+    for name in _STATE_DTYPE_FIELDS:
         if getattr(context.optimizer, name) not in ("fp32", None):
             yield Violation(f"optimizer.{name}")
 
 
-def impossible_states(context: RuleContext) -> Iterator[Violation]:
+def find_impossible_states(context: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes of the optimizer's own config that no optimizer has."""
-    if not context.has_precision_aware:
+    if not context.has_precision_aware_optimizer:
         return
-    for name in _STATES:
+    for name in _DTYPE_FIELDS:
         if name in context.stated:
             continue
-        if getattr(context.optimizer, name) not in (*CHOICES[name], None):
-            legal = ", ".join(CHOICES[name]).replace("uint8", "fp8")
+        if getattr(context.optimizer, name) not in (*FIELD_CHOICES[name], None):
+            legal = ", ".join(FIELD_CHOICES[name]).replace("uint8", "fp8")
             yield Violation(f"optimizer.{name}", legal=legal)
 
 
-def _leaves_the_fused_path(context: RuleContext) -> bool:
+def _leaves_fused_path(context: RuleContext) -> bool:
     """Return whether Megatron keeps the FP32 masters of the precision-aware optimizer itself."""
     return (
-        context.optimizer.fp8_recipe not in FUSED_RECIPES
+        context.optimizer.fp8_recipe not in FUSED_ADAM_RECIPES
         and not context.has_megatron_fsdp
         and context.optimizer.main_params_dtype == "fp32"
         and not context.optimizer.optimizer_cpu_offload
     )
 
 
-def masters_outside_the_fused_adam(context: RunContext) -> Iterator[Violation]:
+def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
     """Yield the scheme that stands in the optimizer's config of a run without FP8.
 
     Megatron Bridge writes it in every mode, so that nobody chose it: an info.
     """
-    if not context.has_precision_aware or context.is_fp8 or not _leaves_the_fused_path(context):
+    if (
+        not context.has_precision_aware_optimizer
+        or context.is_fp8
+        or not _leaves_fused_path(context)
+    ):
         return
     if context.is_fp4 and context.gathers_fp4:
         return
     instead = ""
     if context.is_bf16 and context.optimizer.store_param_remainders:
         instead = ", not 2 bytes of remainders"
-    if context.program.is_bridge:
+    if context.program.is_megatron_bridge:
         yield Violation(name="mixed_precision.fp8_recipe", instead=instead, severity="info")
     else:
         yield Violation(name="optimizer.fp8_recipe", instead=instead)
 
 
-def stored_blocks(context: RuleContext) -> Iterator[Violation]:
+def find_masters_in_blocks(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
-    if not context.has_precision_aware or context.has_megatron_fsdp:
+    if not context.has_precision_aware_optimizer or context.has_megatron_fsdp:
         return
     optimizer = context.optimizer
     if context.is_fp4 and context.gathers_fp4:
@@ -123,18 +127,18 @@ def stored_blocks(context: RuleContext) -> Iterator[Violation]:
     elif optimizer.main_params_dtype != "fp32":
         remedy = "set main_params_dtype=fp32"
         yield Violation("optimizer.main_params_dtype", remedy=remedy, **words)
-    elif is_fp4 and optimizer.fp8_recipe in FUSED_RECIPES:
+    elif is_fp4 and optimizer.fp8_recipe in FUSED_ADAM_RECIPES:
         remedy = "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
-        if isinstance(context, RunContext) and context.program.is_bridge:
+        if isinstance(context, RunContext) and context.program.is_megatron_bridge:
             remedy = "set mixed_precision.fp8_recipe=tensorwise"
         yield Violation("optimizer.fp8_recipe", remedy=remedy, **words)
 
 
-def remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
+def find_remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of param remainders that no optimizer keeps, with the reason."""
     if not context.differs_from_default("store_param_remainders") or not context.has_optimizer:
         return
-    if not context.has_precision_aware:
+    if not context.has_precision_aware_optimizer:
         yield Violation(why="the optimizer is not precision-aware")
         return
     masters = context.optimizer.main_params_dtype
@@ -144,7 +148,7 @@ def remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
         yield Violation(why=f"the weights are {context.mode}, not bf16")
 
 
-def gathering_inside_the_step(context: RuleContext) -> Iterator[Violation]:
+def find_gather_inside_step(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of gathering inside the step without its conditions.
 
     Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is
@@ -163,42 +167,42 @@ RULES = (
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        when=offloaded_without_precision_aware,
+        when=find_offload_not_precision_aware,
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=(
             "set optimizer.use_precision_aware_optimizer=True",
             "keep the optimizer on the GPU",
         ),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        when=offloaded_with_fp8_weights,
+        when=find_offload_with_fp8_weights,
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=(
             "set fp8_param_gather=False",
             "use fp8_recipe='delayed'",
             "keep the optimizer on the GPU",
         ),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that "
+        source=f"{PARSER_SOURCE}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that "
         f"contradict each other",
     ),
     error(
         id="PB343",
         title="optimizer state dtype without the precision-aware optimizer",
         setting="optimizer.exp_avg_dtype",
-        when=states_without_precision_aware,
+        when=find_states_without_precision_aware,
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
-        source=OPTIMIZER_CHECK,
+        source=OPTIMIZER_CHECK_SOURCE,
     ),
     error(
         id="PB344",
         title="impossible optimizer state dtype",
         setting="optimizer.exp_avg_dtype",
-        when=impossible_states,
+        when=find_impossible_states,
         message="must be one of {legal}",
         remedies=("use one of them",),
         source="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
@@ -207,29 +211,31 @@ RULES = (
         id="PB345",
         title="precision-aware optimizer that is not Adam",
         setting="optimizer.optimizer",
-        when=lambda context: context.has_precision_aware and context.optimizer.optimizer != "adam",
+        when=lambda context: (
+            context.has_precision_aware_optimizer and context.optimizer.optimizer != "adam"
+        ),
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
-        source=OPTIMIZER_CHECK,
+        source=OPTIMIZER_CHECK_SOURCE,
     ),
     error(
         id="PB346",
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
         when=lambda context: (
-            context.has_precision_aware
+            context.has_precision_aware_optimizer
             and not context.optimizer.use_distributed_optimizer
             and not context.has_megatron_fsdp
         ),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
-        source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
+        source=f"{OPTIMIZER_CHECK_SOURCE}; from 0.20 on refused when the optimizer is built",
     ),
     warning(
         id="PB347",
         title="FP8 branch in a run without FP8",
         setting="optimizer.fp8_recipe",
-        when=masters_outside_the_fused_adam,
+        when=find_masters_outside_fused_adam,
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: "
         "Megatron keeps FP32 masters (4 bytes a parameter{instead}) and casts gradients to FP32",
         remedies=("set {name}=null", "keep it for FP32 masters"),
@@ -241,7 +247,7 @@ RULES = (
         title="precision-aware optimizer together with FP8 scaling",
         setting="optimizer.use_precision_aware_optimizer",
         when=lambda context: (
-            context.has_precision_aware and context.is_fp8 and _leaves_the_fused_path(context)
+            context.has_precision_aware_optimizer and context.is_fp8 and _leaves_fused_path(context)
         ),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts "
         "gradients to FP32, so BF16 main gradients and param remainders save nothing; the "
@@ -258,23 +264,23 @@ RULES = (
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
         when=lambda context: (
-            context.has_precision_aware
+            context.has_precision_aware_optimizer
             and context.target.has_te is False
             and not context.optimizer.optimizer_cpu_offload
         ),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
-        source=OPTIMIZER_CHECK,
+        source=OPTIMIZER_CHECK_SOURCE,
     ),
     error(
         id="PB351",
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=gathering_inside_the_step,
+        when=find_gather_inside_step,
         message="needs the distributed optimizer, overlap_param_gather and "
         "interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
-        source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
+        source=f"{PARSER_SOURCE}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
         f"gathers "
         "without overlap where overlap_param_gather is off",
     ),
@@ -283,7 +289,8 @@ RULES = (
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
         when=lambda context: (
-            context.has_precision_aware and context.optimizer.use_layer_wise_distributed_optimizer
+            context.has_precision_aware_optimizer
+            and context.optimizer.use_layer_wise_distributed_optimizer
         ),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),
@@ -293,7 +300,7 @@ RULES = (
         id="PB353",
         title="param remainders without effect",
         setting="store_param_remainders",
-        when=remainders_without_effect,
+        when=find_remainders_without_effect,
         message="has no effect: {why}",
         remedies=("drop it", "state use_precision_aware_optimizer=True in a bf16 run"),
         source="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "
@@ -317,7 +324,7 @@ RULES = (
         title="stored weights that the fused Adam cannot update",
         setting="optimizer.fp8_recipe",
         sync="last",
-        when=stored_blocks,
+        when=find_masters_in_blocks,
         message="leaves the masters to the optimizer, which gets no tensor for weights stored in "
         "{family}: the first step ends in an AttributeError",
         remedies=("{remedy}", "set {setting}", "set use_precision_aware_optimizer=False"),
@@ -334,7 +341,7 @@ RULES = (
         title="optimizer state dtype that an offloaded optimizer does not read",
         setting="optimizer.exp_avg_dtype",
         sync="reported",
-        when=unread_states,
+        when=find_unread_states,
         message="has no effect: HybridDeviceOptimizer, which steps under optimizer_cpu_offload, "
         "keeps FP32 masters and FP32 moments, on the host and on the GPU",
         remedies=("set it to fp32, which says the same", "set optimizer_cpu_offload=False"),

@@ -4,57 +4,57 @@ from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.facts.divisions import uneven_sizes
-from bridge.rules.facts.gemm_sizes import tokens
-from bridge.rules.facts.weight_shards import unsharded
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
+from bridge.rules.facts.divisions import find_uneven_sizes
+from bridge.rules.facts.gemm_sizes import compute_tokens_per_rank
+from bridge.rules.facts.weight_shards import format_unsharding_settings
+from bridge.rules.rule import MODEL_CHECK_SOURCE, PARSER_SOURCE, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
 
-def gathered_blocks(context: RunContext) -> bool:
+def gathers_ragged_blocks(context: RunContext) -> bool:
     """Return whether sequence parallelism gathers blockwise tensors of ragged blocks."""
     if not context.is_blockwise or not context.parallel.sequence_parallel or context.is_emulated:
         return False
-    return _has_odd_size(context.model.hidden_size, tokens(context))
+    return _has_unaligned_size(context.model.hidden_size, compute_tokens_per_rank(context))
 
 
-def odd_user_buffers(context: RunContext) -> bool:
+def has_unaligned_user_buffers(context: RunContext) -> bool:
     """Return whether user buffers under MXFP8 have widths that are no multiples of 128."""
     if not context.is_mxfp8 or not context.model.tp_comm_overlap or context.is_emulated:
         return False
-    return _has_odd_size(context.model.hidden_size, context.model.ffn_hidden_size)
+    return _has_unaligned_size(context.model.hidden_size, context.model.ffn_hidden_size)
 
 
-def _has_odd_size(*sizes: int | None) -> bool:
+def _has_unaligned_size(*sizes: int | None) -> bool:
     """Return whether a size that is known is no multiple of 128."""
     return any(size % 128 for size in sizes if size)
 
 
-def overlap_without_sequence_parallelism(context: RunContext) -> Iterator[Violation]:
+def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of tensor-parallel overlap, with the settings that it needs."""
     if not context.model.tp_comm_overlap or context.parallel.sequence_parallel:
         return
     needed = "set sequence_parallel=True"
     if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    yield Violation(needed=needed)
+    yield Violation(min_arguments=needed)
 
 
-def sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
+def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of sharded weights in FP4 that are not stored in it."""
     if not context.is_fp4:
         return
-    settings = unsharded(context)
+    settings = format_unsharding_settings(context)
     if settings and not context.gathers_fp4:
         yield Violation(unsharded=settings)
 
 
-def sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
+def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
     """Yield the first of the settings that sharded MXFP8 weights lack."""
     if not context.is_mxfp8:
         return
-    settings = unsharded(context)
+    settings = format_unsharding_settings(context)
     if not settings or context.has_megatron_fsdp:
         return
     missing = []
@@ -64,35 +64,37 @@ def sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
-        yield Violation(missing[0], needed=needed, unsharded=settings)
+        yield Violation(missing[0], min_arguments=needed, unsharded=settings)
 
 
-def sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
+def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of sharded MXFP8 weights under Megatron-FSDP."""
     if not context.is_mxfp8:
         return
-    settings = unsharded(context)
+    settings = format_unsharding_settings(context)
     if settings and context.has_megatron_fsdp:
         yield Violation(unsharded=settings)
 
 
-def broken_replicas(context: RunContext) -> Iterator[Violation]:
+def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
     """Yield the number of GPUs that holds no whole number of replicas of model or experts."""
     if not context.has_model or not context.target.count:
         return
     count, ranks = context.target.count, context.parallel
-    if count % ranks.replica:
-        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
-        yield Violation(what=what, rests_on=_sizes_named(what))
-    elif context.has_experts and count % ranks.expert_replica:
+    if count % ranks.replica_size:
+        what = (
+            f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica_size}"
+        )
+        yield Violation(what=what, rests_on=_list_named_sizes(what))
+    elif context.has_experts and count % ranks.expert_replica_size:
         what = (
             f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
-            f"{ranks.expert_replica}"
+            f"{ranks.expert_replica_size}"
         )
-        yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
+        yield Violation(what=what, rests_on=["model.num_moe_experts", *_list_named_sizes(what)])
 
 
-def broken_batch(context: RunContext) -> Iterator[Violation]:
+def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
     """Yield the global batch that is no whole number of micro-batches on every replica.
 
     A run of scripts/train.py is judged by its launch, which knows the ranks. Configs whose model
@@ -103,7 +105,7 @@ def broken_batch(context: RunContext) -> Iterator[Violation]:
         context.train.micro_batch_size,
         context.target.count,
     )
-    replica = context.parallel.replica
+    replica = context.parallel.replica_size
     if not context.has_model or not context.model.seq_length or context.program.is_own:
         return
     if not whole or not micro or not count or count % replica:
@@ -114,19 +116,19 @@ def broken_batch(context: RunContext) -> Iterator[Violation]:
         yield Violation(micro=micro, data=data, step=step)
 
 
-def two_lengths(context: RunContext) -> Iterator[Violation]:
+def find_length_mismatch(context: RunContext) -> Iterator[Violation]:
     """Yield the data's sequence length that is not the model's, outside of Megatron Bridge."""
-    if not context.program.is_bridge:
-        yield from _two_lengths(context)
+    if not context.program.is_megatron_bridge:
+        yield from _find_length_mismatch(context)
 
 
-def two_lengths_in_megatron_bridge(context: RunContext) -> Iterator[Violation]:
+def find_length_mismatch_in_bridge(context: RunContext) -> Iterator[Violation]:
     """Yield the data's sequence length that is not the model's, in a run of Megatron Bridge."""
-    if context.program.is_bridge:
-        yield from _two_lengths(context)
+    if context.program.is_megatron_bridge:
+        yield from _find_length_mismatch(context)
 
 
-def _two_lengths(context: RunContext) -> Iterator[Violation]:
+def _find_length_mismatch(context: RunContext) -> Iterator[Violation]:
     of_data, length = context.data.seq_length, context.model.seq_length
     if not of_data or not length or of_data == length:
         return
@@ -136,15 +138,15 @@ def _two_lengths(context: RunContext) -> Iterator[Violation]:
     yield Violation(where=where, length=length)
 
 
-def indivisible_sizes(context: RunContext) -> Iterator[Violation]:
+def find_indivisible_sizes(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that do not divide by their ranks."""
     length = context.model.seq_length or context.data.seq_length
-    for uneven in uneven_sizes(context.model, context.shape, context.parallel, length):
-        rests_on = [uneven.path, *_sizes_named(uneven.ranks)]
+    for uneven in find_uneven_sizes(context.model, context.shape, context.parallel, length):
+        rests_on = [uneven.path, *_list_named_sizes(uneven.ranks)]
         yield Violation(uneven.path, value=uneven.size, by=uneven.ranks, rests_on=rests_on)
 
 
-_SIZE_OF = {
+_SIZE_BY_RANKS = {
     "TP": "model.tensor_model_parallel_size",
     "expert TP": "model.expert_tensor_parallel_size",
     "EP": "model.expert_model_parallel_size",
@@ -155,12 +157,12 @@ _SIZE_OF = {
 """Words for the ranks of a layout -> the setting that decides their number."""
 
 
-def _sizes_named(text: str) -> list[str]:
+def _list_named_sizes(text: str) -> list[str]:
     """Return the settings of the ranks that a text names."""
-    return [setting for words, setting in _SIZE_OF.items() if words in text]
+    return [setting for words, setting in _SIZE_BY_RANKS.items() if words in text]
 
 
-def unsplittable_layers(context: RunContext) -> Iterator[Violation]:
+def find_unsplittable_layers(context: RunContext) -> Iterator[Violation]:
     """Yield the number of layers that the pipeline stages cannot share."""
     if not context.has_model or not context.model.num_layers:
         return
@@ -176,7 +178,7 @@ RULES = (
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
         versions=(te(until="2.14"),),
-        when=gathered_blocks,
+        when=gathers_ragged_blocks,
         message="gathering blockwise tensors whose sides are no multiples of 128 over TP "
         "{run.parallel.tensor} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
@@ -193,17 +195,17 @@ RULES = (
         id="PB402",
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
-        when=overlap_without_sequence_parallelism,
+        when=find_overlap_without_sequence,
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
         "Bridge sets it to False",
         remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
-        source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
+        source=f"{PARSER_SOURCE}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     warning(
         id="PB403",
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
-        when=odd_user_buffers,
+        when=has_unaligned_user_buffers,
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
@@ -214,28 +216,28 @@ RULES = (
         title="sharded weights and FP4 without FP4 weights",
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
-        when=sharded_without_fp4_weights,
+        when=find_sharded_without_fp4_weights,
         message="weights sharded for tensor parallelism are gathered in FP4, so "
         "they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB405",
         title="sharded weights and MXFP8 without MXFP8 weights",
         setting="fp8_param_gather",
         versions=(mcore(since="0.19"),),
-        when=sharded_without_mxfp8_weights,
+        when=find_sharded_without_mxfp8_weights,
         message="weights sharded for tensor parallelism keep no {run.mode} copy, and are stored "
         "in MXFP8 and gathered through the gradient buffer: Megatron refuses anything else",
         remedies=("set {needed}", "set {unsharded}, which shards no weight further"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB406",
         title="not a whole number of model replicas",
         setting="target.count",
-        when=broken_replicas,
+        when=find_incomplete_replicas,
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
@@ -258,23 +260,23 @@ RULES = (
             "use more than two stages",
             "do not interleave",
         ),
-        source=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
+        source=f"{PARSER_SOURCE}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
     ),
     error(
         id="PB408",
         title="size that does not divide by its ranks",
         setting="model.num_attention_heads",
-        when=indivisible_sizes,
+        when=find_indivisible_sizes,
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
-        source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; transformer/moe/moe_layer.py; "
+        source=f"{MODEL_CHECK_SOURCE}, tensor_parallel/utils.py divide; transformer/moe/moe_layer.py; "
         "ssm/mamba_mixer.py; pipeline_parallel/schedules.py; utils.py get_batch_on_this_cp_rank",
     ),
     error(
         id="PB409",
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
-        when=broken_batch,
+        when=find_indivisible_batch,
         message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel "
         "ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
@@ -285,7 +287,7 @@ RULES = (
         id="PB410",
         title="two sequence lengths",
         setting="data.seq_length",
-        when=two_lengths,
+        when=find_length_mismatch,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
         source="Megatron-LM training/arguments.py, main of 2026-08-22: one "
@@ -295,7 +297,7 @@ RULES = (
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
-        when=two_lengths_in_megatron_bridge,
+        when=find_length_mismatch_in_bridge,
         message="must be model.seq_length, which is {length}: Megatron Bridge "
         "asserts it when the run starts",
         remedies=("give both the same value",),
@@ -315,13 +317,13 @@ RULES = (
         message="must be the {run.parallel.virtual} chunks of a stage in "
         "model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     error(
         id="PB413",
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
-        when=unsplittable_layers,
+        when=find_unsplittable_layers,
         message="{rule}, which Megatron Core asserts; plan and memory count a "
         "split as even as it can be",
         remedies=(
@@ -335,7 +337,7 @@ RULES = (
         title="sharded MXFP8 weights under Megatron-FSDP",
         setting="ddp.use_megatron_fsdp",
         versions=(mcore(since="0.19"),),
-        when=sharded_under_megatron_fsdp,
+        when=find_sharded_under_megatron_fsdp,
         message="Megatron-FSDP turns reuse_grad_buf_for_mxfp8_param_ag off, which weights sharded "
         "for tensor parallelism need under MXFP8: they keep no {run.mode} copy",
         remedies=(

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
+from bridge.rules.rule import MODEL_CHECK_SOURCE, PARSER_SOURCE, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.versions import at_least
+from bridge.target.versions import is_at_least
 
 
 def recomputes_fp8_attention(context: RuleContext) -> bool:
@@ -18,11 +18,13 @@ def recomputes_fp8_attention(context: RuleContext) -> bool:
         return False
     if context.model.recompute_granularity != "selective":
         return False
-    is_recomputed = context.model.recompute_modules is None or "core_attn" in context.recomputed
+    is_recomputed = (
+        context.model.recompute_modules is None or "core_attn" in context.recomputed_modules
+    )
     return is_recomputed and not context.is_emulated
 
 
-def captured_experts(context: RunContext) -> Iterator[Violation]:
+def find_captured_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the setting that has Transformer Engine capture grouped experts in FP8.
 
     Layers are captured as a whole where no part is named.
@@ -35,16 +37,18 @@ def captured_experts(context: RunContext) -> Iterator[Violation]:
     ):
         return
     field = "cuda_graph_modules"
-    if at_least(context.mcore, "0.18") is False:
+    if is_at_least(context.mcore, "0.18") is False:
         field = "cuda_graph_scope"
-    parts = _parts(context.model.cuda_graph_modules) | _parts(context.model.cuda_graph_scope)
+    parts = _parse_parts(context.model.cuda_graph_modules) | _parse_parts(
+        context.model.cuda_graph_scope
+    )
     if context.model.cuda_graph_impl != "transformer_engine":
         return
     if not parts or "moe" in parts:
         yield Violation(f"model.{field}", field=field)
 
 
-def _parts(stated: object) -> set[str]:
+def _parse_parts(stated: object) -> set[str]:
     """Return the parts of a layer that a setting of CUDA graphs names, as text or as enums."""
     if stated is None:
         return set()
@@ -57,7 +61,7 @@ def _parts(stated: object) -> set[str]:
     return parts - {"full", "none"}
 
 
-def nan_check_in_a_captured_step(context: RunContext) -> bool:
+def has_nan_check_in_captured_step(context: RunContext) -> bool:
     """Return whether a check for NaN is on in a step that one CUDA graph captures."""
     if not context.has_model:
         return False
@@ -69,7 +73,7 @@ def nan_check_in_a_captured_step(context: RunContext) -> bool:
     return is_checked and "full_iteration" in captured
 
 
-def fp8_blocks_captured_for_inference(context: RuleContext) -> bool:
+def captures_fp8_blocks_for_inference(context: RuleContext) -> bool:
     """Return whether blocks in FP8 are captured for inference in layers or a scheme without it."""
     if not context.is_fp8:
         return False
@@ -86,11 +90,13 @@ RULES = (
         setting="model.recompute_modules",
         when=lambda context: (
             context.is_delayed
-            and ("moe_act" in context.recomputed or "layernorm" in context.recomputed)
+            and (
+                "moe_act" in context.recomputed_modules or "layernorm" in context.recomputed_modules
+            )
         ),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
-        source=MODEL_CHECK,
+        source=MODEL_CHECK_SOURCE,
     ),
     warning(
         id="PB464",
@@ -117,7 +123,7 @@ RULES = (
         id="PB465",
         title="NaN check inside a captured step",
         setting="train.check_for_nan_in_loss",
-        when=nan_check_in_a_captured_step,
+        when=has_nan_check_in_captured_step,
         message="a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge "
@@ -128,11 +134,11 @@ RULES = (
         title="inference graphs of blocks in FP8",
         setting="model.inference_cuda_graph_scope",
         versions=(mcore(since="0.18"),),
-        when=fp8_blocks_captured_for_inference,
+        when=captures_fp8_blocks_for_inference,
         message="FP8 blocks are captured for inference with "
         "transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     warning(
         id="PB467",
@@ -147,7 +153,7 @@ RULES = (
             "make sure that FlashInfer is 0.6.4 or later",
             "use transformer_impl='transformer_engine'",
         ),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     error(
         id="PB468",
@@ -155,9 +161,9 @@ RULES = (
         setting="model.recompute_modules",
         versions=(mcore(since="0.19"),),
         when=lambda context: (
-            context.is_low
+            context.is_low_precision
             and context.model.cuda_graph_impl == "local"
-            and "shared_experts" in context.recomputed
+            and "shared_experts" in context.recomputed_modules
             and (context.model.gtp_weight_remat_size or 1) > 1
         ),
         message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA "
@@ -221,7 +227,7 @@ RULES = (
         title="captured experts that cast their weights in each micro-batch",
         setting="model.cuda_graph_modules",
         versions=(te(until="2.17"),),
-        when=captured_experts,
+        when=find_captured_experts,
         message="captured grouped experts do not know in which micro-batches to keep their FP8 "
         "weights, and much smaller gradients of experts and router were reported",
         remedies=("use Transformer Engine 2.17", "set model.{field}=[attn]"),

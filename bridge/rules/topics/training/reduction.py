@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
-from bridge.rules.facts.weight_shards import unsharded
-from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
+from bridge.rules.facts.weight_shards import format_unsharding_settings
+from bridge.rules.rule import PARSER_SOURCE, error, info, mcore, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
-SENT_IN_FP32 = "reduce_scatter_with_fp32_accumulation"
-KEPT_IN_FP32 = "param_name_patterns_for_fp32_local_accumulation"
+FP32_COLLECTIVE_FIELD = "reduce_scatter_with_fp32_accumulation"
+FP32_ACCUMULATION_FIELD = "param_name_patterns_for_fp32_local_accumulation"
 
 
-def gradients_summed_in_bf16(context: RunContext) -> Iterator[Violation]:
+def find_gradients_summed_in_bf16(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
     if not context.is_bf16 or not context.has_ddp or context.precision is not None:
         return
@@ -27,25 +27,33 @@ def gradients_summed_in_bf16(context: RunContext) -> Iterator[Violation]:
     yield Violation(origin=origin)
 
 
-def unread_accumulation(context: RuleContext) -> Iterator[Violation]:
+def find_unread_accumulation(context: RuleContext) -> Iterator[Violation]:
     """Yield each stated setting of FP32 accumulation that no reduction of the run reads."""
     if not context.has_ddp:
         return
-    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if context.differs_from_default(name)]
+    stated = [
+        name
+        for name in (FP32_COLLECTIVE_FIELD, FP32_ACCUMULATION_FIELD)
+        if context.differs_from_default(name)
+    ]
     for name in stated:
         if context.has_megatron_fsdp:
             yield Violation(name, why="Megatron-FSDP has buffers of its own")
         elif context.is_fp32:
             yield Violation(name, why="gradients are FP32 in an FP32 run")
-        elif name == SENT_IN_FP32 and not context.is_sharded:
+        elif name == FP32_COLLECTIVE_FIELD and not context.is_sharded:
             why = "without the distributed optimizer gradients are all-reduced"
             yield Violation(name, why=why)
 
 
-def moments_that_the_fp8_kernel_refuses(context: RuleContext) -> bool:
+def has_moments_refused_by_fp8_kernel(context: RuleContext) -> bool:
     """Return whether the fused Adam steps on weights stored in FP8 with moments in BF16."""
     optimizer = context.optimizer
-    if not context.is_delayed or not context.gathers_fp8 or not context.has_precision_aware:
+    if (
+        not context.is_delayed
+        or not context.gathers_fp8
+        or not context.has_precision_aware_optimizer
+    ):
         return False
     if (
         context.has_megatron_fsdp
@@ -59,13 +67,17 @@ def moments_that_the_fp8_kernel_refuses(context: RuleContext) -> bool:
     return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"
 
 
-def half_precision_sums_of_the_output_head(context: RunContext) -> Iterator[Violation]:
+def find_half_precision_head_sums(context: RunContext) -> Iterator[Violation]:
     """Yield the violation of an output head that is sharded beyond tensor parallelism."""
-    if not context.is_half or not context.ddp.grad_reduce_in_fp32 or context.has_megatron_fsdp:
+    if (
+        not context.is_half_precision
+        or not context.ddp.grad_reduce_in_fp32
+        or context.has_megatron_fsdp
+    ):
         return
     shards = context.model.tensor_parallel_num_weight_shards or context.parallel.tensor
     if shards > context.parallel.tensor or (context.model.gtp_weight_remat_size or 1) > 1:
-        yield Violation(unsharded=unsharded(context))
+        yield Violation(unsharded=format_unsharding_settings(context))
 
 
 RULES = (
@@ -73,14 +85,14 @@ RULES = (
         id="PB361",
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
-        when=gradients_summed_in_bf16,
+        when=find_gradients_summed_in_bf16,
         message="{origin}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=(
             "set it to True",
             "choose a recipe: the bf16 ones state True",
             "silence this if BF16 is meant",
         ),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
+        source=f"{PARSER_SOURCE}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
     ),
     info(
         id="PB362",
@@ -101,7 +113,7 @@ RULES = (
         title="main gradient dtype without a reader",
         setting="optimizer.main_grads_dtype",
         when=lambda context: (
-            context.has_precision_aware
+            context.has_precision_aware_optimizer
             and context.ddp.grad_reduce_in_fp32
             and context.optimizer.main_grads_dtype not in ("fp32", None)
         ),
@@ -143,7 +155,7 @@ RULES = (
         id="PB366",
         title="FP32 accumulation without effect",
         setting="reduce_scatter_with_fp32_accumulation",
-        when=unread_accumulation,
+        when=find_unread_accumulation,
         message="has no effect: {why}",
         remedies=("drop it",),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:163, :488; 0.19.2 :1365",
@@ -153,7 +165,7 @@ RULES = (
         title="gradients of sharded weights reduced in half precision",
         setting="grad_reduce_in_fp32",
         versions=(mcore(since="0.19", until="0.20"),),
-        when=half_precision_sums_of_the_output_head,
+        when=find_half_precision_head_sums,
         message="the gradient of the output head is reduced over the shards of its weight in "
         "{run.mode} before it is added up in FP32",
         remedies=("use megatron-core 0.20", "set {unsharded}, which shards no weight further"),
@@ -181,7 +193,7 @@ RULES = (
         id="PB369",
         title="moments in BF16 of weights stored in FP8",
         setting="optimizer.exp_avg_dtype",
-        when=moments_that_the_fp8_kernel_refuses,
+        when=has_moments_refused_by_fp8_kernel,
         message="Transformer Engine's fused Adam takes FP32 moments alone for weights that delayed "
         "scaling stores in FP8: the first step ends with an error",
         remedies=(

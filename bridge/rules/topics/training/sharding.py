@@ -4,23 +4,23 @@ from collections.abc import Iterator
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.facts.off_switches import SHARDED, off_switches
-from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, error, mcore, no_effect, sync_warning, warning
+from bridge.rules.facts.off_switches import SHARDING_OWNERS, find_off_switches
+from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.rule import PARSER_SOURCE, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.fields import SWITCHES
-from bridge.target.versions import at_least
+from bridge.target.fields import SHARED_SWITCHES
+from bridge.target.versions import is_at_least
 
-CACHE = "keep_fp8_transpose_cache"
-GATHERED = ("optim_grads", "optim_grads_params")
+TRANSPOSE_CACHE = "keep_fp8_transpose_cache"
+GRADIENT_SHARDING_STRATEGIES = ("optim_grads", "optim_grads_params")
 """Sharding strategies under which gradients are reduced in each micro-batch."""
-REDUCES_IN_PLACE = "0.17"
+IN_PLACE_REDUCTION_SINCE = "0.17"
 """First megatron-core whose Megatron-FSDP reduces a buffer of one rank in place."""
 _FSDP_FIELDS = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
 
 
-def refused_by_v2(context: RuleContext) -> Iterator[Violation]:
+def find_refused_by_fsdp_v2(context: RuleContext) -> Iterator[Violation]:
     """Yield the settings that version 2 of Megatron-FSDP refuses."""
     if not context.has_megatron_fsdp or context.ddp.megatron_fsdp_version != 2:
         return
@@ -28,7 +28,7 @@ def refused_by_v2(context: RuleContext) -> Iterator[Violation]:
         yield Violation("bf16", what="BF16 only")
     if context.optimizer.loss_scale:
         yield Violation("loss_scale", what="no loss scale")
-    if context.has_precision_aware:
+    if context.has_precision_aware_optimizer:
         what = "no precision-aware optimizer"
         yield Violation("optimizer.use_precision_aware_optimizer", what=what)
     if context.is_fp8:
@@ -37,11 +37,11 @@ def refused_by_v2(context: RuleContext) -> Iterator[Violation]:
         yield Violation("fp4", what="no FP4")
 
 
-def switches_off_in_one_place(context: RuleContext) -> Iterator[Violation]:
+def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
     """Yield the switches of sharding that the last sync turns on, or that it would."""
-    planned = [row for row in context.rows if row.attribute in SWITCHES and row.changes]
-    if not planned and context.present.issuperset(SHARDED):
-        for switch in off_switches(lambda role, name: getattr(context.views[role], name)):
+    planned = [row for row in context.rows if row.attribute in SHARED_SWITCHES and row.changes]
+    if not planned and context.present.issuperset(SHARDING_OWNERS):
+        for switch in find_off_switches(lambda role, name: getattr(context.views[role], name)):
             yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
         return
     where = None
@@ -54,16 +54,18 @@ def switches_off_in_one_place(context: RuleContext) -> Iterator[Violation]:
         yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
 
 
-def buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
+def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a shared buffer under Megatron-FSDP.
 
     A recipe states it for runs without FSDP, and the last sync before a run turns it off: an info.
     """
     if not context.has_megatron_fsdp:
         return
-    if not context.reuses_buffer and not (context.is_mxfp8 and context.stated.get(BUFFER)):
+    if not context.reuses_buffer and not (
+        context.is_mxfp8 and context.stated.get(GRAD_BUFFER_REUSE)
+    ):
         return
-    source = context.where(f"mixed_precision.{BUFFER}") or ""
+    source = context.where(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
     begins = context.is_last or isinstance(context, RunContext)
     if source.startswith("recipe ") and begins:
         yield Violation(severity="info")
@@ -71,7 +73,7 @@ def buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
         yield Violation()
 
 
-def unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
+def find_unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
     """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
     if not context.has_megatron_fsdp or "grad_reduce_in_fp32" not in context.stated:
         return
@@ -92,11 +94,11 @@ def unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
         yield Violation(but=f"{but}, as it asks", remedy="leave it, or drop it", severity="info")
 
 
-def narrow_main_gradients(context: RuleContext) -> Iterator[Violation]:
+def find_half_precision_main_grads(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of main gradients in half precision; an info where that was asked for."""
     if (
         not context.has_megatron_fsdp
-        or not context.is_half
+        or not context.is_half_precision
         or context.ddp.megatron_fsdp_main_grads_dtype
     ):
         return
@@ -106,22 +108,24 @@ def narrow_main_gradients(context: RuleContext) -> Iterator[Violation]:
         yield Violation()
 
 
-def unread_by_ddp(context: RuleContext) -> Iterator[Violation]:
+def find_unread_fsdp_settings(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of Megatron-FSDP that the run does not read."""
     if not context.has_ddp:
         return
-    stated = [name for name in (*_FSDP_FIELDS, CACHE) if context.differs_from_default(name)]
+    stated = [
+        name for name in (*_FSDP_FIELDS, TRANSPOSE_CACHE) if context.differs_from_default(name)
+    ]
     if not context.has_megatron_fsdp:
         for name in stated:
             yield Violation(name, why="Megatron-FSDP does not shard this run")
         return
     is_cached = context.is_fp8 and context.ddp.fp8_param_gather and not context.is_mxfp8
-    if CACHE in stated and not is_cached:
+    if TRANSPOSE_CACHE in stated and not is_cached:
         why = "it is about transposed FP8 weights, which this run does not store"
-        yield Violation(CACHE, why=why)
+        yield Violation(TRANSPOSE_CACHE, why=why)
 
 
-def lone_experts(context: RunContext) -> Iterator[Violation]:
+def find_unreplicated_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
     if (
         not context.has_megatron_fsdp
@@ -129,18 +133,18 @@ def lone_experts(context: RunContext) -> Iterator[Violation]:
         or not context.target.count
     ):
         return
-    if context.ddp.data_parallel_sharding_strategy not in GATHERED:
+    if context.ddp.data_parallel_sharding_strategy not in GRADIENT_SHARDING_STRATEGIES:
         return
     if not _has_several_micro_batches(context, context.target.count):
         return
-    parallel = context.parallel.on_enough(context.target.count)
+    parallel = context.parallel.fit_to_world_size(context.target.count)
     if not context.model.num_moe_experts or parallel.expert_data != 1 or parallel.expert == 1:
         return
     main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
     sent = context.ddp.megatron_fsdp_grad_comm_dtype
     is_cast = sent is not None and sent != main
     is_averaged = context.model.calculate_per_token_loss or context.ddp.average_in_collective
-    if at_least(context.mcore, REDUCES_IN_PLACE) is False or is_cast:
+    if is_at_least(context.mcore, IN_PLACE_REDUCTION_SINCE) is False or is_cast:
         effect = "adds it to itself"
     elif not is_averaged:
         ranks = parallel.data * parallel.context
@@ -155,7 +159,7 @@ def _has_several_micro_batches(context: RunContext, count: int) -> bool:
     whole, each = context.train.global_batch_size, context.train.micro_batch_size
     if not whole or not each:
         return False
-    return whole > each * context.parallel.on_enough(count).data
+    return whole > each * context.parallel.fit_to_world_size(count).data
 
 
 RULES = (
@@ -179,13 +183,13 @@ RULES = (
         when=lambda context: context.is_fp16 and context.ddp.use_torch_fsdp2,
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     no_effect(
         id="PB324",
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=buffer_under_megatron_fsdp,
+        when=find_buffer_under_megatron_fsdp,
         message="has no effect: Megatron-FSDP does not implement it, and it "
         "is turned off before a run",
         remedies=(
@@ -199,7 +203,7 @@ RULES = (
         id="PB326",
         title="refused by Megatron-FSDP 2",
         setting="ddp.megatron_fsdp_version",
-        when=refused_by_v2,
+        when=find_refused_by_fsdp_v2,
         message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
         source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
@@ -210,7 +214,7 @@ RULES = (
         title="Megatron-FSDP does not read the reduction dtype",
         setting="grad_reduce_in_fp32",
         versions=(mcore(since="0.19"),),
-        when=unread_reduction_dtype,
+        when=find_unread_reduction_dtype,
         message="has no effect under Megatron-FSDP of megatron-core 0.19 and later{but}",
         remedies=("{remedy}",),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
@@ -220,7 +224,7 @@ RULES = (
         title="Megatron-FSDP accumulates gradients in the weights' dtype",
         setting="ddp.megatron_fsdp_main_grads_dtype",
         versions=(mcore(since="0.19"),),
-        when=narrow_main_gradients,
+        when=find_half_precision_main_grads,
         message="None means the weights' dtype, so main gradients are {run.mode}",
         remedies=("set it to fp32", "accept {run.mode} gradients"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
@@ -232,14 +236,14 @@ RULES = (
         when=lambda context: context.has_fsdp and context.has_emerging_optimizer,
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
-        source=PARSER,
+        source=PARSER_SOURCE,
     ),
     sync_warning(
         id="PB330",
         title="sharding switch that is off in one place",
         setting="optimizer.use_distributed_optimizer",
         sync="reported",
-        when=switches_off_in_one_place,
+        when=find_one_sided_switches,
         message="has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
         source="Megatron Bridge 0.6.2 training/config.py "
@@ -249,7 +253,7 @@ RULES = (
         id="PB331",
         title="setting of Megatron-FSDP without effect",
         setting="megatron_fsdp_main_params_dtype",
-        when=unread_by_ddp,
+        when=find_unread_fsdp_settings,
         message="has no effect: {why}",
         remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
@@ -264,7 +268,7 @@ RULES = (
             context.has_megatron_fsdp
             and context.ddp.megatron_fsdp_use_decoupled_grad
             and context.has_optimizer
-            and not context.has_precision_aware
+            and not context.has_precision_aware_optimizer
             and not context.optimizer.optimizer_cpu_offload
         ),
         message="hands gradients to the precision-aware optimizer, which is off",
@@ -279,9 +283,9 @@ RULES = (
         versions=(mcore(since="0.17"),),
         when=lambda context: (
             context.has_megatron_fsdp
-            and context.is_half
+            and context.is_half_precision
             and context.has_optimizer
-            and not context.has_precision_aware
+            and not context.has_precision_aware_optimizer
             and not context.gathers_fp8
             and context.ddp.megatron_fsdp_main_params_dtype in (context.mode, None)
         ),
@@ -304,7 +308,7 @@ RULES = (
             context.has_megatron_fsdp
             and context.ddp.megatron_fsdp_version != 2
             and context.has_optimizer
-            and context.has_precision_aware
+            and context.has_precision_aware_optimizer
             and context.optimizer.optimizer == "adam"
             and not context.optimizer.optimizer_cpu_offload
             and not context.ddp.megatron_fsdp_use_decoupled_grad
@@ -326,7 +330,7 @@ RULES = (
         id="PB336",
         title="experts on one rank each under Megatron-FSDP",
         setting="model.expert_model_parallel_size",
-        when=lone_experts,
+        when=find_unreplicated_experts,
         message="leaves one data-parallel rank to each expert, whose gradient buffer is not "
         "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and "
         "expert gradients are wrong",

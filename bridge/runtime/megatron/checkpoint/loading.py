@@ -16,40 +16,44 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.errors import CheckpointError, DamagedCheckpointError
 from bridge.runtime.checkpoint.folder import (
-    LATEST,
-    candidates,
-    folder_of,
+    LATEST_FILE,
+    list_resumable_iterations,
+    get_step_folder,
     is_finished,
-    iterations,
-    load_fault,
-    set_aside,
+    list_iterations,
+    find_load_fault,
+    rename_aside,
 )
-from bridge.runtime.checkpoint.manifest import MANIFEST, Manifest, share
-from bridge.runtime.checkpoint.pickles import pickle_fault
-from bridge.runtime.megatron.agreement import from_all_ranks, from_first_rank
+from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, select_rank_files
+from bridge.runtime.checkpoint.pickles import find_pickle_fault
+from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     Position,
-    identity,
-    layout,
-    named_chunks,
+    collect_identity,
+    get_parallel_layout,
+    name_chunks,
     restore_random_states,
-    sharded_state,
+    build_sharded_state,
 )
-from bridge.runtime.megatron.emulation.requantised import (
+from bridge.runtime.megatron.emulation.requantisation import (
     requantise_stored_weights,
     round_masters_to_weights,
-    unrecorded,
+    pause_amax_recording,
 )
-from bridge.runtime.megatron.gpt import unwrapped
-from bridge.runtime.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
-from bridge.runtime.megatron.replacement import Change, fitting, replaced
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.optimizer import (
+    list_torch_optimizers,
+    gather_params_once,
+    unshare_steps,
+)
+from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-COMMON = "common.pt"
+COMMON_STATE_FILE = "common.pt"
 """File with the state that all ranks share, which megatron-core before 0.19 writes and needs."""
-_SCHEDULE = {
+_SCHEDULE_KEYS = {
     "max_lr": "optimizer.lr",
     "min_lr": "optimizer.min_lr",
     "lr_warmup_steps": "train.lr_warmup_iters",
@@ -58,15 +62,15 @@ _SCHEDULE = {
     "end_wd": "optimizer.weight_decay",
 }
 """Attribute of Megatron's scheduler -> key of the run."""
-_IN_SAMPLES = ("lr_warmup_steps", "lr_decay_steps")
+_SCHEDULE_IN_SAMPLES = ("lr_warmup_steps", "lr_decay_steps")
 """Attributes of Megatron's scheduler that count samples, where the run's key counts steps."""
-TE_STATES = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
-"""Lets Transformer Engine read the delayed scales of its modules: `newest_sound` has
+TE_PICKLE_ENVIRONMENT = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
+"""Lets Transformer Engine read the delayed scales of its modules: `find_newest_sound` has
 read these pickles by its list.
 """
 
 
-def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
+def find_newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
     """Return the number of the newest checkpoint that may be read; a collective call.
 
     Args:
@@ -77,15 +81,17 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
     Raises:
         CheckpointError: The folder has no such checkpoint.
     """
-    missing = from_first_rank(lambda: load_fault(folder))
+    missing = compute_on_first_rank(lambda: find_load_fault(folder))
     if missing is not None:
         raise CheckpointError(str(missing))
     reasons = []
-    for number, fault in _faults(folder, checksum=checksum, trust=trust):
+    for number, fault in _list_faults(folder, checksum=checksum, trust=trust):
         if fault is None:
             return number
         if torch.distributed.get_rank() == 0:
-            logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), fault)
+            logger.warning(
+                "checkpoint.load: %s is skipped: %s.", get_step_folder(folder, number), fault
+            )
         reasons.append(f"step {number}: {fault}")
     faults = "; ".join(reasons) or "none"
     raise CheckpointError(
@@ -94,7 +100,9 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
     )
 
 
-def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) -> None:
+def require_no_later_checkpoint(
+    folder: Path, start: Position, *, checksum: bool, trust: bool
+) -> None:
     """Refuse to write into a folder with a sound checkpoint of a later step than the run's start.
 
     A collective call. Later checkpoints that are not sound are renamed, so that the run can write
@@ -104,7 +112,7 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
         CheckpointError: The folder has a later checkpoint that could be resumed from.
     """
     skipped = []
-    for number, fault in _faults(folder, checksum=checksum, trust=trust):
+    for number, fault in _list_faults(folder, checksum=checksum, trust=trust):
         if number <= start.iteration:
             break
         if fault is None:
@@ -113,58 +121,72 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
                 f"and this run begins at step {start.iteration}, got {str(folder)!r}. "
                 f"Resume with checkpoint.load={folder}, or save elsewhere."
             )
-        skipped.append(folder_of(folder, number))
+        skipped.append(get_step_folder(folder, number))
 
     def put_aside() -> None:
         for checkpoint in skipped:
             if is_finished(checkpoint):  # a save renames an unfinished checkpoint
-                set_aside(checkpoint, "skipped")
+                rename_aside(checkpoint, "skipped")
 
-    from_first_rank(put_aside)
+    compute_on_first_rank(put_aside)
 
 
-def _faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
+def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
     """Yield the step of each checkpoint of a folder, newest first, with its fault or None.
 
     A fault is a clause. Each item is a collective call.
     """
-    numbers, pointed = from_first_rank(lambda: (iterations(folder), candidates(folder)))
+    numbers, pointed = compute_on_first_rank(
+        lambda: (list_iterations(folder), list_resumable_iterations(folder))
+    )
     for number in numbers:
         if number in pointed:
-            yield number, _fault(folder_of(folder, number), checksum=checksum, trust=trust)
+            yield (
+                number,
+                _find_fault(get_step_folder(folder, number), checksum=checksum, trust=trust),
+            )
         else:
-            yield number, f"it is later than the one that {LATEST} names"
+            yield number, f"it is later than the one that {LATEST_FILE} names"
 
 
-def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
+def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
     """Return why a checkpoint must not be read, as a clause, or None; a collective call."""
-    manifest, fault = from_first_rank(lambda: _manifest(checkpoint, checksum=checksum, trust=trust))
+    manifest, fault = compute_on_first_rank(
+        lambda: _read_manifest(checkpoint, checksum=checksum, trust=trust)
+    )
     if fault is not None:
         return fault
     if manifest is not None and checksum:
-        files = share(
+        files = select_rank_files(
             manifest.checksums, torch.distributed.get_rank(), torch.distributed.get_world_size()
         )
-        for of_rank in from_all_ranks(lambda: manifest.content_fault(checkpoint, files)):
+        for of_rank in compute_on_all_ranks(lambda: manifest.find_content_fault(checkpoint, files)):
             if of_rank is not None:
                 return of_rank
-    return from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint))
+    return compute_on_first_rank(
+        lambda: find_pickle_fault(checkpoint) or _find_step_fault(checkpoint)
+    )
 
 
-def _step_fault(checkpoint: Path) -> str | None:
+def _find_step_fault(checkpoint: Path) -> str | None:
     """Return, as a clause, that a checkpoint is not of the step in its folder's name, or None."""
-    if hasattr(common_state, "TorchCommonLoadStrategy") and not (checkpoint / COMMON).is_file():
-        return f"a later Megatron Core wrote it, without the {COMMON} that this one reads"
+    if (
+        hasattr(common_state, "TorchCommonLoadStrategy")
+        and not (checkpoint / COMMON_STATE_FILE).is_file()
+    ):
+        return (
+            f"a later Megatron Core wrote it, without the {COMMON_STATE_FILE} that this one reads"
+        )
     try:
-        iteration = _common_state(checkpoint).get("iteration")
+        iteration = _load_common_state(checkpoint).get("iteration")
     except CheckpointError:
         return "the state that all ranks share cannot be read"
-    if iteration is None or folder_of(checkpoint.parent, iteration) == checkpoint:
+    if iteration is None or get_step_folder(checkpoint.parent, iteration) == checkpoint:
         return None
     return f"it holds step {iteration}"
 
 
-def facts_of(checkpoint: Path) -> dict[str, Any]:
+def read_manifest_facts(checkpoint: Path) -> dict[str, Any]:
     """Return the facts in the manifest of a checkpoint, none where it has no manifest.
 
     A collective call.
@@ -175,10 +197,10 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
             return {}
         return dict(Manifest.read(checkpoint).run)
 
-    return from_first_rank(facts)
+    return compute_on_first_rank(facts)
 
 
-def _manifest(
+def _read_manifest(
     checkpoint: Path, *, checksum: bool, trust: bool
 ) -> tuple[Manifest | None, str | None]:
     """Return the manifest of a checkpoint, and the fault that it shows or None.
@@ -187,7 +209,9 @@ def _manifest(
     """
     if trust and not is_finished(checkpoint):
         logger.warning(
-            "checkpoint.trust: %s has no %s; nothing shows that it is whole.", checkpoint, MANIFEST
+            "checkpoint.trust: %s has no %s; nothing shows that it is whole.",
+            checkpoint,
+            MANIFEST_FILE,
         )
         return None, None
     try:
@@ -195,9 +219,11 @@ def _manifest(
     except DamagedCheckpointError as error:
         return None, error.reason
     if checksum and not manifest.checksums:
-        fault = f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone"
+        fault = (
+            f"{MANIFEST_FILE} holds no checksums; checkpoint.checksum=false compares sizes alone"
+        )
         return None, fault
-    return manifest, manifest.outline_fault(checkpoint)
+    return manifest, manifest.find_outline_fault(checkpoint)
 
 
 def load_checkpoint(
@@ -217,22 +243,22 @@ def load_checkpoint(
     Raises:
         CheckpointError: The checkpoint is of another run, or cannot be read.
     """
-    source = folder_of(folder, iteration)
-    common = _common_state(source)
-    _require_same(common.get("identity", {}), identity(trainer), source)
-    same_layout = common.get("layout") == layout()
+    source = get_step_folder(folder, iteration)
+    common = _load_common_state(source)
+    _require_same_settings(common.get("identity", {}), collect_identity(trainer), source)
+    same_layout = common.get("layout") == get_parallel_layout()
     if not same_layout:
         logger.info("The checkpoint has another parallel layout: random states start fresh.")
-    state = sharded_state(trainer, is_loading=True, with_random_states=same_layout)
-    fresh = _without_new_scales(trainer, state, source)
-    loaded = _loaded(state, source)
+    state = build_sharded_state(trainer, is_loading=True, with_random_states=same_layout)
+    fresh = _drop_missing_scales(trainer, state, source)
+    loaded = _load_state(state, source)
     # amaxes of a checkpoint's weights are in its histories already
-    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):
-        for name, chunk in named_chunks(trainer).items():
-            unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
-    _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
+    with pause_amax_recording(trainer.model), patch.dict(os.environ, TE_PICKLE_ENVIRONMENT):
+        for name, chunk in name_chunks(trainer).items():
+            unwrap_model(chunk).load_state_dict(loaded[name], strict=not fresh)
+    _copy_schedule_to_groups(trainer, loaded["opt_param_scheduler"])
     _load_optimizer(trainer, loaded["optimizer"], rounds_masters=rounds_masters)
-    _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
+    _warn_of_changed_schedule(trainer, loaded["opt_param_scheduler"])
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
         restore_random_states(loaded["rng_state"][0])
@@ -243,7 +269,7 @@ def load_checkpoint(
     )
 
 
-def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
+def _load_state(state: dict[str, Any], source: Path) -> dict[str, Any]:
     """Return the state of a checkpoint, for the tensors and objects of a sharded state."""
     try:
         loaded: dict[str, Any] = dist_checkpointing.load(state, str(source))
@@ -256,21 +282,21 @@ def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
         ValueError,
     ) as error:
         raise CheckpointError(
-            f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). "
+            f"checkpoint.load: {source} cannot be loaded ({_format_reason(error)}). "
             "Use the configuration that wrote it."
         ) from error
     return loaded
 
 
-def _common_state(source: Path) -> dict[str, Any]:
+def _load_common_state(source: Path) -> dict[str, Any]:
     """Return the state that all ranks share."""
     try:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read "
-            f"({_reason(error)}). "
-            f"Write the number of an older one into {source.parent / LATEST}."
+            f"({_format_reason(error)}). "
+            f"Write the number of an older one into {source.parent / LATEST_FILE}."
         ) from error
     return common
 
@@ -287,20 +313,22 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, rounds_masters:
     for state in (loaded, *loaded.values()):
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
-    changes: list[Change] = []
-    for part in inner_optimizers(trainer.optimizer):
+    changes: list[Patch] = []
+    for part in list_torch_optimizers(trainer.optimizer):
         if getattr(part, "store_param_remainders", False):
-            changes.append((part, "set_scaled_state", partial(_set_as_half, part.set_scaled_state)))
-    with replaced(fitting(changes)):
+            changes.append(
+                (part, "set_scaled_state", partial(_set_low_half, part.set_scaled_state))
+            )
+    with apply_patches(keep_compatible(changes)):
         trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
-    with one_gather(trainer.model):
+    with gather_params_once(trainer.model):
         requantise_stored_weights(trainer.optimizer)
         if rounds_masters:
             round_masters_to_weights(trainer.optimizer)
 
 
-def _set_as_half(
+def _set_low_half(
     set_state: Callable[..., None],
     param: torch.Tensor,
     state_name: str,
@@ -318,7 +346,7 @@ def _set_as_half(
     set_state(param, state_name, unscaled_state, *others, **named)
 
 
-def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
+def _drop_missing_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
     """Remove delayed scaling's state from a load where the checkpoint has none of its shape.
 
     A checkpoint of another precision has none.
@@ -329,7 +357,7 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     stored = dist_checkpointing.load_tensors_metadata(str(source))
     shapes = {key: entry.global_shape for key, entry in stored.items()}
     is_left_out = False
-    for name in named_chunks(trainer):
+    for name in name_chunks(trainer):
         chunk = state[name]
         for key, entry in list(chunk.items()):
             if ".fp8_state." in key and shapes.get(entry.key) != entry.global_shape:
@@ -343,7 +371,7 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     return is_left_out
 
 
-def _reason(error: BaseException) -> str:
+def _format_reason(error: BaseException) -> str:
     """Return the first line of an error; of a collective error, that of the first failed rank."""
     first = error
     if isinstance(error, CheckpointException):
@@ -354,50 +382,52 @@ def _reason(error: BaseException) -> str:
     return line or type(first).__name__
 
 
-def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+def _copy_schedule_to_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
     """Set the schedule of the checkpoint in parameter groups that follow this run's schedule.
 
     megatron-core 0.19 pairs the groups of optimizer and
     checkpoint by their rates too (optimizer.py, ``param_group_identifier_keys``) and refuses
     others; 0.16.1 takes the checkpoint's groups.
     """
-    for inner in inner_optimizers(trainer.optimizer):
+    for inner in list_torch_optimizers(trainer.optimizer):
         for group in inner.param_groups:
             for name in ("max_lr", "min_lr"):
                 if group.get(name) == getattr(trainer.scheduler, name):
                     group[name] = stored[name]
 
 
-def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+def _warn_of_changed_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
     """Log each value of the checkpoint's schedule that differs from this run's config.
 
     The run goes on with the schedule of the checkpoint.
     """
-    for name, key in _SCHEDULE.items():
+    for name, key in _SCHEDULE_KEYS.items():
         before = stored[name]
         now = getattr(trainer.scheduler, name)
         if before == now:
             continue
-        if name in _IN_SAMPLES:
+        if name in _SCHEDULE_IN_SAMPLES:
             before = before / trainer.global_batch_size
             now = now / trainer.global_batch_size
         logger.warning(
             "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. "
             "Give a run that will be resumed the value of all its steps from the start.",
             key,
-            _short(before),
-            _short(now),
+            _format_value(before),
+            _format_value(now),
         )
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return the text of a value of a schedule."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
 
 
-def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:
+def _require_same_settings(
+    stored: Mapping[str, Any], present: Mapping[str, Any], source: Path
+) -> None:
     """Refuse a checkpoint of a run with other settings."""
     differences = []
     for name, value in present.items():

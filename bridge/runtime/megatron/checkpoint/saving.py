@@ -16,27 +16,39 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.errors import CheckpointError, TrainingError
 from bridge.runtime.checkpoint.folder import (
-    LATEST,
-    folder_of,
+    LATEST_FILE,
+    get_step_folder,
     is_finished,
-    newest_finished,
-    set_aside,
+    find_newest_finished,
+    rename_aside,
 )
-from bridge.runtime.checkpoint.manifest import Manifest, checksums, outline, share
-from bridge.runtime.megatron.agreement import from_all_ranks, from_first_rank
+from bridge.runtime.checkpoint.manifest import (
+    Manifest,
+    compute_checksums,
+    list_file_sizes,
+    select_rank_files,
+)
+from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
-    SHARDING,
+    SHARDING_METADATA,
     Position,
-    identity,
-    layout,
-    sharded_state,
+    collect_identity,
+    get_parallel_layout,
+    build_sharded_state,
 )
-from bridge.runtime.megatron.replacement import Rows, always, changes, replaced
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.patching import (
+    PatchTable,
+    replace_by_constant,
+    resolve_patches,
+    apply_patches,
+)
+from bridge.runtime.megatron.trainer import Trainer
 
-SPACE_BYTES = 2**20
+MIN_FREE_BYTES = 2**20
 """A disk with less free space than this is full."""
-_WRITERS: Rows = {f"{filesystem_async.__name__}.mp.get_context": always(multiprocessing.dummy)}
+_THREAD_WRITER_PATCHES: PatchTable = {
+    f"{filesystem_async.__name__}.mp.get_context": replace_by_constant(multiprocessing.dummy)
+}
 """Source of Megatron's writers -> threads."""
 
 
@@ -64,22 +76,22 @@ def save_checkpoint(
             write fails.
         CheckpointError: The folder has a finished checkpoint of this step.
     """
-    target = folder_of(folder, position.iteration)
-    with trainer.parameters_in_place():
+    target = get_step_folder(folder, position.iteration)
+    with trainer.gather_parameters():
         if not trainer.has_finite_state():
             raise TrainingError(
                 "checkpoint.save: a checkpoint must hold finite weights and optimizer state, "
                 f"got NaN or Inf at step {position.iteration}. "
-                f"Nothing was written. {_kept(folder)}. Lower optimizer.lr."
+                f"Nothing was written. {_describe_kept_checkpoint(folder)}. Lower optimizer.lr."
             )
     try:
-        _write(trainer, target, position, facts, checksum=checksum)
+        _write_checkpoint(trainer, target, position, facts, checksum=checksum)
     except OSError as error:
-        raise _unwritten(target, error) from error
+        raise _make_write_error(target, error) from error
     return target
 
 
-def _write(
+def _write_checkpoint(
     trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool
 ) -> None:
     """Write the files of a checkpoint, then the pointer and the manifest.
@@ -87,34 +99,36 @@ def _write(
     Raises:
         OSError: A file cannot be written; raised on every rank.
     """
-    from_first_rank(lambda: _make_room(target))
-    with trainer.parameters_in_place(), _written_by_threads():
+    compute_on_first_rank(lambda: _make_checkpoint_folder(target))
+    with trainer.gather_parameters(), _write_with_threads():
         state = {
-            **sharded_state(trainer, is_loading=False, with_random_states=True),
+            **build_sharded_state(trainer, is_loading=False, with_random_states=True),
             "iteration": position.iteration,
             "consumed_train_samples": position.consumed_samples,
-            "identity": identity(trainer),
-            "layout": layout(),
+            "identity": collect_identity(trainer),
+            "layout": get_parallel_layout(),
             "extra": dict(position.extra),
         }
         try:
-            dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+            dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING_METADATA))
         except (CheckpointingException, CheckpointException, RuntimeError) as error:
-            raise _unwritten(target, error) from error
+            raise _make_write_error(target, error) from error
     torch.distributed.barrier()
-    sizes = from_first_rank(lambda: outline(target))
+    sizes = compute_on_first_rank(lambda: list_file_sizes(target))
     files: list[str] = []
     if checksum:
-        files = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size())
+        files = select_rank_files(
+            sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()
+        )
     sums: dict[str, str] = {}
-    for of_rank in from_all_ranks(lambda: checksums(target, files)):
+    for of_rank in compute_on_all_ranks(lambda: compute_checksums(target, files)):
         sums.update(of_rank)
-    manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": layout()})
-    from_first_rank(lambda: _finish(target, position.iteration, manifest))
+    manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": get_parallel_layout()})
+    compute_on_first_rank(lambda: _write_pointer_and_manifest(target, position.iteration, manifest))
 
 
 @contextmanager
-def _written_by_threads() -> Iterator[None]:
+def _write_with_threads() -> Iterator[None]:
     """Write checkpoints with threads, and not with processes, in a ``with`` block.
 
     megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output,
@@ -122,13 +136,13 @@ def _written_by_threads() -> Iterator[None]:
     (strategies/filesystem_async.py:54 and :266). Later releases write with threads.
     """
     with (
-        replaced([(filesystem_async, "_results_queue", queue.Queue())]),
-        replaced(changes(_WRITERS)),
+        apply_patches([(filesystem_async, "_results_queue", queue.Queue())]),
+        apply_patches(resolve_patches(_THREAD_WRITER_PATCHES)),
     ):
         yield
 
 
-def _make_room(target: Path) -> None:
+def _make_checkpoint_folder(target: Path) -> None:
     """Make the folder of a checkpoint, and rename an unfinished checkpoint in its place."""
     if is_finished(target):
         raise CheckpointError(
@@ -136,20 +150,20 @@ def _make_room(target: Path) -> None:
             f"got {str(target)!r}. Save elsewhere."
         )
     if target.is_dir():
-        set_aside(target, "unfinished")
+        rename_aside(target, "unfinished")
     target.mkdir(parents=True)
 
 
-def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
+def _write_pointer_and_manifest(target: Path, iteration: int, manifest: Manifest) -> None:
     """Write the pointer to a checkpoint and its manifest, after its files."""
-    pointer = target.parent / LATEST
+    pointer = target.parent / LATEST_FILE
     scratch = pointer.with_suffix(".tmp")
     scratch.write_text(f"{iteration}\n")
     scratch.replace(pointer)
     manifest.write(target)
 
 
-def _unwritten(target: Path, error: BaseException) -> TrainingError:
+def _make_write_error(target: Path, error: BaseException) -> TrainingError:
     """Return the error of a checkpoint that could not be written, with the system's reason."""
     reason = "a write failed"
     cause: BaseException | None = error
@@ -159,17 +173,17 @@ def _unwritten(target: Path, error: BaseException) -> TrainingError:
             break
         cause = cause.__cause__ or cause.__context__
     with suppress(OSError):
-        if shutil.disk_usage(target.parent).free < SPACE_BYTES:
+        if shutil.disk_usage(target.parent).free < MIN_FREE_BYTES:
             reason = "no space left on device"
     return TrainingError(
         "checkpoint.save: the checkpoint must fit into its folder, "
-        f"got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save elsewhere."
+        f"got {str(target)!r} ({reason}). {_describe_kept_checkpoint(target.parent)}. Make room, or save elsewhere."
     )
 
 
-def _kept(folder: Path) -> str:
+def _describe_kept_checkpoint(folder: Path) -> str:
     """Return the sentence, without its full stop, on the checkpoint that a folder keeps."""
-    newest = newest_finished(folder)
+    newest = find_newest_finished(folder)
     if newest is None:
         return "There is no earlier one"
     return f"The newest one stays that of step {newest}"

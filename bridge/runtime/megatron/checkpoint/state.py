@@ -20,21 +20,21 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from bridge.runtime.megatron.emulation.regions import delayed_updates
+from bridge.runtime.megatron.emulation.fp8_regions import list_delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import padded_vocab_size, unwrapped
-from bridge.runtime.megatron.optimizer import parts
-from bridge.runtime.megatron.replacement import Change, fitting, replaced
-from bridge.runtime.megatron.step import Trainer
+from bridge.runtime.megatron.gpt import compute_padded_vocab_size, unwrap_model
+from bridge.runtime.megatron.optimizer import list_chained_optimizers
+from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.trainer import Trainer
 
-SHARDING: dict[str, Any] = {
+SHARDING_METADATA: dict[str, Any] = {
     # the default cannot be loaded, dp_reshardable drops the step
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
 """How Megatron shards the optimizer's state."""
-_SHAPE = (
+_SHAPE_FIELDS = (
     "num_layers",
     "hidden_size",
     "ffn_hidden_size",
@@ -58,7 +58,7 @@ class Position:
     """Values that the caller stored with the checkpoint."""
 
 
-def layout() -> dict[str, int]:
+def get_parallel_layout() -> dict[str, int]:
     """Return the sizes of the parallel layout that decide whose random states are whose."""
     sizes: dict[str, int] = {}
     virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
@@ -71,27 +71,27 @@ def layout() -> dict[str, int]:
     return sizes
 
 
-def identity(trainer: Trainer) -> dict[str, Any]:
+def collect_identity(trainer: Trainer) -> dict[str, Any]:
     """Return the settings that must be equal between a checkpoint and the run that resumes it."""
     config = trainer.config
     optimizer = trainer.optimizer
     is_half = optimizer.config.fp16 or optimizer.config.bf16
-    settings = {f"model.{name}": getattr(config, name) for name in _SHAPE}
+    settings = {f"model.{name}": getattr(config, name) for name in _SHAPE_FIELDS}
     settings |= {
-        "model.vocab_size, padded": padded_vocab_size(config),
+        "model.vocab_size, padded": compute_padded_vocab_size(config),
         "model.share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
-        "optimizer.use_distributed_optimizer": bool(_distributed_parts(optimizer)),
+        "optimizer.use_distributed_optimizer": bool(_list_distributed_optimizers(optimizer)),
         "optimizer.fp16 or bf16": bool(is_half),
     }
     return settings
 
 
-def _distributed_parts(optimizer: Any) -> list[Any]:
+def _list_distributed_optimizers(optimizer: Any) -> list[Any]:
     """Return the distributed optimizers that an optimizer consists of."""
-    return [part for part in parts(optimizer) if hasattr(part, "gbuf_ranges")]
+    return [part for part in list_chained_optimizers(optimizer) if hasattr(part, "gbuf_ranges")]
 
 
-def _random_states() -> ShardedObject:
+def _collect_random_states() -> ShardedObject:
     """Return this rank's random states as an entry of the checkpoint.
 
     Data-parallel ranks have equal states.
@@ -106,7 +106,7 @@ def _random_states() -> ShardedObject:
         "cuda": torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
-    sizes = layout()
+    sizes = get_parallel_layout()
     ranks = (
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
@@ -120,7 +120,7 @@ def _random_states() -> ShardedObject:
     )
 
 
-def named_chunks(trainer: Trainer) -> dict[str, Any]:
+def name_chunks(trainer: Trainer) -> dict[str, Any]:
     """Return the model chunks by Megatron's names: model, or model0, model1, ... of several."""
     if len(trainer.model) == 1:
         return {"model": trainer.model[0]}
@@ -137,7 +137,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 @cache
-def _wants_padding() -> bool:
+def _needs_padding() -> bool:
     """Return whether this megatron-core reads state at positions that count the padding.
 
     Such a release has no adjustment for the padding.
@@ -147,7 +147,7 @@ def _wants_padding() -> bool:
     )
 
 
-def _gathered_with_padding(
+def _gather_with_padding(
     gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any
 ) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
@@ -167,11 +167,11 @@ def _gathered_with_padding(
         for tensors in state[number].values():
             for name, tensor in tensors.items():
                 if isinstance(tensor, torch.Tensor):
-                    tensors[name] = _padded(tensor, sizes)
+                    tensors[name] = _pad_buckets(tensor, sizes)
     return state
 
 
-def _padded(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
+def _pad_buckets(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return parts of a tensor, each with zeros up to its padded size.
 
     `sizes` has (unpadded, padded) of each.
@@ -183,35 +183,35 @@ def _padded(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Ten
     return torch.cat(pieces)
 
 
-def _padded_gathers(optimizer: Any) -> list[Change]:
+def _list_padding_patches(optimizer: Any) -> list[Patch]:
     """Return the changes that gather with the padding, none for a megatron-core without the fault."""
-    changes: list[Change] = []
-    if not _wants_padding():
+    changes: list[Patch] = []
+    if not _needs_padding():
         return changes
     name = "get_parameter_state_dp_zero"
-    for part in _distributed_parts(optimizer):
-        gather = partial(_gathered_with_padding, getattr(part, name), part.buffers)
+    for part in _list_distributed_optimizers(optimizer):
+        gather = partial(_gather_with_padding, getattr(part, name), part.buffers)
         changes.append((part, name, gather))
     return changes
 
 
-def sharded_state(
+def build_sharded_state(
     trainer: Trainer, *, is_loading: bool, with_random_states: bool
 ) -> dict[str, Any]:
     """Return the run's state, with tensors marked by their place in the whole."""
     metadata = {
-        **SHARDING,
+        **SHARDING_METADATA,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    for updates in delayed_updates(trainer.model):
+    for updates in list_delayed_updates(trainer.model):
         updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
     models = {}
-    for name, chunk in named_chunks(trainer).items():
-        models[name] = unwrapped(chunk).sharded_state_dict(metadata=metadata)
+    for name, chunk in name_chunks(trainer).items():
+        models[name] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)
     model = models
     if len(models) == 1:
         model = models["model"]
-    with replaced(fitting(_padded_gathers(trainer.optimizer))):
+    with apply_patches(keep_compatible(_list_padding_patches(trainer.optimizer))):
         optimizer = trainer.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=metadata
         )
@@ -224,5 +224,5 @@ def sharded_state(
         if isinstance(getattr(entry, "data", None), StoredWeight):
             entry.data = entry.data.dequantize()
     if with_random_states:
-        state["rng_state"] = _random_states()
+        state["rng_state"] = _collect_random_states()
     return state

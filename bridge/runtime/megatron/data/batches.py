@@ -16,13 +16,13 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
-from bridge.runtime.megatron.agreement import from_first_rank
-from bridge.runtime.megatron.context_parallel import part_of_rank
+from bridge.runtime.megatron.agreement import compute_on_first_rank
+from bridge.runtime.megatron.context_parallel import take_rank_part
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 
 log = logging.getLogger(__name__)
 
-COUNT_TOKENS = 2**26
+MAX_COUNTED_TOKENS = 2**26
 """Largest number of tokens per split that the unigram statistics read."""
 
 
@@ -59,10 +59,10 @@ def build_splits(
     Raises:
         DataError: The split is malformed, or a part has less than one sample.
     """
-    _require_parts(split)
-    config = _dataset_config(corpus, seq_length=seq_length, split=split, seed=seed)
+    _require_three_parts(split)
+    config = _make_dataset_config(corpus, seq_length=seq_length, split=split, seed=seed)
     _require_samples(corpus, config, seq_length, split, validation_samples > 0)
-    from_first_rank(lambda: _drop_damaged(corpus.index_dir))
+    compute_on_first_rank(lambda: _delete_damaged_indices(corpus.index_dir))
     sizes = [train_samples, validation_samples or None, None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,7 +73,7 @@ def build_splits(
     return Splits(train=train, validation=validation)
 
 
-def _dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: int) -> Any:
+def _make_dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: int) -> Any:
     """Return Megatron's config of a data set over a corpus, whose tokens are ids already."""
     tokenizer = SimpleNamespace(
         vocab_size=corpus.vocab_size,
@@ -96,7 +96,7 @@ def _dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: int) -
     )
 
 
-def _drop_damaged(folder: Path) -> None:
+def _delete_damaged_indices(folder: Path) -> None:
     """Delete sample indices that a killed run left incomplete, and pickles, which Megatron unpickles."""
     for path in sorted(folder.glob("*.npy")):
         try:
@@ -106,7 +106,7 @@ def _drop_damaged(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _require_parts(split: str) -> None:
+def _require_three_parts(split: str) -> None:
     """Refuse a split that is not three numbers; Megatron ignores the parts that are no numbers."""
     try:
         parts = [float(part) for part in split.split(",")]
@@ -145,13 +145,13 @@ def _require_samples(
             )
 
 
-def batches(
+def iterate_batches(
     dataset: Any,
     *,
     micro_batch_size: int,
     data_parallel_rank: int,
     data_parallel_size: int,
-    where: torch.device,
+    device: torch.device,
     context_parallel_rank: int = 0,
     context_parallel_size: int = 1,
     num_workers: int = 0,
@@ -167,7 +167,7 @@ def batches(
         micro_batch_size: Samples of a micro-batch.
         data_parallel_rank: This rank.
         data_parallel_size: Number of data-parallel ranks.
-        where: Device of the batches.
+        device: Device of the batches.
         context_parallel_rank: This rank.
         context_parallel_size: Number of context-parallel ranks.
         num_workers: Processes that load samples.
@@ -177,43 +177,45 @@ def batches(
     step = data_parallel_size * micro_batch_size
     loader = torch.utils.data.DataLoader(
         dataset,
-        batch_sampler=_indices(first, step, micro_batch_size, len(dataset)),
+        batch_sampler=_iterate_sample_indices(first, step, micro_batch_size, len(dataset)),
         num_workers=num_workers,
-        pin_memory=where.type == "cuda",
+        pin_memory=device.type == "cuda",
         # else each loader draws from dropout's state, and resuming is not exact
         generator=torch.Generator(),
     )
     for samples in loader:
         batch = {}
         for name, tensor in samples.items():
-            part = part_of_rank(tensor, context_parallel_rank, context_parallel_size, dim=1)
-            batch[name] = part.to(where, non_blocking=True)
+            part = take_rank_part(tensor, context_parallel_rank, context_parallel_size, dim=1)
+            batch[name] = part.to(device, non_blocking=True)
         yield batch
 
 
-def _indices(first: int, step: int, micro_batch_size: int, samples: int) -> Iterator[list[int]]:
+def _iterate_sample_indices(
+    first: int, step: int, micro_batch_size: int, samples: int
+) -> Iterator[list[int]]:
     """Yield the numbers of the samples of each micro-batch, without end; the samples repeat."""
     for begin in itertools.count(first, step):
         yield [index % samples for index in range(begin, begin + micro_batch_size)]
 
 
-def unigram_entropy(splits: Splits, vocab_size: int) -> float:
+def compute_unigram_entropy(splits: Splits, vocab_size: int) -> float:
     """Return the loss of the best model without context, in nats per token of the validation split.
 
     The model knows how often each token occurs in the training split, and nothing else. Its loss is
     the cross-entropy of the validation tokens under these frequencies. Each count is increased by
     one, so that the loss of an unseen token is finite. Without validation the loss is that on the
-    training split. At most `COUNT_TOKENS` of each split are counted.
+    training split. At most `MAX_COUNTED_TOKENS` of each split are counted.
     """
-    train_counts = _counts(splits.train, vocab_size)
+    train_counts = _count_tokens(splits.train, vocab_size)
     counts = train_counts
     if splits.validation is not None:
-        counts = _counts(splits.validation, vocab_size)
+        counts = _count_tokens(splits.validation, vocab_size)
     log_probability = np.log((train_counts + 1) / (train_counts.sum() + vocab_size))
     return float(-(counts * log_probability).sum() / counts.sum())
 
 
-def _counts(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _count_tokens(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return how often each token occurs in a split."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     tokens = 0
@@ -221,6 +223,6 @@ def _counts(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]
         ids = dataset.dataset[int(document)]
         counts += np.bincount(ids, minlength=vocab_size)
         tokens += len(ids)
-        if tokens >= COUNT_TOKENS:
+        if tokens >= MAX_COUNTED_TOKENS:
             break
     return counts

@@ -28,10 +28,10 @@ END_OF_DOCUMENT = 0
 PIECE_BYTES = 2048
 """A piece ends at the first line end after this many bytes."""
 SHUFFLE_SEED = 20240
-SCAN_TOKENS = 2**28
+MAX_SCANNED_TOKENS = 2**28
 """Tokens of an existing pair whose ids are checked; for the others the embedding checks its bounds."""
 
-_INDEX = struct.Struct("<9sQBQQ")
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
 """The head of an ``.idx``: magic, version, code of the dtype, numbers of sequences and documents."""
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
         DataError: The file is missing, empty or incomplete, or `vocab_size` is missing,
             superfluous or too small.
     """
-    cache = _cache_folder(cache_dir)
+    cache = _get_cache_folder(cache_dir)
     if path is not None:
-        fault = path_fault(path)
+        fault = find_path_fault(path)
         if fault is not None:
             raise DataError(str(fault))
-        prefix, is_file = _pair(path)
+        prefix, is_file = _parse_pair_path(path)
         if all(is_file.values()):
             return _open_pair(prefix, vocab_size, cache)
     if vocab_size is not None:
@@ -80,10 +80,10 @@ def _open_text(path: str | None, cache: Path) -> Corpus:
     name, text = _read_text(path)
     pieces: list[bytes] = []
     for part in text:
-        pieces.extend(_pieces(part))
-    target = cache / f"bytes-{_digest(pieces)}"
-    if torch.distributed.get_rank() == 0 and not _is_sound(target):
-        _write(pieces, target)
+        pieces.extend(_split_into_pieces(part))
+    target = cache / f"bytes-{_hash_pieces(pieces)}"
+    if torch.distributed.get_rank() == 0 and not _is_cached(target):
+        _write_pair(pieces, target)
     torch.distributed.barrier()
     if not _is_complete(target):
         raise DataError(
@@ -95,18 +95,18 @@ def _open_text(path: str | None, cache: Path) -> Corpus:
     )
 
 
-def _is_sound(target: Path) -> bool:
+def _is_cached(target: Path) -> bool:
     """Return whether tokenised text is in the cache and complete; damage is logged."""
     if not _is_complete(target):
         return False
-    damage = pair_fault(target)
+    damage = find_pair_fault(target)
     if damage is None:
         return True
     log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
     return False
 
 
-def _cache_folder(cache_dir: str | None) -> Path:
+def _get_cache_folder(cache_dir: str | None) -> Path:
     """Return the folder of tokenised text, by default the user's cache."""
     if cache_dir:
         return Path(cache_dir).expanduser()
@@ -116,9 +116,9 @@ def _cache_folder(cache_dir: str | None) -> Path:
     return Path.home() / ".cache" / "precision-bridge"
 
 
-def path_fault(path: str) -> Finding | None:
+def find_path_fault(path: str) -> Finding | None:
     """Return the fault of a path that names no text file and no ``.bin``/``.idx`` pair, or None."""
-    prefix, is_file = _pair(path)
+    prefix, is_file = _parse_pair_path(path)
     if all(is_file.values()):
         return None
     if any(is_file.values()):
@@ -139,7 +139,7 @@ def path_fault(path: str) -> Finding | None:
     )
 
 
-def _pair(path: str) -> tuple[Path, dict[str, bool]]:
+def _parse_pair_path(path: str) -> tuple[Path, dict[str, bool]]:
     """Return the prefix of a pair that a path may name, and suffix -> whether that file exists."""
     suffixes = (".bin", ".idx")
     prefix = Path(path).expanduser()
@@ -155,11 +155,11 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
             "data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer "
             f"has, got None for {str(prefix)!r}. Set it to the tokenizer's vocabulary size."
         )
-    fault = pair_fault(prefix)
+    fault = find_pair_fault(prefix)
     if fault is not None:
         raise DataError(f"data.path: {fault}. Copy the data set again, or make it again.")
     dtype = IndexedDataset(str(prefix)).index.dtype
-    ids = np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:SCAN_TOKENS]
+    ids = np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:MAX_SCANNED_TOKENS]
     largest = -1
     if ids.size:
         largest = int(ids.max())
@@ -178,7 +178,7 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
     )
 
 
-def pair_fault(prefix: Path) -> str | None:
+def find_pair_fault(prefix: Path) -> str | None:
     """Return which file of a pair was not written to its end, as a clause, or None.
 
     Megatron's reader is not called: it prints a traceback when an index that it refused is
@@ -186,16 +186,16 @@ def pair_fault(prefix: Path) -> str | None:
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
-        head = stream.read(_INDEX.size).ljust(_INDEX.size, b"\0")
-    magic, _, code, sequences, documents = _INDEX.unpack(head)
+        head = stream.read(_INDEX_HEADER.size).ljust(_INDEX_HEADER.size, b"\0")
+    magic, _, code, sequences, documents = _INDEX_HEADER.unpack(head)
     codes = {dtype.value for dtype in DType}
-    index_bytes = _INDEX.size + 12 * sequences + 8 * documents
+    index_bytes = _INDEX_HEADER.size + 12 * sequences + 8 * documents
     is_index = magic == b"MMIDIDX\x00\x00" and code in codes
     if not is_index or file.stat().st_size < index_bytes:
         return f"{file} is damaged"
     needed_bytes = 0
     if sequences:
-        data = np.memmap(file, mode="r")[_INDEX.size :]
+        data = np.memmap(file, mode="r")[_INDEX_HEADER.size :]
         lengths = data[: 4 * sequences].view(np.int32)
         pointers = data[4 * sequences : 12 * sequences].view(np.int64)
         needed_bytes = int(pointers[-1]) + int(lengths[-1]) * DType.size(code)
@@ -221,7 +221,7 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
     return Path(path).name, [content]
 
 
-def _pieces(text: bytes) -> list[bytes]:
+def _split_into_pieces(text: bytes) -> list[bytes]:
     """Return text cut at the first line end after every `PIECE_BYTES` bytes.
 
     A piece without a line end is cut after twice as many bytes.
@@ -237,7 +237,7 @@ def _pieces(text: bytes) -> list[bytes]:
     return pieces
 
 
-def _digest(pieces: list[bytes]) -> str:
+def _hash_pieces(pieces: list[bytes]) -> str:
     """Return a hash of the pieces, and of the constants that the files are made with."""
     content = hashlib.sha256(f"{SHUFFLE_SEED} {END_OF_DOCUMENT}".encode())
     for piece in pieces:
@@ -250,7 +250,7 @@ def _is_complete(prefix: Path) -> bool:
     return Path(f"{prefix}.idx").is_file() and Path(f"{prefix}.bin").is_file()
 
 
-def _write(pieces: list[bytes], prefix: Path) -> None:
+def _write_pair(pieces: list[bytes], prefix: Path) -> None:
     """Write the pieces, shuffled, as documents of byte ids.
 
     The files are renamed into place when they are complete.

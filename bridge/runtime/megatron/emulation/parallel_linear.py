@@ -34,8 +34,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
-from bridge.runtime.megatron.emulation.scale_updates import DelayedUpdates, scales_of_this_pass
+from bridge.precision.matchers import EVALUATION, TRAINING, SchemeChoice, ModulePrecision
+from bridge.runtime.megatron.emulation.scale_updates import DelayedUpdates, use_pass_scales
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.numerics import (
     DelayedScaling,
@@ -45,21 +45,21 @@ from bridge.runtime.numerics import (
     scaled_linear,
 )
 
-_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
+_BACKWARD_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
 """The `backward_override` of the run that is being built."""
 
 
 @contextmanager
-def backward_overridden(override: str | None) -> Iterator[None]:
+def use_backward_override(override: str | None) -> Iterator[None]:
     """Build layers with a `backward_override` of Transformer Engine in a ``with`` block."""
-    before = _OVERRIDE.set(override)
+    before = _BACKWARD_OVERRIDE.set(override)
     try:
         yield
     finally:
-        _OVERRIDE.reset(before)
+        _BACKWARD_OVERRIDE.reset(before)
 
 
-def scheme_of_layers(config: Any) -> str | None:
+def get_layer_scheme(config: Any) -> str | None:
     """Return the scaling scheme that the layers of a config's model run in.
 
     The scheme is None for high precision. Layers of a hybrid model know FP8 alone before
@@ -76,17 +76,19 @@ def scheme_of_layers(config: Any) -> str | None:
     return None
 
 
-def gemm_precision(config: Any) -> GemmPrecision | None:
+def make_gemm_precision(config: Any) -> GemmPrecision | None:
     """Return the precision of the GEMMs that a `TransformerConfig` asks for.
 
     The result is None for high precision.
     """
-    scheme = scheme_of_layers(config)
+    scheme = get_layer_scheme(config)
     if scheme is None:
         return None
     number_format = config.fp8 or config.fp4
     if scheme != "delayed":
-        return GemmPrecision(scheme=scheme, format=number_format, backward_override=_OVERRIDE.get())
+        return GemmPrecision(
+            scheme=scheme, format=number_format, backward_override=_BACKWARD_OVERRIDE.get()
+        )
     return GemmPrecision(
         scheme=scheme,
         format=number_format,
@@ -106,10 +108,10 @@ def is_low_layer(config: Any, number: int) -> bool:
     """
     if number >= config.num_layers:
         return bool(config.fp8)
-    return scheme_of_layers(config) is not None and not is_first_last_bf16_layer(config, number)
+    return get_layer_scheme(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
-def _in_module(
+def _resolve_module_precision(
     layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
     """Return the precision of a layer under a per-module recipe, None for high precision.
@@ -125,11 +127,11 @@ def _in_module(
     stated = payload.get(part)
     if stated is None:
         stated = payload[TRAINING]
-    precision = Effect.of(stated).computes(layer)
-    if not isinstance(precision, Chosen):
+    precision = ModulePrecision.from_recipe(stated).computes(layer)
+    if not isinstance(precision, SchemeChoice):
         return precision
     return GemmPrecision(
-        scheme=precision.scheme, format=precision.format, backward_override=_OVERRIDE.get()
+        scheme=precision.scheme, format=precision.format, backward_override=_BACKWARD_OVERRIDE.get()
     )
 
 
@@ -156,16 +158,16 @@ class EmulatedParallelLinear:
         self.updates: DelayedUpdates | None = None
         precision = None
         if is_low:
-            precision = gemm_precision(self.config)
-        self.multiply_in(precision)
+            precision = make_gemm_precision(self.config)
+        self.set_precision(precision)
 
-    def multiply_in(self, precision: GemmPrecision | None) -> None:
+    def set_precision(self, precision: GemmPrecision | None) -> None:
         """Change the precision of the layer, which a per-module recipe may override.
 
         Scales of an earlier precision are dropped.
         """
-        chosen = self.gemm_precision = _in_module(precision, self.payload, TRAINING)
-        self.evaluation_precision = _in_module(precision, self.payload, EVALUATION)
+        chosen = self.gemm_precision = _resolve_module_precision(precision, self.payload, TRAINING)
+        self.evaluation_precision = _resolve_module_precision(precision, self.payload, EVALUATION)
         self.weight_cache.clear()
         self.is_first_microbatch = True
         self.fp8_state = None
@@ -194,21 +196,21 @@ class EmulatedParallelLinear:
         stored = None
         if isinstance(weight, StoredWeight):
             stored = weight.stored
-        with scales_of_this_pass(self.fp8_state):
+        with use_pass_scales(self.fp8_state):
             return scaled_linear(
-                _input_of_gemm(input, others),
+                _gather_gemm_input(input, others),
                 weight,
                 bias,
                 precision=precision,
                 state=self.fp8_state,
                 cache=self.weight_cache,
-                first_microbatch=self._take_first_microbatch(precision),
+                first_microbatch=self._consume_first_microbatch(precision),
                 stored_weight=stored,
                 observer=self.observer,
                 after_backward=after_backward,
             )
 
-    def _take_first_microbatch(self, precision: GemmPrecision) -> bool:
+    def _consume_first_microbatch(self, precision: GemmPrecision) -> bool:
         """Take Megatron's mark of a step's first micro-batch from the layer.
 
         Returns:
@@ -220,11 +222,11 @@ class EmulatedParallelLinear:
         """
         is_first = self.is_first_microbatch
         self.is_first_microbatch = False
-        has_steps = scheme_of_layers(self.config) is not None
+        has_steps = get_layer_scheme(self.config) is not None
         return is_first or not has_steps or precision is not self.gemm_precision
 
 
-def _input_of_gemm(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+def _gather_gemm_input(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
     """Return the input of a layer's GEMM, gathered over the sequence where it is split."""
     group = arguments.get("tp_group")
     if arguments.get("sequence_parallel"):
@@ -246,14 +248,14 @@ class EmulatedRowParallelLinear(EmulatedParallelLinear, RowParallelLinear):  # t
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along inputs."""
 
 
-EMULATED = {
+EMULATED_CLASSES = {
     ColumnParallelLinear: EmulatedColumnParallelLinear,
     RowParallelLinear: EmulatedRowParallelLinear,
 }
 """Megatron's class of a linear layer -> the emulated class."""
 
 
-def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
+def list_emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
     """Return the emulated layers of this rank's model chunks."""
     layers: list[Any] = []
     for chunk in model:

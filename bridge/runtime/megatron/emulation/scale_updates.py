@@ -19,7 +19,7 @@ pass, which may have been renewed in between. So the first pass of a recomputed 
 scales of each layer in the order in which the layers run, and the second pass takes them in this
 order. Its amaxes are not recorded, since they are those of the first pass. The other schemes
 compute their scales from the tensor and stash nothing. Megatron runs regions with FP8 or FP4
-through Transformer Engine's `te_checkpoint`; `checkpoint` takes its place without Transformer
+through Transformer Engine's `te_checkpoint`; `checkpoint_region` takes its place without Transformer
 Engine.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
@@ -106,8 +106,8 @@ class DelayedUpdates:
         The states of all ranks are equal afterwards.
         """
         for which in ("forward", "backward"):
-            for state, amaxes in zip(self.states, self._reduced(which), strict=True):
-                state.merge_pending(which, amaxes)
+            for state, amaxes in zip(self.states, self._reduce_amaxes(which), strict=True):
+                state.merge_pending_amaxes(which, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
         """Renew the scales of input and weight, if gradients are enabled."""
@@ -116,11 +116,11 @@ class DelayedUpdates:
 
     def _update(self, which: str) -> None:
         """Renew the scales of a pass from the amaxes of all ranks; a collective call."""
-        DelayedScaling.update_all(self.states, which, self._reduced(which).flatten())
+        DelayedScaling.update_all(self.states, which, self._reduce_amaxes(which).flatten())
 
-    def _reduced(self, which: str) -> torch.Tensor:
+    def _reduce_amaxes(self, which: str) -> torch.Tensor:
         """Return the pending amaxes, a row per layer, each the maximum over the ranks."""
-        of_layers = [state.pending(which) for state in self.states]
+        of_layers = [state.get_pending_amaxes(which) for state in self.states]
         amaxes = torch.stack(of_layers)
         if self._group.size() > 1:
             torch.distributed.all_reduce(
@@ -130,7 +130,7 @@ class DelayedUpdates:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pass:
+class _RegionPass:
     """A forward pass of a recomputed region."""
 
     scales: deque[torch.Tensor]
@@ -138,25 +138,27 @@ class _Pass:
     is_recomputation: bool
 
 
-_PASS: ContextVar[_Pass | None] = ContextVar("pass of a recomputed region", default=None)
+_CURRENT_PASS: ContextVar[_RegionPass | None] = ContextVar(
+    "pass of a recomputed region", default=None
+)
 """The pass that runs, None outside of recomputed regions."""
 
 
-def scales_of_this_pass(state: DelayedScaling | None) -> AbstractContextManager[None]:
+def use_pass_scales(state: DelayedScaling | None) -> AbstractContextManager[None]:
     """Let a layer quantise with the scales of this pass, in a ``with`` block.
 
     A recomputation takes the scales of the first pass. Any other pass takes the present scales.
     """
-    running = _PASS.get()
+    running = _CURRENT_PASS.get()
     if running is None or state is None:
         return nullcontext()
     if running.is_recomputation:
-        return state.using(running.scales.popleft())
-    running.scales.append(state.stash())
+        return state.use_scales(running.scales.popleft())
+    running.scales.append(state.copy_scales())
     return nullcontext()
 
 
-def checkpoint(
+def checkpoint_region(
     forward: Callable[..., Any],
     is_distributed: bool,
     _rng_tracker: Any,
@@ -166,7 +168,7 @@ def checkpoint(
 ) -> Any:
     """Run a function now, and once more in the backward pass.
 
-    The call signature is that of Megatron's `te_checkpoint`. Megatron's `checkpoint`, which is
+    The call signature is that of Megatron's `te_checkpoint`. Megatron's `checkpoint_region`, which is
     called here, keeps the random states and knows the group.
     """
     scales: deque[torch.Tensor] = deque()
@@ -174,10 +176,10 @@ def checkpoint(
 
     def run(*tensors: Any) -> Any:
         is_recomputation = next(passes) > 0
-        token = _PASS.set(_Pass(scales=scales, is_recomputation=is_recomputation))
+        token = _CURRENT_PASS.set(_RegionPass(scales=scales, is_recomputation=is_recomputation))
         try:
             return forward(*tensors, **kwargs)
         finally:
-            _PASS.reset(token)
+            _CURRENT_PASS.reset(token)
 
     return tensor_parallel.checkpoint(run, is_distributed, *args)

@@ -4,7 +4,7 @@
 `StoredWeight` is a tensor with the dtype and shape of the weight, without the memory of its values.
 GEMMs read the codes (`stored`), `copy_` quantises its argument, and every other operation gets the
 dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's `QuantizedTensor`
-in the same way, so that they work on a `StoredWeight` after `megatron_stores` has registered it.
+in the same way, so that they work on a `StoredWeight` after `register_stored_weights` has registered it.
 
 As with Transformer Engine, the optimizer's masters begin with the weight before quantisation, and
 the weight is quantised from the master rounded to the weight's dtype.
@@ -23,12 +23,17 @@ from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
-from bridge.runtime.megatron.replacement import Change, first_of, fitting, replaced
+from bridge.runtime.megatron.patching import (
+    Patch,
+    get_first_argument,
+    keep_compatible,
+    apply_patches,
+)
 from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
 @dataclass(slots=True, eq=False)
-class Store:
+class WeightStore:
     """The memory of a stored weight, shared by all tensors that stand for it."""
 
     quantised: Quantised
@@ -45,10 +50,10 @@ class Store:
 class StoredWeight(torch.Tensor):
     """(N, K) codes and scales under the nominal dtype and shape of a weight."""
 
-    store: Store
+    store: WeightStore
 
     @staticmethod
-    def __new__(cls, store: Store, requires_grad: bool = False) -> Self:
+    def __new__(cls, store: WeightStore, requires_grad: bool = False) -> Self:
         """Make a tensor that stands for a store."""
         quantised = store.quantised
         tensor: Self = torch.Tensor._make_wrapper_subclass(
@@ -69,7 +74,7 @@ class StoredWeight(torch.Tensor):
     @property
     def stored_bytes(self) -> int:
         """Bytes of codes and scales."""
-        return sum(tensor.nbytes for tensor in _tensors(self.stored).values())
+        return sum(tensor.nbytes for tensor in _get_tensors(self.stored).values())
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its nominal dtype."""
@@ -85,8 +90,8 @@ class StoredWeight(torch.Tensor):
         if source_dtype == torch.float32:
             source_dtype = stored.dtype
         self.store.source_dtype = source_dtype
-        fresh = _quantised(x_NK.to(stored.dtype), stored.spec, self.store.state)
-        for name, tensor in _tensors(stored).items():
+        fresh = _quantise_weight(x_NK.to(stored.dtype), stored.spec, self.store.state)
+        for name, tensor in _get_tensors(stored).items():
             tensor.copy_(getattr(fresh, name).view(tensor.shape))
         return self
 
@@ -158,7 +163,7 @@ class PackedWeight(StoredWeight):
         self.store.quantised = replace(self.stored, codes=codes)
 
 
-def _tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
+def _get_tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
     """Return field -> tensor of a quantised weight, for the fields that it has."""
     tensors = {}
     for name in ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t"):
@@ -168,18 +173,20 @@ def _tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
+def _quantise_weight(
+    x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None
+) -> Quantised:
     """Quantise a weight, in both copies where they differ, and record its amax for delayed scaling."""
     scale: torch.Tensor | float | None = None
     if state is not None:
-        scale = state.scale_of("weight")
+        scale = state.get_scale("weight")
     elif spec.scheme == "delayed":
         # Under delayed scaling the scale of a weight that no GEMM in FP8 reads stays 1.
         scale = torch.ones(1, device=x_NK.device)
     fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
-        state.note_stored()
+        state.record_stored_scale()
     return fresh
 
 
@@ -205,8 +212,8 @@ def store_weight(
     """
     weight = module.weight
     x_NK = weight.detach()
-    store = Store(
-        quantised=_quantised(x_NK, spec, state),
+    store = WeightStore(
+        quantised=_quantise_weight(x_NK, spec, state),
         state=state,
         initial=x_NK,
         gathered_dtype=gathered_dtype or x_NK.dtype,
@@ -223,7 +230,7 @@ def store_weight(
     module.weight = parameter
 
 
-def _full_matrix(
+def _gather_full_matrix(
     weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any
 ) -> torch.Tensor:
     """Return a whole weight in the dtype that it is gathered in; a collective call of a group.
@@ -260,31 +267,33 @@ def quantize_shards(
     and works for tiles that a shard's border cuts through.
     """
     for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):
-        weight.quantize_(_full_matrix(weight, master, start or 0, data_parallel_group))
+        weight.quantize_(_gather_full_matrix(weight, master, start or 0, data_parallel_group))
 
 
-def megatron_stores() -> AbstractContextManager[None]:
+def register_stored_weights() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as an FP8 parameter."""
-    fp8 = _with_class(fp8_utils.FP8_TENSOR_CLASS, StoredWeight)
-    mxfp8 = _with_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredIn16Bits)
-    changes: list[Change] = [
+    fp8 = _add_class(fp8_utils.FP8_TENSOR_CLASS, StoredWeight)
+    mxfp8 = _add_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredIn16Bits)
+    changes: list[Patch] = [
         (fp8_utils, "FP8_TENSOR_CLASS", fp8),
         (fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True),
         (fp8_utils, "MXFP8Tensor", mxfp8),
         (fp8_utils, "HAVE_TE_MXFP8TENSOR", True),
     ]
     if hasattr(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS"):  # from 0.17.1
-        packed = _with_class(fp4_utils.FP4_TENSOR_CLASS, PackedWeight)
+        packed = _add_class(fp4_utils.FP4_TENSOR_CLASS, PackedWeight)
         changes.append((fp4_utils, "FP4_TENSOR_CLASS", packed))
         changes.append((fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True))
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
-        for name, function in _FUNCTIONS.items():
+        for name, function in _STORED_WEIGHT_FUNCTIONS.items():
             if hasattr(module, name):
-                changes.append((module, name, _also(function, getattr(module, name))))
-    return replaced(fitting(changes))
+                changes.append(
+                    (module, name, _dispatch_stored_weights(function, getattr(module, name)))
+                )
+    return apply_patches(keep_compatible(changes))
 
 
-_FUNCTIONS: dict[str, Any] = {
+_STORED_WEIGHT_FUNCTIONS: dict[str, Any] = {
     "dequantize_fp8_tensor": StoredWeight.dequantize,
     "modify_underlying_storage": StoredWeight.place_codes,
     "quantize_param_shard": quantize_shards,
@@ -293,26 +302,26 @@ _FUNCTIONS: dict[str, Any] = {
 """Megatron's function for parameters of Transformer Engine -> the function for stored weights."""
 
 
-def _with_class(theirs: Any, ours: type[StoredWeight]) -> Any:
+def _add_class(theirs: Any, ours: type[StoredWeight]) -> Any:
     """Return our class and Transformer Engine's, if there is one, for `isinstance`."""
     if theirs is None:
         return ours
     return theirs, ours
 
 
-def _also(ours: Any, theirs: Any) -> Any:
+def _dispatch_stored_weights(ours: Any, theirs: Any) -> Any:
     """Return a function that calls `ours` for stored weights and `theirs` for other parameters."""
 
     def chosen(*args: Any, **named: Any) -> Any:
         function = theirs
-        if _is_ours(first_of(args, named)):
+        if _is_stored_weight(get_first_argument(args, named)):
             function = ours
         return function(*args, **named)
 
     return chosen
 
 
-def _is_ours(value: Any) -> bool:
+def _is_stored_weight(value: Any) -> bool:
     """Return whether a tensor, or the first of a list of them, is a stored weight."""
     if isinstance(value, (list, tuple)) and value:
         value = value[0]

@@ -1,6 +1,6 @@
 """Torch code in place of compiled packages that layers of Megatron call.
 
-In a run on a CPU `stand_ins` puts the torch code into the layers, under the names of the package.
+In a run on a CPU `use_torch_fallbacks` puts the torch code into the layers, under the names of the package.
 Outside of a run the layers are as Megatron has them. A run with CUDA gets no stand-ins: Megatron's
 error names the missing package.
 """
@@ -18,8 +18,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
-from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
-from bridge.runtime.megatron.replacement import replaced
+from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, scan_chunks, convolve_and_scan
+from bridge.runtime.megatron.patching import apply_patches
 
 
 def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -28,7 +28,7 @@ def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def apply_delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the result of fla's `chunk_gated_delta_rule`, by Megatron's form of it in torch.
 
     Megatron has this form for its deterministic mode.
@@ -40,7 +40,7 @@ def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | 
     return result
 
 
-def causal_convolution(
+def apply_causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -107,7 +107,7 @@ class ShardedGatedNorm(GatedRMSNorm):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandIn:
+class TorchFallback:
     """Torch code in place of a package."""
 
     package: str
@@ -117,66 +117,66 @@ class StandIn:
     """Name in the layer's module -> its value in a run without the package."""
 
 
-STAND_INS = (
-    StandIn(
+TORCH_FALLBACKS = (
+    TorchFallback(
         package="mamba_ssm",
         layer="megatron.core.ssm.mamba_mixer",
         values={
             "HAVE_MAMBA_SSM": True,
             "RMSNormGated": GatedRMSNorm,
             "ExtendedRMSNorm": ShardedGatedNorm,
-            "mamba_chunk_scan_combined": chunk_scan,
-            "mamba_split_conv1d_scan_combined": convolved_scan,
+            "mamba_chunk_scan_combined": scan_chunks,
+            "mamba_split_conv1d_scan_combined": convolve_and_scan,
         },
     ),
-    StandIn(
+    TorchFallback(
         package="fla",
         layer="megatron.core.ssm.gated_delta_net",
         values={
             "HAVE_FLA": True,
             "l2norm": l2norm,
-            "chunk_gated_delta_rule": delta_rule,
-            "causal_conv1d": causal_convolution,
+            "chunk_gated_delta_rule": apply_delta_rule,
+            "causal_conv1d": apply_causal_conv1d,
         },
     ),
-    StandIn(
+    TorchFallback(
         package="fast_hadamard_transform",
         layer="megatron.core.transformer.experimental_attention_variant.dsa",
         values={"hadamard_transform": hadamard_transform},
     ),
 )
-SPECS = "megatron.core.models.mamba.mamba_layer_specs"
+MAMBA_SPECS_MODULE = "megatron.core.models.mamba.mamba_layer_specs"
 """Megatron's spec of a hybrid's layers, which imports the mixer."""
-_MIXER = "megatron.core.ssm.mamba_mixer"
-_NEED_TRITON = (_MIXER, SPECS)
+_MIXER_MODULE = "megatron.core.ssm.mamba_mixer"
+_TRITON_DEPENDENTS = (_MIXER_MODULE, MAMBA_SPECS_MODULE)
 """Modules that cannot be imported without Triton. megatron-core 0.19 has no part that can."""
-_TENSOR_OPS = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
-_UNCALLED = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
+_TENSOR_OPS_MODULE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
+_TENSOR_OPS_NAMES = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
 """Functions of that module, which the mixer calls in inference alone."""
 _triton_modules: dict[str, types.ModuleType] = {}
 """Name -> module that needs Triton, kept for the next run."""
 
 
 @contextmanager
-def stand_ins() -> Iterator[None]:
+def use_torch_fallbacks() -> Iterator[None]:
     """Put the torch code for packages that are not installed into Megatron's layers.
 
     The end of the ``with`` block removes it.
     """
     with ExitStack() as stack:
-        stack.enter_context(_without_triton())
-        for stand_in in STAND_INS:
+        stack.enter_context(_import_without_triton())
+        for stand_in in TORCH_FALLBACKS:
             if find_spec(stand_in.package) is not None:
                 continue
             changes = []
-            for layer in _modules_of(stand_in.layer):
+            for layer in _import_layer_modules(stand_in.layer):
                 for name, value in stand_in.values.items():
                     changes.append((layer, name, value))
-            stack.enter_context(replaced(changes))
+            stack.enter_context(apply_patches(changes))
         yield
 
 
-def _modules_of(layer: str) -> list[types.ModuleType]:
+def _import_layer_modules(layer: str) -> list[types.ModuleType]:
     """Return the module of a layer, and the modules of a package; none in a release without it."""
     if find_spec(layer) is None:
         return []
@@ -185,35 +185,35 @@ def _modules_of(layer: str) -> list[types.ModuleType]:
 
 
 @contextmanager
-def _without_triton() -> Iterator[None]:
+def _import_without_triton() -> Iterator[None]:
     """Import the modules that need Triton without it, for a ``with`` block.
 
     After the block they are not in `sys.modules`.
     """
-    if find_spec("triton") is not None or _MIXER in sys.modules:
+    if find_spec("triton") is not None or _MIXER_MODULE in sys.modules:
         yield
         return
     if not _triton_modules:
-        stub = types.ModuleType(_TENSOR_OPS)
-        stub.__dict__.update(dict.fromkeys(_UNCALLED))
-        sys.modules[_TENSOR_OPS] = stub
+        stub = types.ModuleType(_TENSOR_OPS_MODULE)
+        stub.__dict__.update(dict.fromkeys(_TENSOR_OPS_NAMES))
+        sys.modules[_TENSOR_OPS_MODULE] = stub
         try:
-            modules = {name: importlib.import_module(name) for name in _NEED_TRITON}
+            modules = {name: importlib.import_module(name) for name in _TRITON_DEPENDENTS}
             _triton_modules.update(modules)
         finally:
-            del sys.modules[_TENSOR_OPS]
+            del sys.modules[_TENSOR_OPS_MODULE]
     for name, module in _triton_modules.items():
         sys.modules[name] = module
-        setattr(*_place_of(name), module)
+        setattr(*_split_module_name(name), module)
     try:
         yield
     finally:
         for name in _triton_modules:
             del sys.modules[name]
-            delattr(*_place_of(name))
+            delattr(*_split_module_name(name))
 
 
-def _place_of(name: str) -> tuple[types.ModuleType, str]:
+def _split_module_name(name: str) -> tuple[types.ModuleType, str]:
     """Return the package of a module, and its name there."""
     package, _, child = name.rpartition(".")
     return sys.modules[package], child

@@ -4,7 +4,7 @@ A head has a state h of P x N numbers. A token with step d, input x and vectors 
 
     h = exp(d A) h + d x B^T,    y = h C + D x
 
-`chunk_scan` computes this in chunks of K tokens: inside a chunk as a masked product, and between
+`scan_chunks` computes this in chunks of K tokens: inside a chunk as a masked product, and between
 chunks through the states at their ends.
 
 Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
 
-def chunk_scan(
+def scan_chunks(
     x: torch.Tensor,
     dt: torch.Tensor,
     A: torch.Tensor,
@@ -55,18 +55,18 @@ def chunk_scan(
     Raises:
         NotImplementedError: One of `others` is set.
     """
-    _require_plain(others)
+    _refuse_options(others)
     tokens = x.shape[1]
     size = min(chunk_size, tokens)
     heads_per_group = x.shape[2] // B.shape[2]
-    dt_BLH = _steps(dt, dt_bias, softplus=dt_softplus)
-    x_BCKHP = _in_chunks(x.float() * dt_BLH[..., None], size)
-    B_BCKHN = _in_chunks(B.float(), size).repeat_interleave(heads_per_group, 3)
-    C_BCKHN = _in_chunks(C.float(), size).repeat_interleave(heads_per_group, 3)
-    decay_BCKH1 = _in_chunks((dt_BLH * A.float())[..., None], size)
+    dt_BLH = _compute_time_steps(dt, dt_bias, softplus=dt_softplus)
+    x_BCKHP = _split_into_chunks(x.float() * dt_BLH[..., None], size)
+    B_BCKHN = _split_into_chunks(B.float(), size).repeat_interleave(heads_per_group, 3)
+    C_BCKHN = _split_into_chunks(C.float(), size).repeat_interleave(heads_per_group, 3)
+    decay_BCKH1 = _split_into_chunks((dt_BLH * A.float())[..., None], size)
     decay_BHCK = decay_BCKH1[..., 0].permute(0, 3, 1, 2).cumsum(-1)
-    inside_BCKHP = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
-    between_BCKHP = _between_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
+    inside_BCKHP = _scan_inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
+    between_BCKHP = _scan_between_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
     y_BLHP = (inside_BCKHP + between_BCKHP).flatten(1, 2)[:, :tokens]
     if D is not None:
         skip = D.float()
@@ -78,7 +78,9 @@ def chunk_scan(
     return y_BLHP.to(x.dtype)
 
 
-def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
+def _compute_time_steps(
+    dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool
+) -> torch.Tensor:
     """Return the steps in FP32, (B, L, H)."""
     dt_BLH = dt.float()
     if bias is not None:
@@ -88,7 +90,7 @@ def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> to
     return dt_BLH
 
 
-def _inside_chunks(
+def _scan_inside_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
     """Return the contribution of a chunk's tokens to the later tokens of it, (B, C, K, H, P).
@@ -101,17 +103,17 @@ def _inside_chunks(
     return torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C, B, weights_BHCKK, x)
 
 
-def _between_chunks(
+def _scan_between_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
     """Return the contribution of earlier chunks to each token, (B, C, K, H, P)."""
     left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
     added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, left_BHCK, x)
-    states_BCHPN = _states_before(added_BCHPN, decay_BHCK[..., -1].exp())
+    states_BCHPN = _compute_chunk_states(added_BCHPN, decay_BHCK[..., -1].exp())
     return torch.einsum("bclhn,bchpn,bhcl->bclhp", C, states_BCHPN, decay_BHCK.exp())
 
 
-def _require_plain(others: dict[str, Any]) -> None:
+def _refuse_options(others: dict[str, Any]) -> None:
     """Refuse settings of inference, of packed sequences, and a norm before the gate."""
     asked_for = []
     for name, value in others.items():
@@ -122,7 +124,7 @@ def _require_plain(others: dict[str, Any]) -> None:
         raise NotImplementedError(f"the state-space layer in plain torch has no {names}")
 
 
-def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
+def _split_into_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros.
 
     The zeros change no state.
@@ -131,7 +133,7 @@ def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
     return torch.unflatten(padded, 1, (-1, size))
 
 
-def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
+def _compute_chunk_states(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
     """Return the state at the beginning of each chunk, (B, C, H, P, N).
 
     Args:
@@ -146,7 +148,7 @@ def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.T
     return torch.stack(before, 1)
 
 
-def convolved_scan(
+def convolve_and_scan(
     zxbcdt: torch.Tensor,
     conv1d_weight: torch.Tensor,
     conv1d_bias: torch.Tensor | None,
@@ -174,12 +176,12 @@ def convolved_scan(
         headdim: P; needed where D is (H).
         ngroups: G.
         activation: silu or swish, two names of the same function.
-        **others: As for `chunk_scan`, and settings of a norm in the kernel.
+        **others: As for `scan_chunks`, and settings of a norm in the kernel.
 
     Raises:
         NotImplementedError: One of `others` is set, or the activation is another.
     """
-    _require_plain({**others, "another activation": activation not in ("silu", "swish")})
+    _refuse_options({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
     if headdim is None:
         headdim = D.shape[1]
@@ -193,7 +195,7 @@ def convolved_scan(
     z_BLHP = torch.unflatten(z, -1, (heads, -1))
     B_BLGN = torch.unflatten(B, -1, (ngroups, -1))
     C_BLGN = torch.unflatten(C, -1, (ngroups, -1))
-    y = chunk_scan(
+    y = scan_chunks(
         x_BLHP, dt, A, B_BLGN, C_BLGN, chunk_size, D=D, z=z_BLHP, dt_bias=dt_bias, dt_softplus=True
     )
     return y.flatten(2)
@@ -212,7 +214,7 @@ class GatedRMSNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _require_plain({"norm before the gate": norm_before_gate})
+        _refuse_options({"norm before the gate": norm_before_gate})
         self.eps = eps
         self.group_size = group_size or hidden_size
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))

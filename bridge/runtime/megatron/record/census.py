@@ -10,12 +10,16 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from bridge.runtime.audit.record import CensusRow
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import bucket_groups, unwrapped
-from bridge.runtime.megatron.optimizer import inner_optimizers
-from bridge.runtime.pytorch.record.modules import dtype_of
-from bridge.runtime.pytorch.record.operand_format import is_quantised, operand_format, stored_bytes
+from bridge.runtime.megatron.gpt import list_bucket_groups, unwrap_model
+from bridge.runtime.megatron.optimizer import list_torch_optimizers
+from bridge.runtime.pytorch.record.modules import get_dtype_name
+from bridge.runtime.pytorch.record.operand_format import (
+    is_quantised,
+    get_operand_format,
+    count_stored_bytes,
+)
 
-LINEAR = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
+LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
 
 
 class Activations:
@@ -44,19 +48,19 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
             seen.layers += 1
             if isinstance(output, tuple):
                 output = output[0]
-            seen.bytes_of[dtype_of(output)] += output.nbytes
+            seen.bytes_of[get_dtype_name(output)] += output.nbytes
 
     def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            seen.sent[dtype_of(output)] = output.nbytes
+            seen.sent[get_dtype_name(output)] = output.nbytes
 
     with ExitStack() as hooks:
         for chunk in model:
-            if not unwrapped(chunk).post_process:
+            if not unwrap_model(chunk).post_process:
                 hooks.callback(chunk.register_forward_hook(send).remove)
             for module in chunk.modules():
                 # modules of Transformer Engine have quantizers
-                if isinstance(module, LINEAR) or hasattr(module, "quantizers"):
+                if isinstance(module, LINEAR_CLASSES) or hasattr(module, "quantizers"):
                     hooks.callback(module.register_forward_hook(record).remove)
         yield seen
 
@@ -77,17 +81,17 @@ def take_census(
     gradients = [p.main_grad for p in parameters if hasattr(p, "main_grad")]
     layers = f"outputs of {activations.layers} linear layers in one step"
     return (
-        *_rows("parameters", parameters, "the modules' parameters"),
-        *_sized("activations", activations.bytes_of, layers),
-        *_sized("sent between stages", activations.sent, "output of the stage"),
-        *_rows("gradients", gradients, "parameter.main_grad"),
-        *_reduction(model),
-        *_master_weights(parameters, optimizer),
-        *_optimizer_state(optimizer),
+        *_make_tensor_rows("parameters", parameters, "the modules' parameters"),
+        *_make_rows("activations", activations.bytes_of, layers),
+        *_make_rows("sent between stages", activations.sent, "output of the stage"),
+        *_make_tensor_rows("gradients", gradients, "parameter.main_grad"),
+        *_make_reduction_rows(model),
+        *_make_master_rows(parameters, optimizer),
+        *_make_state_rows(optimizer),
     )
 
 
-def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
+def _make_rows(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
     """Return a row per dtype, from the bytes of each."""
     rows = []
     for dtype, size in sorted(sizes.items()):
@@ -95,37 +99,39 @@ def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRo
     return rows
 
 
-def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
+def _make_tensor_rows(
+    kind: str, tensors: Iterable[torch.Tensor], read_from: str
+) -> list[CensusRow]:
     """Return a row per dtype of some tensors."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if is_quantised(tensor):
-            codes = operand_format(tensor, columnwise=False)
-            sizes[f"{codes.format} {codes.scheme}"] += stored_bytes(tensor)
+            codes = get_operand_format(tensor, columnwise=False)
+            sizes[f"{codes.format} {codes.scheme}"] += count_stored_bytes(tensor)
         else:
-            sizes[dtype_of(tensor)] += tensor.nbytes
-    return _sized(kind, sizes, read_from)
+            sizes[get_dtype_name(tensor)] += tensor.nbytes
+    return _make_rows(kind, sizes, read_from)
 
 
-def _reduction(model: list[Any]) -> list[CensusRow]:
+def _make_reduction_rows(model: list[Any]) -> list[CensusRow]:
     """Return the rows of the buffers in which gradients are reduced."""
     gradients: list[torch.Tensor] = []
-    for group in bucket_groups(model):
+    for group in list_bucket_groups(model):
         gradients.extend(bucket.grad_data for bucket in group.buckets)
-    buckets = _counted(len(gradients), "bucket")
-    ranks = _counted(model[0].dp_cp_group.size(), "rank")
+    buckets = _format_count(len(gradients), "bucket")
+    ranks = _format_count(model[0].dp_cp_group.size(), "rank")
     read_from = f"bucket.grad_data of {buckets}, reduced over {ranks}"
-    return _rows("gradient reduction", gradients, read_from)
+    return _make_tensor_rows("gradient reduction", gradients, read_from)
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     """Return a number with its noun, which is in the plural unless the number is 1."""
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
 
 
-def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
+def _make_master_rows(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
     """Return the rows of the tensors that the optimizer steps on.
 
     These are copies of the parameters, or shards of copies, or the parameters.
@@ -136,7 +142,7 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
             memory_of_parameters.add(parameter.untyped_storage().data_ptr())
     themselves: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
-    for inner in inner_optimizers(optimizer):
+    for inner in list_torch_optimizers(optimizer):
         for group in inner.param_groups:
             for stepped in group["params"]:
                 master = inner.state[stepped].get("master_param", stepped)
@@ -145,18 +151,18 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
                 else:
                     copies.append(master)
     return [
-        *_rows("master weights", copies, "the optimizer's own copies"),
-        *_rows("master weights", themselves, "the parameters themselves"),
+        *_make_tensor_rows("master weights", copies, "the optimizer's own copies"),
+        *_make_tensor_rows("master weights", themselves, "the parameters themselves"),
     ]
 
 
-def _optimizer_state(optimizer: Any) -> list[CensusRow]:
+def _make_state_rows(optimizer: Any) -> list[CensusRow]:
     """Return the rows of the optimizer's moments."""
     states: list[Any] = []
-    for inner in inner_optimizers(optimizer):
+    for inner in list_torch_optimizers(optimizer):
         states.extend(inner.state.values())
     rows = []
     for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
         moments = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]
-        rows += _rows("optimizer state", moments, f"optimizer.state[...][{name!r}]")
+        rows += _make_tensor_rows("optimizer state", moments, f"optimizer.state[...][{name!r}]")
     return rows

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.agreement import from_all_ranks
-from bridge.runtime.megatron.gpt import unwrapped
-from bridge.runtime.megatron.record.telemetry import global_layer_names
+from bridge.runtime.megatron.agreement import compute_on_all_ranks
+from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 
-WIDE = (torch.float32, torch.bfloat16, torch.float16)
+CHECKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -42,13 +42,13 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """
     edges: list[torch.Tensor] = []
     for tensor in tensors:
-        if tensor.dtype in WIDE and tensor.numel():
+        if tensor.dtype in CHECKED_DTYPES and tensor.numel():
             smallest, largest = tensor.aminmax()
             edges += [smallest.float(), largest.float()]
     return not edges or bool(torch.stack(edges).isfinite().all())
 
 
-def first_not_finite(model: list[Any]) -> str | None:
+def find_first_not_finite(model: list[Any]) -> str | None:
     """Return where a backward pass first has NaN or Inf, on any rank, as a clause.
 
     A collective call. The gradients of weights alone are kept after a backward pass. If gradients
@@ -56,7 +56,7 @@ def first_not_finite(model: list[Any]) -> str | None:
     single gradient that is not finite is a fault of the layer's wgrad.
     """
     gradients: list[_Gradient] = []
-    for of_rank in from_all_ranks(lambda: list(_gradients(model))):
+    for of_rank in compute_on_all_ranks(lambda: list(_list_gradients(model))):
         gradients.extend(of_rank)
     gradients.sort(reverse=True)  # in the order of the backward pass
     ahead: list[_Gradient] = []
@@ -81,7 +81,7 @@ def first_not_finite(model: list[Any]) -> str | None:
     )
 
 
-def _part(layer: int, path: str) -> int:
+def _get_model_part(layer: int, path: str) -> int:
     """Return the field `part` of a gradient."""
     if layer:
         return 1
@@ -90,12 +90,12 @@ def _part(layer: int, path: str) -> int:
     return 2
 
 
-def _gradients(model: list[Any]) -> Iterator[_Gradient]:
+def _list_gradients(model: list[Any]) -> Iterator[_Gradient]:
     """Yield the gradients of this rank's parameters."""
     for chunk in model:
-        layers = global_layer_names([chunk])
+        layers = name_modules_by_layer([chunk])
         begins: dict[tuple[int, str], int] = {}
-        for index, (path, module) in enumerate(unwrapped(chunk).named_modules()):
+        for index, (path, module) in enumerate(unwrap_model(chunk).named_modules()):
             layer, name = layers.get(module, (0, path))
             full_name = name
             if layer:
@@ -105,7 +105,7 @@ def _gradients(model: list[Any]) -> Iterator[_Gradient]:
                 gradient = getattr(parameter, "main_grad", parameter.grad)
                 if gradient is not None:
                     yield _Gradient(
-                        part=_part(layer, path),
+                        part=_get_model_part(layer, path),
                         layer=layer,
                         order=(begin, name.endswith("linear_proj"), index),
                         name=full_name,

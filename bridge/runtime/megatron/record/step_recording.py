@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.runtime.audit.compare import Mismatch, compare
+from bridge.runtime.audit.plan_comparison import Mismatch, compare_with_plan
 from bridge.runtime.audit.record import CensusRow, Record
-from bridge.runtime.megatron.record.copies import Copy, watch_copies, wrong_copies
-from bridge.runtime.pytorch.live_audit import gathered
-from bridge.runtime.pytorch.record.watch import GemmWatch
+from bridge.runtime.megatron.record.weight_copies import WeightCopy, watch_copies, find_wrong_copies
+from bridge.runtime.pytorch.live_audit import gather_record
+from bridge.runtime.pytorch.record.gemm_watch import GemmWatch
 
 
 class StepRecording:
@@ -27,18 +27,18 @@ class StepRecording:
     def __init__(self, model: list[Any], optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
         self._watch = GemmWatch(model)
-        self._copies: list[Copy] = []
+        self._copies: list[WeightCopy] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def record_gemms(self) -> Iterator[None]:
         """Record the step of a ``with`` block."""
-        with self._watch.watching(), watch_copies(self._model, self._optimizer) as copies:
+        with self._watch.record_gemms(), watch_copies(self._model, self._optimizer) as copies:
             yield
         self._copies = copies
 
     def gathered(self, census: tuple[CensusRow, ...]) -> Record:
         """Return the record of all ranks, which each bring a census; a collective call."""
-        return gathered(self._watch, census)
+        return gather_record(self._watch, census)
 
     def mismatches(
         self, plan: PrecisionPlan, record: Record, *, is_error_bounded: bool = True
@@ -50,9 +50,9 @@ class StepRecording:
             record: The record that `gathered` returned.
             is_error_bounded: Whether the error of a healthy layer has a limit in this step.
         """
-        of_copies = wrong_copies(self._copies)
+        of_copies = find_wrong_copies(self._copies)
         mismatches = []
-        for mismatch in compare(plan, record):
+        for mismatch in compare_with_plan(plan, record):
             # A weight that is not its master's explains a stale one: it is no other fault.
             is_explained = mismatch.column == "stale" and bool(of_copies)
             is_unbounded = mismatch.column == "error" and not is_error_bounded

@@ -16,26 +16,26 @@ import torch
 from megatron.core import parallel_state
 
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
-from bridge.runtime.megatron.agreement import from_all_ranks
-from bridge.runtime.megatron.emulation.numbered_layers import numbered_layers
+from bridge.runtime.megatron.agreement import compute_on_all_ranks
+from bridge.runtime.megatron.emulation.layer_numbers import number_layers
 from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.te_cpu.storage import WATCHERS
+from bridge.runtime.megatron.te_cpu.storage import QUANTISATION_WATCHERS
 from bridge.runtime.numerics import (
     GemmOperand,
     Observer,
     Quantised,
     make_operand,
-    quantisation_error,
-    stored_operand,
-    what_if_db,
+    measure_quantisation_error,
+    make_stored_operand,
+    compute_what_if_sqnr,
 )
 
-TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
+TE_OPERANDS = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
 """Transformer Engine's list of quantizers -> operand of its first quantizer."""
 
 
-def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
+def name_modules_by_layer(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
     """Return the layer's number and the name of every module in a transformer or prediction layer.
 
     The number is that in the whole model; prediction layers are numbered after the others. The name
@@ -43,13 +43,13 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int,
     """
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
-        for layer, number in numbered_layers(chunk).items():
+        for layer, number in number_layers(chunk).items():
             for name, module in layer.named_modules():
                 names[module] = number, name
     return names
 
 
-class _Place(NamedTuple):
+class _OperandLocation(NamedTuple):
     """An operand of a linear layer."""
 
     where: tuple[int, str]
@@ -67,8 +67,8 @@ class _ErrorObserver(Observer):
         self.fp8 = fp8
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        place = _Place(self.where, operand.role, self.fp8)
-        if not operand.columnwise and self.telemetry.take_first(place):
+        place = _OperandLocation(self.where, operand.role, self.fp8)
+        if not operand.columnwise and self.telemetry.mark_first(place):
             self.telemetry.add(place, source, operand)
 
 
@@ -80,43 +80,45 @@ class Telemetry:
         self.step: int | None = None
         self._emulated_layers: list[tuple[Any, tuple[int, str]]] = []
         self._te_layers: list[tuple[Any, tuple[int, str]]] = []
-        for layer, where in global_layer_names(model).items():
+        for layer, where in name_modules_by_layer(model).items():
             if isinstance(layer, EmulatedParallelLinear):
                 self._emulated_layers.append((layer, where))
             if hasattr(layer, "quantizers"):
                 self._te_layers.append((layer, where))
-        self._seen: set[_Place] = set()
+        self._seen: set[_OperandLocation] = set()
 
     @contextmanager
-    def measuring(self, step: int) -> Iterator[None]:
+    def measure_step(self, step: int) -> Iterator[None]:
         """Measure the operands that are quantised in a ``with`` block, and stored weights before it."""
         self.step = step
         self._seen.clear()
         for layer, where in self._emulated_layers:
             layer.observer = _ErrorObserver(self, where, layer.config.fp8)
             if isinstance(layer.weight, StoredWeight):
-                self._measure_stored(_Place(where, "weight", layer.config.fp8), layer.weight)
-        WATCHERS.append(self._watch)
+                self._measure_stored(
+                    _OperandLocation(where, "weight", layer.config.fp8), layer.weight
+                )
+        QUANTISATION_WATCHERS.append(self._watch)
         try:
             yield
         finally:
-            WATCHERS.remove(self._watch)
+            QUANTISATION_WATCHERS.remove(self._watch)
             for layer, _ in self._emulated_layers:
                 layer.observer = None
 
-    def take_first(self, place: _Place) -> bool:
+    def mark_first(self, place: _OperandLocation) -> bool:
         """Mark a place as seen in this step, and return whether it was not seen before."""
         is_first = place not in self._seen
         self._seen.add(place)
         return is_first
 
-    def add(self, place: _Place, source: torch.Tensor, operand: GemmOperand) -> None:
+    def add(self, place: _OperandLocation, source: torch.Tensor, operand: GemmOperand) -> None:
         """Add the row of an operand."""
         (layer, module), role, fp8 = place
         amax = operand.amax
         if amax is None:
             amax = float(source.abs().max())
-        errors = what_if_db(source, role, fp8_format=fp8, amax=amax)
+        errors = compute_what_if_sqnr(source, role, fp8_format=fp8, amax=amax)
         what_if = {f"{scheme}_db": error for scheme, error in errors.items()}
         row = QuantisationRow(
             step=self.step or 0,
@@ -124,20 +126,22 @@ class Telemetry:
             module=module,
             operand=role,
             format=operand.spec.format,
-            **quantisation_error(source, operand),
+            **measure_quantisation_error(source, operand),
             **what_if,
         )
         self.rows.append(row)
 
-    def _add_quantised(self, place: _Place, source: torch.Tensor, quantised: Quantised) -> None:
+    def _add_quantised(
+        self, place: _OperandLocation, source: torch.Tensor, quantised: Quantised
+    ) -> None:
         """Add the row of codes and scales that exist already."""
-        self.add(place, source, stored_operand(quantised, place.role))
+        self.add(place, source, make_stored_operand(quantised, place.role))
         scale = None
-        if quantised.spec.whole_tensor and quantised.scale_inv is not None:
+        if quantised.spec.has_single_scale and quantised.scale_inv is not None:
             scale = 1 / quantised.scale_inv.item()
         self.rows[-1] = replace(self.rows[-1], amax=quantised.amax.item(), scale=scale)
 
-    def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
+    def _measure_stored(self, place: _OperandLocation, weight: StoredWeight) -> None:
         """Add the row of a stored weight, if this rank has its whole master."""
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
@@ -146,12 +150,12 @@ class Telemetry:
 
     def _watch(self, source: torch.Tensor, quantizer: Any, quantised: Quantised) -> None:
         """Measure a tensor that TE quantises on a CPU, if it is row-wise and new in its place."""
-        place = self._place_of(source, quantizer)
-        if quantised.codes is None or place is None or not self.take_first(place):
+        place = self._find_location(source, quantizer)
+        if quantised.codes is None or place is None or not self.mark_first(place):
             return
         matrix = source.reshape(-1, source.shape[-1])
         spec = quantised.spec
-        if not spec.whole_tensor:
+        if not spec.has_single_scale:
             self._add_quantised(place, matrix, quantised)
             return
         scale = None
@@ -159,7 +163,7 @@ class Telemetry:
             scale = quantizer.scale.item()
         self.add(place, matrix, make_operand(matrix, spec, place.role, scale=scale))
 
-    def _place_of(self, source: torch.Tensor, quantizer: Any) -> _Place | None:
+    def _find_location(self, source: torch.Tensor, quantizer: Any) -> _OperandLocation | None:
         """Return the place of a tensor, None for a tensor that is no operand of a linear layer.
 
         A weight is recognised by its memory, since a cached weight has a copy of its quantizer.
@@ -167,18 +171,18 @@ class Telemetry:
         for layer, where in self._te_layers:
             weight = getattr(layer, "weight", None)
             if weight is not None and source.data_ptr() == weight.data_ptr():
-                return _Place(where, "weight", layer.config.fp8)
-            for key, role in TE_ROLES.items():
+                return _OperandLocation(where, "weight", layer.config.fp8)
+            for key, role in TE_OPERANDS.items():
                 if any(first is quantizer for first in layer.quantizers[key][:1]):
-                    return _Place(where, role, layer.config.fp8)
+                    return _OperandLocation(where, role, layer.config.fp8)
         return None
 
-    def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
+    def gather_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, of a step or of all; a collective call."""
         group = parallel_state.get_pipeline_model_parallel_group()
         of_step = [row for row in self.rows if step in (None, row.step)]
         rows: list[QuantisationRow] = []
-        for of_stage in from_all_ranks(lambda: of_step, group=group):
+        for of_stage in compute_on_all_ranks(lambda: of_step, group=group):
             rows.extend(of_stage)
         rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
         return rows

@@ -29,15 +29,15 @@ from typing import Any
 
 from bridge.errors import Finding, PrecisionConfigError, WrongValueError
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.foreign_names import megatron_names
-from bridge.precision.mode import scheme_of
+from bridge.precision.foreign_names import map_to_megatron_names
+from bridge.precision.mode import get_scheme
 from bridge.precision.module_schemes import ModuleSchemes
-from bridge.precision.statements import field_value
+from bridge.precision.statements import get_field_value
 
 QuantizerFactory = Callable[[Any], Any]
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
-_FACTORIES = {
+_LAYER_PATTERN = re.compile(r"layers\.(\d+)\.")
+_TE_FACTORY_NAMES = {
     "tensorwise": "current_scaling_factory",
     "blockwise": "float8_block_scaling_factory",
     "mxfp8": "mxfp8_factory",
@@ -60,9 +60,9 @@ def layer_factory(
     """
 
     def factory(role: Any) -> Any:
-        layer = _LAYER.match(_name_of(role))
+        layer = _LAYER_PATTERN.match(_get_role_name(role))
         if layer is not None and int(layer[1]) in bf16_layers:
-            return _high_precision()
+            return _make_identity_quantizer()
         return low_precision(role)
 
     return factory
@@ -83,38 +83,38 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
     """
     config = PrecisionConfig.from_dict(precision)
     try:
-        schemes = ModuleSchemes.of(config, num_layers)
+        schemes = ModuleSchemes.from_precision(config, num_layers)
     except WrongValueError as error:
         finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
-    names = [scheme_of(config)]
+    names = [get_scheme(config)]
     names += [row.training.scheme for row in schemes.matchers.matchers if row.training]
     factories: dict[str, QuantizerFactory] = {}
     for name in dict.fromkeys(names):
         if name == "delayed":
             factories[name] = te_quantizers(
                 name,
-                margin=field_value(config, "fp8_margin"),
-                amax_history_len=field_value(config, "fp8_amax_history_len"),
-                amax_compute_algo=field_value(config, "fp8_amax_compute_algo"),
+                margin=get_field_value(config, "fp8_margin"),
+                amax_history_len=get_field_value(config, "fp8_amax_history_len"),
+                amax_compute_algo=get_field_value(config, "fp8_amax_compute_algo"),
             )
         elif name is not None:
             factories[name] = te_quantizers(name)
 
     def factory(role: Any) -> Any:
-        name = _name_of(role)
-        place = megatron_names([name]).get(name)
+        name = _get_role_name(role)
+        place = map_to_megatron_names([name]).get(name)
         chosen = schemes.run
         if place is not None:
             chosen = schemes.chosen(*place)
         if chosen is None:
-            return _high_precision()
+            return _make_identity_quantizer()
         return factories[chosen.scheme](role)
 
     return factory
 
 
-def _name_of(role: Any) -> str:
+def _get_role_name(role: Any) -> str:
     """Return the name of the module that asks for a quantizer, empty for other modules than linears.
 
     Raises:
@@ -134,7 +134,7 @@ def _name_of(role: Any) -> str:
     return name
 
 
-def _high_precision() -> Any:
+def _make_identity_quantizer() -> Any:
     """Return the quantizer that does not quantise."""
     return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()
 
@@ -152,8 +152,8 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
     Raises:
         PrecisionConfigError: There is no such factory.
     """
-    if scheme != "delayed" and (scheme not in _FACTORIES or delayed):
-        rule = f"must be delayed, {', '.join(_FACTORIES)}, and only delayed takes settings"
+    if scheme != "delayed" and (scheme not in _TE_FACTORY_NAMES or delayed):
+        rule = f"must be delayed, {', '.join(_TE_FACTORY_NAMES)}, and only delayed takes settings"
         finding = Finding(
             path="scheme", rule=rule, value=scheme, remedy="Write a factory of your own for more."
         )
@@ -166,7 +166,7 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
         shipped = importlib.import_module(
             "transformer_engine.pytorch.custom_recipes.quantizer_factories"
         )
-        return getattr(shipped, _FACTORIES[scheme])(role)
+        return getattr(shipped, _TE_FACTORY_NAMES[scheme])(role)
 
     return factory
 
@@ -181,14 +181,14 @@ def name_te_modules(model: Any) -> int:
         The number of named modules.
     """
     named = 0
-    for name, module in _named(model):
+    for name, module in _iterate_named_modules(model):
         if hasattr(module, "get_quantizer_roles"):
             module.name = name
             named += 1
     return named
 
 
-def _named(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield modules with their names, a Megatron layer's under its number in the whole model."""
     for child, part in module.named_children():
         name = child
@@ -198,4 +198,4 @@ def _named(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         if number is not None and path.endswith("decoder.layers"):
             name = f"layers.{number - 1}"
         yield name, part
-        yield from _named(part, name)
+        yield from _iterate_named_modules(part, name)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from bridge.precision.schemes import Scheme, scheme_row
+from bridge.precision.schemes import Scheme, find_scheme
 from bridge.target.machine import detect_target
 from bridge.target.target import Target
-from bridge.target.versions import Version, at_least, dotted
+from bridge.target.versions import Version, is_at_least, format_dotted
 
 
-def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
+def list_missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
     """Return the requirements of Transformer Engine that a machine does not meet, as nouns.
 
     Transformer Engine is imported if this machine has a CUDA device for it.
@@ -33,16 +33,16 @@ def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> 
     if target.te is None:
         missing.append("transformer_engine (not installed)")
     elif machine is None and has_gpu:
-        fault = load_error()
+        fault = find_load_error()
         if fault is not None:
             missing.append(f"a transformer_engine that can be loaded ({target.te}: {fault})")
-    row = scheme_row(scheme)
+    row = find_scheme(scheme)
     if row is not None:
-        missing.extend(_below_floors(row, target))
+        missing.extend(_list_unmet_requirements(row, target))
     return missing
 
 
-def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
+def _list_unmet_requirements(row: Scheme, target: Target) -> Iterator[str]:
     """Yield the requirements of a scheme that the parts of a machine do not meet, as nouns.
 
     A part that the machine does not have is left out.
@@ -52,27 +52,27 @@ def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
     ceiling = row.below_compute_capability
     if capability is not None and floor is not None and capability < floor:
         yield (
-            f"compute capability {dotted(floor)} for {row.name} (the GPU has {dotted(capability)})"
+            f"compute capability {format_dotted(floor)} for {row.name} (the GPU has {format_dotted(capability)})"
         )
     if capability is not None and ceiling is not None and capability >= ceiling:
         yield (
-            f"a compute capability below {dotted(ceiling)} for {row.name} "
-            f"(the GPU has {dotted(capability)})"
+            f"a compute capability below {format_dotted(ceiling)} for {row.name} "
+            f"(the GPU has {format_dotted(capability)})"
         )
-    if _is_below(target.cuda, row.min_cuda):
+    if _is_older(target.cuda, row.min_cuda):
         yield f"CUDA {row.min_cuda} for {row.name} (torch is built with {target.cuda})"
-    if _is_below(target.te, row.min_transformer_engine):
+    if _is_older(target.te, row.min_transformer_engine):
         yield (
             f"transformer_engine {row.min_transformer_engine} for {row.name} "
             f"({target.te} is installed)"
         )
 
 
-def _is_below(version: Version | None, least: str | None) -> bool:
-    return least is not None and at_least(version, least) is False
+def _is_older(version: Version | None, least: str | None) -> bool:
+    return least is not None and is_at_least(version, least) is False
 
 
-def load_error() -> str | None:
+def find_load_error() -> str | None:
     """Return why Transformer Engine cannot be imported, None where it can."""
     try:
         importlib.import_module("transformer_engine.pytorch")

@@ -11,56 +11,56 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.causal_attention import attended, multiplied_dtype
+from bridge.runtime.megatron.causal_attention import compute_attention, get_gemm_dtype
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 
-_BACKENDS: Any = ENUMS["NVTE_Fused_Attn_Backend"]
-_MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK", "NVTE_CAUSAL_BOTTOM_RIGHT_MASK")
-_LAYOUTS = ("NVTE_SBHD_SBHD_SBHD", "NVTE_BSHD_BSHD_BSHD")
+_FUSED_BACKENDS: Any = ENUMS["NVTE_Fused_Attn_Backend"]
+_SUPPORTED_MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK", "NVTE_CAUSAL_BOTTOM_RIGHT_MASK")
+_SUPPORTED_LAYOUTS = ("NVTE_SBHD_SBHD_SBHD", "NVTE_BSHD_BSHD_BSHD")
 
 
 def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
     """Return the fused back end for TE's `FusedAttentionParams`, or none with the reason."""
     mask = params.attn_mask_type.name
     differs = {
-        "mask": mask not in _MASKS,
+        "mask": mask not in _SUPPORTED_MASKS,
         "lengths": mask == "NVTE_CAUSAL_MASK" and params.max_seqlen_q != params.max_seqlen_kv,
         "bias": params.bias_type.name != "NVTE_NO_BIAS",
         "softmax": params.softmax_type.name != "NVTE_VANILLA_SOFTMAX",
         "window": params.window_size_left != -1,
         "dropout": params.dropout != 0.0,
-        "layout": params.qkv_layout.name not in _LAYOUTS,
+        "layout": params.qkv_layout.name not in _SUPPORTED_LAYOUTS,
         "dtype": torch.uint8 in (params.qkv_dtype, params.o_dtype) or int(params.qkv_dtype) >= 7,
     }
     reasons = [feature for feature, is_asked_for in differs.items() if is_asked_for]
     if reasons:
-        return _BACKENDS.NVTE_No_Backend, f"the CPU version has no such {', '.join(reasons)}"
-    return _BACKENDS.NVTE_F16_arbitrary_seqlen, ""
+        return _FUSED_BACKENDS.NVTE_No_Backend, f"the CPU version has no such {', '.join(reasons)}"
+    return _FUSED_BACKENDS.NVTE_F16_arbitrary_seqlen, ""
 
 
-_AXES = {"SBHD": (1, 2, 0, 3), "BSHD": (0, 2, 1, 3)}
+_TO_BNSD = {"SBHD": (1, 2, 0, 3), "BSHD": (0, 2, 1, 3)}
 """Format -> the permutation to (B, N, S, D)."""
-_BACK = {"SBHD": (2, 0, 1, 3), "BSHD": (0, 2, 1, 3)}
+_FROM_BNSD = {"SBHD": (2, 0, 1, 3), "BSHD": (0, 2, 1, 3)}
 """Format -> the permutation from (B, N, S, D)."""
-_FWD_SCALE = 3
+_FWD_SCALE_INDEX = 3
 """Position of the softmax scale among the arguments of `fused_attn_fwd`."""
-_BWD_SCALE = 2
+_BWD_SCALE_INDEX = 2
 """Position of the softmax scale among the arguments of `fused_attn_bwd`."""
-_BWD_GRADIENT = 4
+_BWD_GRADIENT_INDEX = 4
 """Number of the output's gradient among the tensors of `fused_attn_bwd` with four axes."""
 
 
-def _format(name: str) -> str:
+def _parse_format(name: str) -> str:
     """Return SBHD or BSHD of the name of a format or of a layout."""
     return name.removeprefix("NVTE_").split("_")[0]
 
 
-def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+def _convert_to_bnsd(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """Return a tensor as (B, N, S, D), in the dtype that this CPU multiplies."""
-    return tensor.detach().permute(_AXES[layout]).to(multiplied_dtype(tensor.dtype))
+    return tensor.detach().permute(_TO_BNSD[layout]).to(get_gemm_dtype(tensor.dtype))
 
 
-def _attended(
+def _attend_with_graph(
     tensors: list[torch.Tensor], layout: str, **how: Any
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
@@ -72,16 +72,16 @@ def _attended(
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
     ):
-        inputs = [_inside(tensor, layout).requires_grad_() for tensor in tensors[:3]]
-        return inputs, attended(*inputs, **how)
+        inputs = [_convert_to_bnsd(tensor, layout).requires_grad_() for tensor in tensors[:3]]
+        return inputs, compute_attention(*inputs, **how)
 
 
-def _of_enum(arguments: tuple[Any, ...], name: str) -> list[Any]:
+def _select_enum_members(arguments: tuple[Any, ...], name: str) -> list[Any]:
     """Return the arguments that are members of an enum of the extension."""
     return [argument for argument in arguments if type(argument).__name__ == name]
 
 
-def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+def _select_4d_tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return query, key and value, with their four axes.
 
     In the backward pass the output and its gradient follow.
@@ -93,7 +93,7 @@ def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     return tensors
 
 
-def _graph_of(arguments: tuple[Any, ...]) -> Any:
+def _pop_graph(arguments: tuple[Any, ...]) -> Any:
     """Remove the graph of the forward pass from the softmax statistic, and return it or None."""
     graph = None
     for argument in arguments:
@@ -111,15 +111,15 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
 
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
-    (layout,) = _of_enum(arguments, "NVTE_QKV_Layout")
-    (mask,) = _of_enum(arguments, "NVTE_Mask_Type")
-    out_format = _of_enum(arguments, "NVTE_QKV_Format")[0]
-    tensors = _tensors(arguments)
-    how = {"scale": arguments[_FWD_SCALE], "is_causal": mask.name != "NVTE_NO_MASK"}
+    (layout,) = _select_enum_members(arguments, "NVTE_QKV_Layout")
+    (mask,) = _select_enum_members(arguments, "NVTE_Mask_Type")
+    out_format = _select_enum_members(arguments, "NVTE_QKV_Format")[0]
+    tensors = _select_4d_tensors(arguments)
+    how = {"scale": arguments[_FWD_SCALE_INDEX], "is_causal": mask.name != "NVTE_NO_MASK"}
     statistic = torch.empty(0)
-    inputs, out = _attended(tensors, _format(layout.name), **how)
+    inputs, out = _attend_with_graph(tensors, _parse_format(layout.name), **how)
     statistic.graph = inputs, out  # type: ignore[attr-defined]
-    out = out.detach().permute(_BACK[_format(out_format.name)]).contiguous()
+    out = out.detach().permute(_FROM_BNSD[_parse_format(out_format.name)]).contiguous()
     return [out.to(tensors[0].dtype), statistic, torch.zeros(2, dtype=torch.int64)]
 
 
@@ -130,18 +130,22 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
-    layouts = _of_enum(arguments, "NVTE_QKV_Layout")
-    (mask,) = _of_enum(arguments, "NVTE_Mask_Type")
-    formats = _of_enum(arguments, "NVTE_QKV_Format")
-    tensors = _tensors(arguments)
-    graph = _graph_of(arguments)
+    layouts = _select_enum_members(arguments, "NVTE_QKV_Layout")
+    (mask,) = _select_enum_members(arguments, "NVTE_Mask_Type")
+    formats = _select_enum_members(arguments, "NVTE_QKV_Format")
+    tensors = _select_4d_tensors(arguments)
+    graph = _pop_graph(arguments)
     if graph is None:
         is_causal = mask.name != "NVTE_NO_MASK"
-        layout = _format(layouts[0].name)
-        graph = _attended(tensors, layout, scale=arguments[_BWD_SCALE], is_causal=is_causal)
+        layout = _parse_format(layouts[0].name)
+        graph = _attend_with_graph(
+            tensors, layout, scale=arguments[_BWD_SCALE_INDEX], is_causal=is_causal
+        )
     inputs, out = graph
-    grad_output = _inside(tensors[_BWD_GRADIENT], _format(formats[1].name)).to(out.dtype)
-    back = _BACK[_format(layouts[-1].name)]
+    grad_output = _convert_to_bnsd(tensors[_BWD_GRADIENT_INDEX], _parse_format(formats[1].name)).to(
+        out.dtype
+    )
+    back = _FROM_BNSD[_parse_format(layouts[-1].name)]
     results: list[Any] = []
     for gradient in torch.autograd.grad(out, inputs, grad_output):
         results.append(gradient.permute(back).contiguous().to(tensors[0].dtype))

@@ -23,7 +23,7 @@ class DType(enum.IntEnum):
     kFloat4E2M1 = 10
 
 
-_ROWS = {
+_ENUM_MEMBERS = {
     "FP8FwdTensors": (
         "GEMM1_INPUT GEMM1_WEIGHT GEMM1_OUTPUT GEMM2_INPUT GEMM2_WEIGHT GEMM2_OUTPUT GEMM3_INPUT "
         "GEMM3_WEIGHT GEMM3_OUTPUT"
@@ -62,7 +62,7 @@ numbers of `DType` are stored.
 """
 
 _ENUMS: dict[str, Any] = {}
-for _name, _members in _ROWS.items():
+for _name, _members in _ENUM_MEMBERS.items():
     _ENUMS[_name] = enum.IntEnum(_name, _members.split(), start=0)
 ENUMS: Mapping[str, type[enum.IntEnum]] = MappingProxyType({"DType": DType, **_ENUMS})
 """Name in the extension -> the enum."""

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
-from bridge.runtime.megatron.replacement import always
-from bridge.runtime.megatron.te_cpu import attention, gemm, norms, shards, storage, support
+from bridge.runtime.megatron.patching import replace_by_constant
+from bridge.runtime.megatron.te_cpu import attention, gemm, norms, shards, storage, multi_tensor
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 
-NAME = "transformer_engine_torch"
-_CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
+EXTENSION_NAME = "transformer_engine_torch"
+_EMPTY_CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
 """Classes that Transformer Engine names in annotations and in `isinstance`."""
 
 
-def module_of_missing(name: str) -> types.ModuleType:
+def make_refusing_module(name: str) -> types.ModuleType:
     """Return a module in which every name is a function that raises when it is called."""
     module = types.ModuleType(name)
 
@@ -41,21 +41,21 @@ def module_of_missing(name: str) -> types.ModuleType:
     return module
 
 
-def extension() -> types.ModuleType:
+def build_extension() -> types.ModuleType:
     """Return the stand-in for the compiled module of Transformer Engine."""
-    module = module_of_missing(NAME)
+    module = make_refusing_module(EXTENSION_NAME)
     names = module.__dict__
     names.update(ENUMS)
-    for name in _CLASSES:
+    for name in _EMPTY_CLASSES:
         names[name] = type(name, (), {"__doc__": "A class of the extension, without contents."})
-    for part in (storage, gemm, norms, attention, shards, support):
-        names.update(_functions_of(part))
-    for name, value in support.ANSWERS.items():
-        names[name] = always(value)(None)
+    for part in (storage, gemm, norms, attention, shards, multi_tensor):
+        names.update(_list_public_functions(part))
+    for name, value in multi_tensor.CONSTANT_ANSWERS.items():
+        names[name] = replace_by_constant(value)(None)
     return module
 
 
-def _functions_of(part: types.ModuleType) -> dict[str, types.FunctionType]:
+def _list_public_functions(part: types.ModuleType) -> dict[str, types.FunctionType]:
     """Return the public functions that a module defines, by name."""
     functions = {}
     for name, value in vars(part).items():

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from bridge.precision.schemes import GEMMS
-from bridge.runtime.megatron.te_cpu.storage import operand_of, shape_of, torch_dtype
-from bridge.runtime.numerics.gemm import output_factor, scaled_product
+from bridge.runtime.megatron.te_cpu.storage import make_storage_operand, get_shape, get_torch_dtype
+from bridge.runtime.numerics.gemm import compute_output_factor, multiply_operands
 from bridge.runtime.pytorch.record.operand_format import is_quantised
 from bridge.runtime.pytorch.record.te_gemms import (
     GEMM_OF_LAYOUT,
@@ -54,19 +54,19 @@ def generic_gemm(
         "a quantised result": call.quantization_params is not None,
         "a factor": alpha != 1.0 or beta not in (None, 0.0, 1.0),
     }
-    _require_none_of(features)
-    dtype = _dtype_of_result(call)
+    _refuse_features(features)
+    dtype = _get_result_dtype(call)
     bias_to_add, bias_gradient = None, None
     if call.bias is not None and call.bias.numel() > 0:
         if call.grad:
-            bias_gradient = _bias_gradient(call.B).to(dtype)
+            bias_gradient = _compute_bias_gradient(call.B).to(dtype)
         else:
             bias_to_add = call.bias.detach()
     gemm = GEMM_OF_LAYOUT[call.transa, call.transb]
     in_fp32 = dtype == torch.float32 or call.accumulate
-    out = _product(gemm, call.B, call.A, bias_to_add, in_fp32=in_fp32)
+    out = _multiply(gemm, call.B, call.A, bias_to_add, in_fp32=in_fp32)
     if not call.transb:
-        out = out.reshape(*shape_of(call.B)[:-1], out.shape[-1])
+        out = out.reshape(*get_shape(call.B)[:-1], out.shape[-1])
     if call.accumulate:
         out = out + call.out.reshape(out.shape).float()
     out = out.to(dtype)
@@ -75,17 +75,17 @@ def generic_gemm(
     return [out, bias_gradient, None, extra_output]
 
 
-def _require_none_of(features: dict[str, bool]) -> None:
+def _refuse_features(features: dict[str, bool]) -> None:
     """Refuse a feature that is asked for; none of them has a CPU version."""
     for name, is_asked_for in features.items():
         if is_asked_for:
             raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
 
 
-def _dtype_of_result(call: GenericGemmArguments) -> torch.dtype:
+def _get_result_dtype(call: GenericGemmArguments) -> torch.dtype:
     """Return the dtype that is stated, else that of the tensor to write to, else an operand's."""
     if call.out_dtype is not None:
-        return torch_dtype(call.out_dtype)
+        return get_torch_dtype(call.out_dtype)
     dtype: torch.dtype
     if call.out is not None:
         dtype = call.out.dtype
@@ -94,7 +94,7 @@ def _dtype_of_result(call: GenericGemmArguments) -> torch.dtype:
     return dtype
 
 
-def _bias_gradient(grad_output: Any) -> torch.Tensor:
+def _compute_bias_gradient(grad_output: Any) -> torch.Tensor:
     """Return the sum of a gradient over its tokens, (N,) in FP32."""
     source: torch.Tensor = grad_output
     if is_quantised(grad_output):
@@ -102,7 +102,7 @@ def _bias_gradient(grad_output: Any) -> torch.Tensor:
     return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
-def _product(
+def _multiply(
     gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool
 ) -> torch.Tensor:
     """Return left right + bias; both operands are quantised, or neither.
@@ -125,13 +125,13 @@ def _product(
             f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}"
         )
     if is_quantised(left):
-        left_operand = operand_of(left, sides.left, columnwise=sides.left_columnwise)
-        right_operand = operand_of(right, sides.right, columnwise=sides.right_columnwise)
+        left_operand = make_storage_operand(left, sides.left, columnwise=sides.left_columnwise)
+        right_operand = make_storage_operand(right, sides.right, columnwise=sides.right_columnwise)
         if not in_fp32:
-            return scaled_product(gemm, left_operand, right_operand, bias)
+            return multiply_operands(gemm, left_operand, right_operand, bias)
         a = left_operand.values
         b = right_operand.values
-        factor = output_factor(left_operand, right_operand)
+        factor = compute_output_factor(left_operand, right_operand)
     else:
         a = _as_matrix(left)
         b = _as_matrix(right)
@@ -159,7 +159,7 @@ def te_general_grouped_gemm(*arguments: Any) -> Any:
 
     An expert without tokens leaves zeros, or with `accumulate` the sum as it is.
     """
-    group = GroupedGemmArguments.of(arguments)
+    group = GroupedGemmArguments.from_args(arguments)
     outs = group.outputs()
     for index, (A, B) in enumerate(zip(group.A, group.B, strict=True)):
         bias = None

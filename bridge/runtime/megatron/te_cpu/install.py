@@ -1,7 +1,7 @@
 """Import of Transformer Engine without CUDA.
 
 The stand-in comes first, then Transformer Engine, then Megatron, then patches. Megatron decides at
-import whether there is a Transformer Engine, so `install` runs before the first import of
+import whether there is a Transformer Engine, so `install_te` runs before the first import of
 `megatron.core`, and the process keeps Transformer Engine to its end.
 
 The order, and the failure of any other:
@@ -28,33 +28,37 @@ from pathlib import Path
 import torch
 
 from bridge.errors import BackendUnavailableError
-from bridge.runtime.megatron.replacement import changes
-from bridge.runtime.megatron.te_cpu.extension import NAME, extension, module_of_missing
-from bridge.runtime.megatron.te_cpu.patches import patches
+from bridge.runtime.megatron.patching import resolve_patches
+from bridge.runtime.megatron.te_cpu.extension import (
+    EXTENSION_NAME,
+    build_extension,
+    make_refusing_module,
+)
+from bridge.runtime.megatron.te_cpu.patches import build_patch_table
 
-VERSION = "2.20"
+SUPPORTED_VERSION = "2.20"
 """The release of Transformer Engine that the stand-in was written for."""
-_ENVIRONMENT = {
+_TE_ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
     "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
     "NVTE_MASKED_SOFTMAX_FUSION": "0",  # the fused softmax is a CUDA kernel
     "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "0",  # so are the fused experts
 }
 """Variable -> the value that a CPU needs."""
-_TRITON = "transformer_engine.pytorch.triton"
-_STUBS = (
-    _TRITON,
-    f"{_TRITON}.mhc",
-    f"{_TRITON}.permutation",
-    f"{_TRITON}.cross_entropy",
-    f"{_TRITON}.pad",
-    f"{_TRITON}.grouped_dbias_dscales",
+_TRITON_PACKAGE = "transformer_engine.pytorch.triton"
+_STUB_MODULES = (
+    _TRITON_PACKAGE,
+    f"{_TRITON_PACKAGE}.mhc",
+    f"{_TRITON_PACKAGE}.permutation",
+    f"{_TRITON_PACKAGE}.cross_entropy",
+    f"{_TRITON_PACKAGE}.pad",
+    f"{_TRITON_PACKAGE}.grouped_dbias_dscales",
     "transformer_engine.pytorch.onnx_extensions",
 )
 """Modules that import Triton or ONNX Script. `triton` has no stub, since torch looks for it."""
 
 
-TOO_LATE = (
+TOO_LATE_MESSAGE = (
     "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, "
     "because Megatron decides at import whether there is Transformer Engine. "
     "Start the run by itself, or call bridge.preflight.declared_gpu.declare() before anything else."
@@ -63,7 +67,7 @@ TOO_LATE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Installed:
+class InstalledTE:
     """Transformer Engine as it was imported here."""
 
     version: str
@@ -71,7 +75,7 @@ class Installed:
     """Compute capability of the declared GPU."""
 
 
-_installed: list[Installed] = []
+_installed_te: list[InstalledTE] = []
 
 
 def find_te() -> tuple[Path, str]:
@@ -81,7 +85,7 @@ def find_te() -> tuple[Path, str]:
     fills and which is not on Python's path.
 
     Raises:
-        BackendUnavailableError: There is no Transformer Engine of the release `VERSION`.
+        BackendUnavailableError: There is no Transformer Engine of the release `SUPPORTED_VERSION`.
     """
     side = Path(sys.prefix) / "te"
     root = side
@@ -89,20 +93,20 @@ def find_te() -> tuple[Path, str]:
     places = getattr(spec, "submodule_search_locations", None)
     if places:
         root = Path(next(iter(places))).parent
-    version = _version_in(root)
-    if version is not None and version.startswith(f"{VERSION}."):
+    version = _find_version(root)
+    if version is not None and version.startswith(f"{SUPPORTED_VERSION}."):
         return root, version
     fault = "it is not installed"
     if version is not None:
         fault = f"{version} is installed"
     raise BackendUnavailableError(
-        f"precision_backend=te_cpu: needs the Python files of Transformer Engine {VERSION}, "
+        f"precision_backend=te_cpu: needs the Python files of Transformer Engine {SUPPORTED_VERSION}, "
         f"and {fault} in {root}. "
-        f"Run: pip install --target {side} transformer-engine=={VERSION}.2 'pydantic>=2' einops"
+        f"Run: pip install --target {side} transformer-engine=={SUPPORTED_VERSION}.2 'pydantic>=2' einops"
     )
 
 
-def _version_in(root: Path) -> str | None:
+def _find_version(root: Path) -> str | None:
     """Return the version of the Transformer Engine in a folder, None without its Python files."""
     if not (root / "transformer_engine" / "pytorch" / "__init__.py").is_file():
         return None
@@ -111,14 +115,14 @@ def _version_in(root: Path) -> str | None:
     return None
 
 
-def installed_te() -> Installed | None:
-    """Return the Transformer Engine that `install` imported in this process, or None."""
-    if _installed:
-        return _installed[0]
+def get_installed_te() -> InstalledTE | None:
+    """Return the Transformer Engine that `install_te` imported in this process, or None."""
+    if _installed_te:
+        return _installed_te[0]
     return None
 
 
-def install(capability: tuple[int, int]) -> Installed:
+def install_te(capability: tuple[int, int]) -> InstalledTE:
     """Import Transformer Engine's Python over the stand-in, then Megatron.
 
     Args:
@@ -128,35 +132,35 @@ def install(capability: tuple[int, int]) -> Installed:
         BackendUnavailableError: Its files are not installed, or Megatron Core was imported before.
     """
     if "megatron.core" in sys.modules:
-        raise BackendUnavailableError(TOO_LATE)
+        raise BackendUnavailableError(TOO_LATE_MESSAGE)
     root, version = find_te()
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    os.environ.update(_ENVIRONMENT)
-    sys.modules[NAME] = extension()
-    for name in _STUBS:
-        sys.modules[name] = _stub(name)
+    os.environ.update(_TE_ENVIRONMENT)
+    sys.modules[EXTENSION_NAME] = build_extension()
+    for name in _STUB_MODULES:
+        sys.modules[name] = _make_stub(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_te(root)
-        for change in changes(patches(capability)):
+        for change in resolve_patches(build_patch_table(capability)):
             setattr(*change)
-    installed = Installed(version=version, capability=capability)
-    _installed.append(installed)
+    installed = InstalledTE(version=version, capability=capability)
+    _installed_te.append(installed)
     return installed
 
 
-def _stub(name: str) -> types.ModuleType:
+def _make_stub(name: str) -> types.ModuleType:
     """Return the stub of a module that imports Triton or ONNX Script."""
-    stub = module_of_missing(name)
-    if name == _TRITON:
+    stub = make_refusing_module(name)
+    if name == _TRITON_PACKAGE:
         stub.__path__ = []
     if name.endswith(".pad"):
-        stub.__dict__["pad_columnwise_scale_inv"] = _padded_scales
+        stub.__dict__["pad_columnwise_scale_inv"] = _pad_scales
     return stub
 
 
-def _padded_scales(scales: torch.Tensor) -> torch.Tensor:
+def _pad_scales(scales: torch.Tensor) -> torch.Tensor:
     """Return gathered NVFP4 scales padded as a GEMM reads them (pytorch/triton/pad.py)."""
     return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4, 0, -scales.shape[0] % 128))
 

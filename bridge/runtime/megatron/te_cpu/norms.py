@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
 
-Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it
+Under delayed scaling the kernel quantises the FP32 result (`FUSED_QUANTIZERS`). Every other scheme rounds it
 to the layer's dtype first, as a norm with a separate quantisation does.
 
 The arithmetic is that of torch's norms, operator by operator, so that Megatron's torch norms give the
@@ -20,19 +20,19 @@ from torch import Tensor
 
 from bridge.runtime.megatron.te_cpu.storage import (
     create_empty_quantized_tensor,
-    kind_of,
+    get_quantizer_name,
     quantize,
-    torch_dtype,
+    get_torch_dtype,
 )
 
-FUSED = {"Float8Quantizer"}
+FUSED_QUANTIZERS = {"Float8Quantizer"}
 """Quantizers whose kernel takes the norm's result before it is rounded."""
 
 _layer_norm = torch.ops.aten.native_layer_norm
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 
 
-def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
+def _get_gain(weight: Tensor, zero_centered: bool) -> Tensor:
     """Return the gain of a norm, whose weight is the gain minus 1 if it is zero-centred."""
     gamma = weight.detach()
     if zero_centered:
@@ -40,7 +40,7 @@ def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
     return gamma
 
 
-def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
+def _write_output(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
     """Return the result of a norm in a dtype or, with a quantizer, quantised.
 
     Args:
@@ -49,12 +49,12 @@ def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
         quantizer: Quantizer of the result, or None.
         stated: Dtype of the result, in the extension's enum.
     """
-    dtype = torch_dtype(stated)
+    dtype = get_torch_dtype(stated)
     if quantizer is None:
         if out is None:
             return y.to(dtype)
         return out.copy_(y)
-    if kind_of(quantizer) not in FUSED:
+    if get_quantizer_name(quantizer) not in FUSED_QUANTIZERS:
         return quantize(y.to(dtype), quantizer, out)
     if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
         out = create_empty_quantized_tensor(quantizer, y.shape, dtype)
@@ -74,8 +74,8 @@ def rmsnorm_fwd(
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
     wide = x.detach().float()
     deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    y = wide * deviation * _gamma(weight, zero)
-    return [_delivered(y, out, quantizer, dtype), None, deviation.reshape(-1)]
+    y = wide * deviation * _get_gain(weight, zero)
+    return [_write_output(y, out, quantizer, dtype), None, deviation.reshape(-1)]
 
 
 def rmsnorm_bwd(
@@ -86,7 +86,7 @@ def rmsnorm_bwd(
     dy = dy.reshape(-1, width).float()
     wide = x.detach().reshape(-1, width).float()
     r = deviation.reshape(-1, 1)
-    dn = dy * _gamma(weight, zero_centered)
+    dn = dy * _get_gain(weight, zero_centered)
     dr = (dn * wide).sum(-1, keepdim=True)
     dsquare = (-0.5 * dr * r.pow(3)) / width
     dx = dn * r + dsquare * (2.0 * wide)
@@ -105,11 +105,11 @@ def layernorm_fwd(
     zero: bool,
 ) -> list[Any]:
     """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
-    x, gamma, bias = x.detach(), _gamma(weight, zero), bias.detach()
-    if quantizer is not None and kind_of(quantizer) in FUSED:
+    x, gamma, bias = x.detach(), _get_gain(weight, zero), bias.detach()
+    if quantizer is not None and get_quantizer_name(quantizer) in FUSED_QUANTIZERS:
         x, gamma, bias = x.float(), gamma.float(), bias.float()
     y, mean, deviation = _layer_norm(x, [x.shape[-1]], gamma, bias, eps)
-    return [_delivered(y, out, quantizer, dtype), mean.reshape(-1), deviation.reshape(-1)]
+    return [_write_output(y, out, quantizer, dtype), mean.reshape(-1), deviation.reshape(-1)]
 
 
 def layernorm_bwd(
@@ -122,7 +122,7 @@ def layernorm_bwd(
     zero_centered: bool,
 ) -> list[Tensor]:
     """Return the gradients of input, weight and bias."""
-    gamma = _gamma(weight, zero_centered)
+    gamma = _get_gain(weight, zero_centered)
     rows = (*x.shape[:-1], 1)
     wide = mean.dtype  # of the forward pass: FP32 where that was fused with the quantisation
     gradients = _layer_norm_backward(

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.replacement import (
-    Rows,
-    always,
-    on_cpu,
-    replaced,
-    rng_state,
-    set_rng_state,
+from bridge.runtime.megatron.patching import (
+    PatchTable,
+    replace_by_constant,
+    redirect_to_cpu,
+    apply_patches,
+    replace_rng_getter,
+    replace_rng_setter,
 )
 from bridge.runtime.megatron.te_cpu.storage import dequantize
 
 
-class _Event:
+class _FinishedEvent:
     """An event of a device that executes everything in order."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -32,17 +32,17 @@ class _Event:
         self.query = lambda: True
 
 
-_DONE = SimpleNamespace(wait=lambda: None)
+_FINISHED_WORK = SimpleNamespace(wait=lambda: None)
 """The handle of collectives that have ended."""
 
 
-_WITH_CUDA = replaced([(torch.cuda, "is_available", lambda: True)])
+_CUDA_IS_AVAILABLE = apply_patches([(torch.cuda, "is_available", lambda: True)])
 """Decorator: CUDA is available for the length of each call."""
-_ON_CUDA = replaced([(torch.Tensor, "is_cuda", property(lambda _self: True))])
+_TENSORS_ARE_CUDA = apply_patches([(torch.Tensor, "is_cuda", property(lambda _self: True))])
 """Decorator: every tensor is on CUDA for the length of each call."""
 
 
-def _of_current(name: str) -> Callable[[Any], Any]:
+def _use_current_scaling_method(name: str) -> Callable[[Any], Any]:
     """Return the replacement by a method of the quantizer of current scaling.
 
     Delayed scaling has tensors of the same class.
@@ -51,12 +51,12 @@ def _of_current(name: str) -> Callable[[Any], Any]:
     return lambda _original: resolve_name(path)
 
 
-def _dequantized(_original: Any) -> Any:
+def _replace_dequantize_forward(_original: Any) -> Any:
     """Return the forward pass of a dequantisation that does not move the tensor to CUDA."""
     return staticmethod(lambda *args: dequantize(*args[1:3]))
 
 
-def patches(capability: tuple[int, int]) -> Rows:
+def build_patch_table(capability: tuple[int, int]) -> PatchTable:
     """Return every replacement, in order.
 
     The file patches.yaml has the caller that needs each, and the failure without it.
@@ -74,29 +74,29 @@ def patches(capability: tuple[int, int]) -> Rows:
     te = "transformer_engine.pytorch"
     delayed = f"{te}.tensor.float8_tensor.Float8Quantizer"
     return {
-        "torch.cuda.get_device_capability": always(capability),
-        "torch.cuda.get_device_properties": always(properties),
-        "torch.cuda.Event": lambda _original: _Event,
-        "torch.cuda.is_current_stream_capturing": always(False),
-        "torch.cuda.is_bf16_supported": always(True),
-        "torch.Tensor.record_stream": always(None),
-        "torch.Tensor.to": on_cpu,
-        "torch.load": on_cpu,
-        "torch.distributed._coalescing_manager": always(nullcontext(_DONE)),
-        f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
-        f"{te}.distributed._get_cuda_rng_state": rng_state,
-        f"{te}.distributed._set_cuda_rng_state": set_rng_state,
-        f"{delayed}.inner_tensor_specs": _of_current("inner_tensor_specs"),
-        f"{delayed}.storage_metadata": _of_current("storage_metadata"),
-        f"{te}.tensor.storage.mxfp8_tensor_storage._FromMXFP8Func.forward": _dequantized,
-        f"{te}.tensor.storage.nvfp4_tensor_storage._FromNVFP4Func.forward": _dequantized,
-        f"{te}.module.base.TransformerEngineBaseModule.__init__": _WITH_CUDA,
-        f"{te}.module.base.TransformerEngineBaseModule.prepare_forward": _ON_CUDA,
-        f"{te}.attention.DotProductAttention.forward": _ON_CUDA,
+        "torch.cuda.get_device_capability": replace_by_constant(capability),
+        "torch.cuda.get_device_properties": replace_by_constant(properties),
+        "torch.cuda.Event": lambda _original: _FinishedEvent,
+        "torch.cuda.is_current_stream_capturing": replace_by_constant(False),
+        "torch.cuda.is_bf16_supported": replace_by_constant(True),
+        "torch.Tensor.record_stream": replace_by_constant(None),
+        "torch.Tensor.to": redirect_to_cpu,
+        "torch.load": redirect_to_cpu,
+        "torch.distributed._coalescing_manager": replace_by_constant(nullcontext(_FINISHED_WORK)),
+        f"{te}.quantization.check_fp8_block_scaling_support": replace_by_constant(supported),
+        f"{te}.distributed._get_cuda_rng_state": replace_rng_getter,
+        f"{te}.distributed._set_cuda_rng_state": replace_rng_setter,
+        f"{delayed}.inner_tensor_specs": _use_current_scaling_method("inner_tensor_specs"),
+        f"{delayed}.storage_metadata": _use_current_scaling_method("storage_metadata"),
+        f"{te}.tensor.storage.mxfp8_tensor_storage._FromMXFP8Func.forward": _replace_dequantize_forward,
+        f"{te}.tensor.storage.nvfp4_tensor_storage._FromNVFP4Func.forward": _replace_dequantize_forward,
+        f"{te}.module.base.TransformerEngineBaseModule.__init__": _CUDA_IS_AVAILABLE,
+        f"{te}.module.base.TransformerEngineBaseModule.prepare_forward": _TENSORS_ARE_CUDA,
+        f"{te}.attention.DotProductAttention.forward": _TENSORS_ARE_CUDA,
     }
 
 
-def save_without_state() -> None:
+def patch_empty_extra_state() -> None:
     """Save grouped experts that have no extra state, as megatron-core 0.19 does.
 
     Earlier releases split an empty state by expert, which fails

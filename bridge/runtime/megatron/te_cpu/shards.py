@@ -19,12 +19,14 @@ from bridge.precision.formats import FORMATS
 from bridge.runtime.megatron.te_cpu.storage import FORMAT_NAMES
 from bridge.runtime.numerics.grid import encode, round_to_grid
 from bridge.runtime.numerics.quantised import pack_nibbles, unpack_nibbles
-from bridge.runtime.numerics.scaling import nvfp4_block_scale, whole_nvfp4_scale
+from bridge.runtime.numerics.scaling import compute_nvfp4_block_scales, compute_nvfp4_tensor_scale
 
 Tensors = list[Tensor]
 
 
-def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> Tensor:
+def _compute_tile_amaxes(
+    part: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int
+) -> Tensor:
     """Return the amax of each tile of a matrix, (B, C), over the elements in a flat part.
 
     Args:
@@ -43,12 +45,12 @@ def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start:
 
 def _write_amaxes(padded: Tensor, part: Tensor, tile: tuple[int, int], *place: int) -> None:
     """Write the amaxes of tiles into a padded tensor; `place` is rows, columns and start."""
-    amaxes = _amaxes(part, tile, *place)
+    amaxes = _compute_tile_amaxes(part, tile, *place)
     padded.zero_()
     padded[: amaxes.shape[0], : amaxes.shape[1]].copy_(amaxes)
 
 
-def _codes(
+def _quantise_part(
     part: Tensor,
     name: str,
     factors: Tensor,
@@ -59,7 +61,7 @@ def _codes(
 ) -> Tensor:
     """Return the codes of a flat part of a matrix, saturated, from a scale per tile.
 
-    The other arguments are those of `_amaxes`.
+    The other arguments are those of `_compute_tile_amaxes`.
     """
     element = FORMATS[name]
     spread = factors.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[:rows, :columns]
@@ -86,7 +88,7 @@ def fp8_block_scaling_partial_cast(
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
     name = FORMAT_NAMES[int(dtype)]
-    codes = _codes(part, name, scale, (size, size), rows, columns, start)
+    codes = _quantise_part(part, name, scale, (size, size), rows, columns, start)
     out.view(-1).copy_(codes)
 
 
@@ -110,7 +112,7 @@ def mxfp8_scaling_partial_cast(
     copies = ((row, row_exponents, (1, 32)), (column, column_exponents, (32, 1)))
     for out, exponents, tile in copies:
         factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
-        out.view(-1).copy_(_codes(part, "e4m3", factors, tile, *place))
+        out.view(-1).copy_(_quantise_part(part, "e4m3", factors, tile, *place))
 
 
 def nvfp4_multi_tensor_compute_partial_amax(*lists_and_size: Any) -> None:
@@ -120,13 +122,13 @@ def nvfp4_multi_tensor_compute_partial_amax(*lists_and_size: Any) -> None:
     """
     *lists, size = lists_and_size
     for part, amax, whole, *place in zip(*lists, strict=True):
-        amax.copy_(_amaxes(part, (size, size), *place))
+        amax.copy_(_compute_tile_amaxes(part, (size, size), *place))
         whole.copy_(amax.max())
 
 
 def nvfp4_compute_global_scale(amaxes: Tensor, scales: Tensor) -> None:
     """Write the factor of each whole tensor from its amax."""
-    factors = [whole_nvfp4_scale(amax) for amax in amaxes.tolist()]
+    factors = [compute_nvfp4_tensor_scale(amax) for amax in amaxes.tolist()]
     scales.copy_(torch.tensor(factors))
 
 
@@ -140,7 +142,9 @@ def nvfp4_multi_tensor_fused_scale(*lists_and_size: Any) -> None:
     for amax, whole, factor, scale, stored_amax, _rows, columns, _padded in zip(
         *lists, strict=True
     ):
-        decoded, encoded = nvfp4_block_scale(amax, whole_nvfp4_scale(whole.item()))
+        decoded, encoded = compute_nvfp4_block_scales(
+            amax, compute_nvfp4_tensor_scale(whole.item())
+        )
         factor.copy_(encoded)
         stored_amax.copy_(whole)
         codes = encode(decoded, FORMATS["e4m3"]).repeat_interleave(size, 0)[: len(scale)]
@@ -162,7 +166,7 @@ def nvfp4_multi_tensor_2d_partial_cast(
                 f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements "
                 f"from {place[-1]} on"
             )
-        codes = _codes(part, "e2m1", factor, (size, size), *place)
+        codes = _quantise_part(part, "e2m1", factor, (size, size), *place)
         packed = pack_nibbles(codes.reshape(1, -1))
         out.copy_(packed.reshape(out.shape))
 

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 
 from bridge.errors import BackendUnavailableError
-from bridge.precision.schemes import WHOLE
+from bridge.precision.schemes import WHOLE_TENSOR
 from bridge.runtime.megatron.te_cpu.enums import DType
 from bridge.runtime.numerics import (
     GemmOperand,
     Quantised,
     QuantSpec,
-    padded_scales,
+    pad_scales,
     quantise,
-    stored_operand,
+    make_stored_operand,
 )
-from bridge.runtime.numerics.dispatch import laid_out
-from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
+from bridge.runtime.numerics.dispatch import lay_out_codes
+from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, get_tile
 
 TORCH_DTYPES: dict[int, torch.dtype] = {
     DType.kByte: torch.uint8,
@@ -39,7 +39,7 @@ TORCH_DTYPES: dict[int, torch.dtype] = {
     DType.kFloat16: torch.float16,
     DType.kBFloat16: torch.bfloat16,
 }
-WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
+QUANTISATION_WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
 """Called with each tensor, its quantizer and the result, for telemetry."""
 FORMAT_NAMES: dict[int, str] = {
     DType.kFloat8E4M3: "e4m3",
@@ -48,25 +48,25 @@ FORMAT_NAMES: dict[int, str] = {
 }
 
 
-def torch_dtype(dtype: Any) -> torch.dtype:
+def get_torch_dtype(dtype: Any) -> torch.dtype:
     """Return the torch dtype of an extension's dtype, or a torch dtype as it is."""
     if isinstance(dtype, torch.dtype):
         return dtype
     return TORCH_DTYPES[int(dtype)]
 
 
-def kind_of(quantizer: Any) -> str:
+def get_quantizer_name(quantizer: Any) -> str:
     """Return the name of a quantizer's class."""
     return type(quantizer).__name__
 
 
-def spec_of(quantizer: Any) -> QuantSpec:
+def make_quantizer_spec(quantizer: Any) -> QuantSpec:
     """Return the quantisation of a quantizer.
 
     Raises:
         BackendUnavailableError: The emulation has no such quantisation.
     """
-    kind = kind_of(quantizer)
+    kind = get_quantizer_name(quantizer)
     scheme = SCHEME_OF_QUANTIZER.get(kind)
     if scheme is None:
         known = ", ".join(SCHEME_OF_QUANTIZER)
@@ -77,21 +77,21 @@ def spec_of(quantizer: Any) -> QuantSpec:
         if getattr(quantizer, variant, False):
             raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
     details: dict[str, Any] = {}
-    for field, name in _DETAILS.items():
+    for field, name in _QUANTIZER_ATTRIBUTES.items():
         if hasattr(quantizer, name):
             details[field] = getattr(quantizer, name)
     if scheme == "mxfp8":
         details["power_of_two_scale"] = True
-    row, column = WHOLE, WHOLE
+    row, column = WHOLE_TENSOR, WHOLE_TENSOR
     if scheme in TILE_SIZES:
-        row = tile_of(scheme, quantizer, columnwise=False)
-        column = tile_of(scheme, quantizer, columnwise=True)
+        row = get_tile(scheme, quantizer, columnwise=False)
+        column = get_tile(scheme, quantizer, columnwise=True)
     number_format = FORMAT_NAMES[int(quantizer.dtype)]
-    return _spec(scheme=scheme, format=number_format, row=row, column=column, **details)
+    return _make_cached_spec(scheme=scheme, format=number_format, row=row, column=column, **details)
 
 
-_spec = functools.cache(QuantSpec)
-_DETAILS = {
+_make_cached_spec = functools.cache(QuantSpec)
+_QUANTIZER_ATTRIBUTES = {
     "power_of_two_scale": "force_pow_2_scales",
     "eps": "amax_epsilon",
     "hadamard": "with_rht",
@@ -100,7 +100,7 @@ _DETAILS = {
 """Field of a spec -> attribute of the quantizers that have it."""
 
 
-def _multiplies_any_layout() -> bool:
+def _supports_any_gemm_layout() -> bool:
     """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand.
 
     On such a GPU no copy is transposed.
@@ -115,10 +115,10 @@ _Buffer = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a buffer."""
 
 
-def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
+def _get_buffer_specs(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     """Return attribute -> shape and dtype of a quantised tensor's buffers."""
     specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
-    if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
+    if get_quantizer_name(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
         # csrc/quantizer.cpp makes a matrix: with two codes a byte a last axis of one sample would
         # have no byte.
         specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
@@ -130,7 +130,9 @@ def create_empty_quantized_tensor(
 ) -> Any:
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     shape = tuple(shape)
-    if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
+    if get_quantizer_name(quantizer) == "MXFP8Quantizer" and (
+        shape[-1] % 32 or math.prod(shape[:-1]) % 32
+    ):
         # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
         raise BackendUnavailableError(
             "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, "
@@ -138,7 +140,7 @@ def create_empty_quantized_tensor(
             "Use widths and tokens of a micro-batch that are, on each rank."
         )
     inner = {}
-    for name, (size, buffer_dtype) in _buffers(quantizer, shape).items():
+    for name, (size, buffer_dtype) in _get_buffer_specs(quantizer, shape).items():
         inner[name] = torch.empty(size, dtype=buffer_dtype)
     meta = quantizer.create_metadata(shape, dtype=dtype)
     stride = torch.empty(shape, device="meta").stride()
@@ -148,14 +150,14 @@ def create_empty_quantized_tensor(
     return tensor
 
 
-def shape_of(tensor: Any) -> tuple[int, ...]:
+def get_shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a storage."""
     if hasattr(tensor, "shape"):
         return tuple(tensor.shape)
     return tuple(tensor.size())
 
 
-def _reduction(quantizer: Any) -> Callable[[float], float] | None:
+def _make_amax_reduction(quantizer: Any) -> Callable[[float], float] | None:
     """Return a function for the maximum of an amax over the quantizer's group, None without a group."""
     if not getattr(quantizer, "with_amax_reduction", False):
         return None
@@ -169,34 +171,36 @@ def _reduction(quantizer: Any) -> Callable[[float], float] | None:
     return reduced
 
 
-def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
+def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
     """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute.
 
     The amax of delayed scaling is written into the quantizer, and telemetry gets the result.
     """
-    spec = spec_of(quantizer)
+    spec = make_quantizer_spec(quantizer)
     row, col = quantizer.rowwise_usage, quantizer.columnwise_usage
-    if spec.whole_tensor and _multiplies_any_layout():
+    if spec.has_single_scale and _supports_any_gemm_layout():
         row, col = True, False
     scale = None
     if spec.scheme == "delayed":
         scale = quantizer.scale
-    quantised = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
+    quantised = quantise(
+        x, spec, row=row, col=col, scale=scale, reduce_amax=_make_amax_reduction(quantizer)
+    )
     if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
         amax = quantised.amax.reshape(quantizer.amax.shape)
         quantizer.amax.copy_(torch.maximum(quantizer.amax, amax))
-    for watch in WATCHERS:
+    for watch in QUANTISATION_WATCHERS:
         watch(x, quantizer, quantised)
-    if spec.whole_tensor:
+    if spec.has_single_scale:
         scale_inv = quantised.scale_inv
         if not row:
             scale_inv = quantised.scale_inv_t
         return {"_data": quantised.codes, "_transpose": quantised.codes_t, "_scale_inv": scale_inv}
     row_scales, column_scales = None, None
     if row:
-        row_scales = padded_scales(quantised)
+        row_scales = pad_scales(quantised)
     if col:
-        column_scales = padded_scales(quantised, columnwise=True)
+        column_scales = pad_scales(quantised, columnwise=True)
     return {
         "_rowwise_data": quantised.codes,
         "_rowwise_scale_inv": row_scales,
@@ -224,16 +228,20 @@ def quantize(
     if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:
         return output
     x = tensor.detach()
-    if kind_of(quantizer) == "NVFP4Quantizer" and quantizer.with_rht and x.dtype != torch.bfloat16:
+    if (
+        get_quantizer_name(quantizer) == "NVFP4Quantizer"
+        and quantizer.with_rht
+        and x.dtype != torch.bfloat16
+    ):
         raise RuntimeError("RHT is only supported for bfloat16 input")  # csrc/quantizer.cpp
     out = output
     if out is None:
         out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
-    contents = _quantised(x, quantizer)
-    buffers = _buffers(quantizer, shape_of(out))
+    contents = _quantise_buffers(x, quantizer)
+    buffers = _get_buffer_specs(quantizer, get_shape(out))
     for name, value in contents.items():
         if hasattr(out, name):
-            _fill(out, name, value, buffers.get(name), is_new=output is None)
+            _write_buffer(out, name, value, buffers.get(name), is_new=output is None)
     if hasattr(out, "_transpose_invalid"):
         out._transpose_invalid = out._transpose is None
     if hasattr(out, "_fp8_dtype"):
@@ -241,7 +249,7 @@ def quantize(
     return out
 
 
-def _fill(
+def _write_buffer(
     out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool
 ) -> None:
     """Write a buffer of a storage.
@@ -276,15 +284,15 @@ def _fill(
         setattr(out, name, value)
 
 
-def stored_in(tensor: Any) -> Quantised:
+def read_quantised(tensor: Any) -> Quantised:
     """Return the codes and scales of a storage of Transformer Engine, without copying its buffers."""
-    spec = spec_of(tensor._quantizer)
-    shape = torch.Size(shape_of(tensor))
+    spec = make_quantizer_spec(tensor._quantizer)
+    shape = torch.Size(get_shape(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
-    if spec.whole_tensor:
-        copies = _copies_of_whole(tensor, rows, columns)
+    if spec.has_single_scale:
+        copies = _read_tensor_scaled(tensor, rows, columns)
     else:
-        copies = _copies_of_tiles(tensor, spec, rows, columns)
+        copies = _read_tile_scaled(tensor, spec, rows, columns)
     amax = getattr(tensor, "_amax_rowwise", None)
     if amax is None:
         amax = torch.zeros(1, dtype=torch.float32)
@@ -294,7 +302,7 @@ def stored_in(tensor: Any) -> Quantised:
     )
 
 
-def _copies_of_whole(tensor: Any, rows: int, columns: int) -> dict[str, Any]:
+def _read_tensor_scaled(tensor: Any, rows: int, columns: int) -> dict[str, Any]:
     """Return the codes and scales of a storage with a single scale."""
     copies: dict[str, Any] = {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
     if tensor._data is not None:
@@ -304,32 +312,32 @@ def _copies_of_whole(tensor: Any, rows: int, columns: int) -> dict[str, Any]:
     return copies
 
 
-def _copies_of_tiles(tensor: Any, spec: QuantSpec, rows: int, columns: int) -> dict[str, Any]:
+def _read_tile_scaled(tensor: Any, spec: QuantSpec, rows: int, columns: int) -> dict[str, Any]:
     """Return the codes and scales of a storage with a scale per tile."""
     copies: dict[str, Any] = {}
     if tensor._rowwise_data is not None:
-        copies["codes"] = _matrix(tensor._rowwise_data)
-        copies["scale_inv"] = _compact(
+        copies["codes"] = _reshape_to_matrix(tensor._rowwise_data)
+        copies["scale_inv"] = _strip_scale_padding(
             tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False
         )
     if tensor._columnwise_data is not None:
         codes_t = tensor._columnwise_data
         if spec.scheme == "mxfp8":
-            copies["codes_t"] = _matrix(codes_t)
+            copies["codes_t"] = _reshape_to_matrix(codes_t)
         else:
             copies["codes_t"] = codes_t.flatten(1)
-        copies["scale_inv_t"] = _compact(
+        copies["scale_inv_t"] = _strip_scale_padding(
             tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True
         )
     return copies
 
 
-def _matrix(codes: torch.Tensor) -> torch.Tensor:
+def _reshape_to_matrix(codes: torch.Tensor) -> torch.Tensor:
     """Return codes as (M, K)."""
     return codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
 
 
-def _compact(
+def _strip_scale_padding(
     scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool
 ) -> torch.Tensor:
     """Return scales without Transformer Engine's padding, in the layout of `Quantised`."""
@@ -351,32 +359,32 @@ def _compact(
     return scales[:tiles_down, :tiles_across]
 
 
-def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
+def make_storage_operand(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
     """Return the row-wise or column-wise copy of a storage as the operand of a GEMM.
 
     Raises:
         RuntimeError: The storage does not have the copy.
     """
-    stored = stored_in(tensor)
-    if stored.spec.whole_tensor:
+    stored = read_quantised(tensor)
+    if stored.spec.has_single_scale:
         if not columnwise and stored.codes is None:
             raise RuntimeError(
                 f"GEMM: needs the row-wise data of {type(tensor).__name__}, "
                 "which holds the transpose alone"
             )
-        if columnwise and stored.codes_t is None and not _multiplies_any_layout():
+        if columnwise and stored.codes_t is None and not _supports_any_gemm_layout():
             raise RuntimeError(
                 f"GEMM: needs the transpose of {type(tensor).__name__}, "
                 "which is not held or out of date"
             )
-    return stored_operand(stored, role, columnwise=columnwise)
+    return make_stored_operand(stored, role, columnwise=columnwise)
 
 
 def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
     """Return the values of a storage, from its row-wise copy if it has one."""
-    stored = stored_in(tensor)
-    values = stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None)
-    return values.reshape(shape_of(tensor))
+    stored = read_quantised(tensor)
+    values = stored.dequantise(get_torch_dtype(dtype), columnwise=stored.codes is None)
+    return values.reshape(get_shape(tensor))
 
 
 def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
@@ -401,7 +409,7 @@ def fp8_transpose(
     codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return transposed codes: the last axis is the first, and the other axes keep their order."""
-    matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
+    matrix = lay_out_codes(_reshape_to_matrix(codes).contiguous(), transposed=True, packed=False)
     transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])
     if out is None:
         return transposed

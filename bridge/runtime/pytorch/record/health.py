@@ -4,7 +4,7 @@
 - Error. The first fprop GEMM of each low-precision module is computed again in FP32, from the
   tensors before quantisation, and the two results are compared. A healthy FP8 linear layer has a
   relative error of 0.03 to 0.05; a transposed weight, or that of another layer, has 1 and more.
-  Values beyond the reach of a scale are saturated first, and only the first `TOKENS` tokens are
+  Values beyond the reach of a scale are saturated first, and only the first `MAX_CHECKED_TOKENS` tokens are
   compared.
 - Freshness. The weight's operand is compared with a new quantisation of the weight. The codes of an
   earlier step differ, and their error is too small for the first check.
@@ -18,16 +18,16 @@ import torch
 
 from bridge.precision.formats import FORMATS
 from bridge.runtime.audit.record import HealthRow
-from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
 from bridge.runtime.numerics.quantise import quantise
-from bridge.runtime.pytorch.record.modules import Place
+from bridge.runtime.pytorch.record.modules import ModuleLabel
 from bridge.runtime.pytorch.record.operand_format import OperandFormat, is_quantised
 from bridge.runtime.pytorch.record.te_gemms import TeGemm
 
-TOKENS = 256
+MAX_CHECKED_TOKENS = 256
 
 
-def error_limit(operand: OperandFormat) -> float:
+def get_error_limit(operand: OperandFormat) -> float:
     """Return the largest healthy relative error of a GEMM whose operands have this format.
 
     It is some four times the error of rounding both operands. Under delayed scaling the limit is
@@ -38,7 +38,7 @@ def error_limit(operand: OperandFormat) -> float:
     return float(2.0 ** -FORMATS[operand.format].mantissa_bits)
 
 
-def scale_of(stored: Any) -> float | None:
+def find_scale(stored: Any) -> float | None:
     """Return the scale of a stored weight's codes, None for a weight with a scale per tile."""
     emulated = getattr(stored, "stored", None)
     if emulated is not None:
@@ -52,7 +52,7 @@ def scale_of(stored: Any) -> float | None:
     return 1 / float(scale_inv)
 
 
-def relative_error(
+def compute_relative_error(
     out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None
 ) -> float:
     """Return |out - (x w^T + bias)| / |x w^T + bias|, in Frobenius norms.
@@ -66,7 +66,7 @@ def relative_error(
         w_NK: The weight before quantisation.
         bias: (N,), or None.
     """
-    rows = min(TOKENS, x_MK.shape[0])
+    rows = min(MAX_CHECKED_TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
         reference_MN = x_MK[:rows].float() @ w_NK.float().T
     if bias is not None:
@@ -77,7 +77,7 @@ def relative_error(
     return float((out[:rows].float() - reference_MN).norm() / norm)
 
 
-def saturated(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
+def clamp_to_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
     """Return values clamped to the range of a format under a tensor's scale.
 
     Delayed scaling takes its scale from earlier steps, so that values may saturate without a fault
@@ -89,7 +89,7 @@ def saturated(values: torch.Tensor, format_: str, scale: float | None) -> torch.
     return values.clamp(-largest, largest)
 
 
-def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
+def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
     """Return a module's weight as the next quantisation has to read it.
 
     A weight that is stored quantised is read from the optimizer's master. The result is None where
@@ -110,9 +110,9 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
     return master.detach().view(weight.shape).to(source_dtype).to(weight.dtype)
 
 
-def emulated_health(
+def measure_emulated_health(
     module: torch.nn.Module,
-    place: Place,
+    place: ModuleLabel,
     x_MK: torch.Tensor,
     operands: tuple[GemmOperand, GemmOperand],
     out: torch.Tensor,
@@ -129,23 +129,23 @@ def emulated_health(
         out: (M, N), the result before the bias is added.
         bias: (N,), or None.
     """
-    weight = live_weight(module)
+    weight = get_live_weight(module)
     if weight is None:
         return None
     x_operand, w_operand = operands
-    is_fresh = _is_fresh(weight, w_operand)
+    is_fresh = _is_weight_fresh(weight, w_operand)
     w_scale = w_operand.scale
     has_stored_codes = w_operand.amax is None
-    if has_stored_codes and w_operand.spec.whole_tensor:
+    if has_stored_codes and w_operand.spec.has_single_scale:
         w_scale = 1 / w_operand.factor
-    x_MK = saturated(x_MK, x_operand.spec.format, x_operand.scale)
-    weight = saturated(weight, w_operand.spec.format, w_scale)
-    error = relative_error(out, x_MK, weight, bias)
+    x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
+    weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
+    error = compute_relative_error(out, x_MK, weight, bias)
     weight_format = OperandFormat(format=w_operand.spec.format, scheme=w_operand.spec.scheme)
-    return _row(place, weight_format, error, is_fresh=is_fresh)
+    return _make_health_row(place, weight_format, error, is_fresh=is_fresh)
 
 
-def _is_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
+def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     """Return whether an operand is the quantisation of the weight as it is now.
 
     A weight that is stored under delayed scaling counts as fresh: its codes have the scale of the
@@ -157,14 +157,14 @@ def _is_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
             weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
         )
     elif spec.scheme != "delayed":
-        fresh = stored_operand(quantise(weight, spec, col=False), "weight")
+        fresh = make_stored_operand(quantise(weight, spec, col=False), "weight")
     else:
         return True
     return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
 
 
-def te_health(
-    module: Any, place: Place, arguments: Any, call: TeGemm, input_format: OperandFormat
+def measure_te_health(
+    module: Any, place: ModuleLabel, arguments: Any, call: TeGemm, input_format: OperandFormat
 ) -> HealthRow | None:
     """Return the health of a fprop GEMM of Transformer Engine.
 
@@ -180,32 +180,32 @@ def te_health(
     name = "weight"
     if call.part is not None:
         name = f"weight{call.part}"
-    weight = live_weight(module, name)
+    weight = get_live_weight(module, name)
     if weight is None or not arguments:
         return None
     if not isinstance(call.out, torch.Tensor) or is_quantised(call.out):
         return None
-    x_MK = _input_of_gemm(module, arguments[0], call)
+    x_MK = _make_gemm_input(module, arguments[0], call)
     out = call.out.detach().reshape(-1, call.out.shape[-1])
     is_gathered = out.shape[0] > x_MK.shape[0]  # over the sequence; x has this rank's rows
     if is_gathered:
         out = out[torch.distributed.get_rank(module.tp_group) * x_MK.shape[0] :]
-    is_fresh = _is_fresh_in_te(weight, call, is_stored=is_quantised(getattr(module, name)))
-    x_MK = saturated(x_MK, input_format.format, _scale_of_te(call.left))
-    weight = saturated(weight, input_format.format, _scale_of_te(call.right))
-    error = relative_error(out, x_MK, weight, call.bias)
-    return _row(place, input_format, error, is_fresh=is_fresh)
+    is_fresh = _is_te_weight_fresh(weight, call, is_stored=is_quantised(getattr(module, name)))
+    x_MK = clamp_to_range(x_MK, input_format.format, _get_te_scale(call.left))
+    weight = clamp_to_range(weight, input_format.format, _get_te_scale(call.right))
+    error = compute_relative_error(out, x_MK, weight, call.bias)
+    return _make_health_row(place, input_format, error, is_fresh=is_fresh)
 
 
-def _input_of_gemm(module: Any, source: torch.Tensor, call: TeGemm) -> torch.Tensor:
+def _make_gemm_input(module: Any, source: torch.Tensor, call: TeGemm) -> torch.Tensor:
     """Return the input of a GEMM before quantisation, (M, K): normed, and the part of its group."""
-    x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
+    x_MK = _apply_input_norm(module, source.detach()).reshape(-1, source.shape[-1])
     if call.part is None:
         return x_MK
     return torch.split(x_MK, list(call.splits))[call.part]
 
 
-def _is_fresh_in_te(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) -> bool:
+def _is_te_weight_fresh(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) -> bool:
     """Return whether the weight's operand of a GEMM is the quantisation of the weight as it is now.
 
     The operand counts as fresh where it has no quantizer, and where the weight is stored under
@@ -220,7 +220,7 @@ def _is_fresh_in_te(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) -> b
         return torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
 
 
-def _scale_of_te(operand: Any) -> float | None:
+def _get_te_scale(operand: Any) -> float | None:
     """Return the scale of an operand's codes, None for an operand with a scale per tile."""
     scale_inv = getattr(operand, "_scale_inv", None)
     if scale_inv is None:
@@ -228,7 +228,7 @@ def _scale_of_te(operand: Any) -> float | None:
     return 1 / float(scale_inv)
 
 
-def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
+def _apply_input_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     """Return the input after the norm of a `LayerNormLinear`, the input itself in other modules."""
     gain = getattr(module, "layer_norm_weight", None)
     if gain is None:
@@ -244,13 +244,15 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(wide, shape, gain, bias, module.eps)
 
 
-def _row(place: Place, operand: OperandFormat, error: float, *, is_fresh: bool) -> HealthRow:
+def _make_health_row(
+    place: ModuleLabel, operand: OperandFormat, error: float, *, is_fresh: bool
+) -> HealthRow:
     """Return the health of a module from the error of its GEMM."""
     layer, module = place
     return HealthRow(
         layer=layer,
         module=module,
         error=round(error, 4),
-        limit=error_limit(operand),
+        limit=get_error_limit(operand),
         is_fresh=is_fresh,
     )

@@ -18,43 +18,43 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils._pytree import tree_leaves
 
-Place = tuple[str, str]
+ModuleLabel = tuple[str, str]
 """Label of the layer, name of the module."""
-PREDICTION = "MultiTokenPredictionLayer"
-LAYERS = frozenset({"TransformerLayer", "MambaLayer", PREDICTION})
+MTP_LAYER_CLASS = "MultiTokenPredictionLayer"
+LAYER_CLASS_NAMES = frozenset({"TransformerLayer", "MambaLayer", MTP_LAYER_CLASS})
 """Megatron's classes of layers with a `layer_number` in the whole model."""
 ATTENTION_CORE = "core_attention"
-MIXERS = ("mixer", "self_attention", "indexer")
+TOKEN_MIXERS = ("mixer", "self_attention", "indexer")
 """Modules between linear layers.
 
 They are those of a Mamba layer, of attention or a gated delta net, and of sparse attention.
 """
-_CONTAINERS = re.compile(
+_CONTAINER_PREFIX = re.compile(
     r"^(mtp_model_layer\.|transformer_layer\.)?"
     r"(self_attention\.(core_attention\.(?=indexer))?|mlp\.|mixer\.)?"
     r"(experts\.local_experts\.\d+\.)?"
 )
 
 
-def is_a(module: torch.nn.Module, names: Iterable[str]) -> bool:
+def has_class_name(module: torch.nn.Module, names: Iterable[str]) -> bool:
     """Return whether a module's class has one of these names, or is derived from such a class."""
     wanted = set(names)
     return any(kind.__name__ in wanted for kind in type(module).__mro__)
 
 
-def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
+def label_modules(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, ModuleLabel]:
     """Return the place of every module of a model, or of its chunks."""
-    place_of: dict[torch.nn.Module, Place] = {}
+    place_of: dict[torch.nn.Module, ModuleLabel] = {}
     for chunk in model:
         for module in chunk.modules():
-            if module in place_of or not is_a(module, LAYERS):
+            if module in place_of or not has_class_name(module, LAYER_CLASS_NAMES):
                 continue
             label = str(module.layer_number)
-            if is_a(module, (PREDICTION,)):
+            if has_class_name(module, (MTP_LAYER_CLASS,)):
                 label = f"mtp {label}"
             # A layer inside a prediction layer is a part of the prediction layer.
             for name, part in module.named_modules():
-                place_of.setdefault(part, (label, _short(name)))
+                place_of.setdefault(part, (label, _shorten_name(name)))
         for path, module in chunk.named_modules():
             is_output = path.rpartition(".")[2] == "output_layer"
             if is_output and place_of:
@@ -66,12 +66,12 @@ def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
 
 def mixes_tokens(name: str) -> bool:
     """Return whether a module's matrix products mix tokens, so that none is a linear layer's."""
-    return name in MIXERS or ATTENTION_CORE in name.split(".")
+    return name in TOKEN_MIXERS or ATTENTION_CORE in name.split(".")
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Return the plan's name of a module in its layer; all experts of a layer have the same name."""
-    rest = _CONTAINERS.sub("", name)
+    rest = _CONTAINER_PREFIX.sub("", name)
     if "experts.local_experts." in name.removesuffix(rest):
         return f"experts.{rest}"
     # A product of the module of shared experts is their gate; its linear layers are modules.
@@ -80,14 +80,14 @@ def _short(name: str) -> str:
     return rest
 
 
-KEY = "bridge.module"
+MODULE_METADATA_KEY = "bridge.module"
 """Entry of a node's metadata.
 
 It is a weak reference, since Python does not collect a cycle through torch's C++ nodes.
 """
 
 
-class Running:
+class ModuleTracker:
     """The module that runs, in forward and backward passes."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Running:
         node = self._node
         if node is None:
             return None
-        marked: ReferenceType[torch.nn.Module] | None = node.metadata.get(KEY)
+        marked: ReferenceType[torch.nn.Module] | None = node.metadata.get(MODULE_METADATA_KEY)
         if marked is None:
             return None
         return marked()
@@ -128,7 +128,7 @@ class Running:
         """Follow modules in a ``with`` block, without pure containers of other modules."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
-            for module in filter(holds_more_than_modules, modules):
+            for module in filter(is_more_than_container, modules):
                 before = module.register_forward_pre_hook(self._enter)
                 hooks.callback(before.remove)
                 after = module.register_forward_hook(
@@ -148,30 +148,32 @@ class Running:
         if not self._stack:
             return  # a module that ran already when the hooks were registered
         self._stack.pop()
-        _mark(module, _nodes((arguments, named)), _nodes(output))
+        _mark_autograd_nodes(
+            module, _list_autograd_nodes((arguments, named)), _list_autograd_nodes(output)
+        )
 
 
-def holds_more_than_modules(module: torch.nn.Module) -> bool:
+def is_more_than_container(module: torch.nn.Module) -> bool:
     """Return whether a module is more than a container of others."""
     return not list(module.children()) or bool(list(module.parameters(recurse=False)))
 
 
-def dtype_of(tensor: torch.Tensor) -> str:
+def get_dtype_name(tensor: torch.Tensor) -> str:
     """Return torch's name of a tensor's dtype, without ``torch.``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def list_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value of containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _nodes(value: Any) -> list[Any]:
+def _list_autograd_nodes(value: Any) -> list[Any]:
     """Return the nodes of autograd that made the tensors in a value."""
-    return [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
+    return [tensor.grad_fn for tensor in list_tensors(value) if tensor.grad_fn is not None]
 
 
-def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
+def _mark_autograd_nodes(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
     """Mark the nodes between inputs and outputs with a module.
 
     Nodes of a module inside of it have the mark of that module already, and keep it.
@@ -183,5 +185,5 @@ def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> Non
         if node in seen:
             continue
         seen.add(node)
-        node.metadata.setdefault(KEY, ref(module))
+        node.metadata.setdefault(MODULE_METADATA_KEY, ref(module))
         waiting += [following for following, _ in node.next_functions if following is not None]

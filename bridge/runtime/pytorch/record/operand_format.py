@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bridge.precision.schemes import SCHEMES, Tile
-from bridge.precision.values import SPELLINGS
-from bridge.runtime.audit.record import tile_name
+from bridge.precision.coercion import DTYPE_SPELLINGS
+from bridge.runtime.audit.record import format_tile
 
 AUTOCAST_MODULES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
 """Modules of Transformer Engine with the state of its autocast, of newer releases first."""
@@ -60,10 +60,10 @@ class OperandFormat:
         return self.scheme != "none"
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def get_dtype_token(dtype: torch.dtype) -> str:
     """Return the project's token of a dtype, or torch's name where there is no token."""
     name = str(dtype).removeprefix("torch.")
-    return SPELLINGS.get(name, name)
+    return DTYPE_SPELLINGS.get(name, name)
 
 
 def is_quantised(tensor: Any) -> bool:
@@ -71,7 +71,7 @@ def is_quantised(tensor: Any) -> bool:
     return any(hasattr(tensor, name) for name in ("_fp8_dtype", "_fp4_dtype", "stored"))
 
 
-def stored_bytes(tensor: Any) -> int:
+def count_stored_bytes(tensor: Any) -> int:
     """Return the bytes of a quantised tensor: codes and scales, row-wise and column-wise."""
     if hasattr(tensor, "stored"):
         return int(tensor.stored_bytes)
@@ -83,28 +83,28 @@ def stored_bytes(tensor: Any) -> int:
     return total_bytes
 
 
-def operand_format(tensor: Any, *, columnwise: bool) -> OperandFormat:
+def get_operand_format(tensor: Any, *, columnwise: bool) -> OperandFormat:
     """Return the format of the row-wise or column-wise copy that a GEMM reads."""
     if getattr(tensor, "custom", False) is True:
         return OperandFormat(format="custom", scheme="custom")
     if not is_quantised(tensor):
-        return OperandFormat(format=dtype_name(tensor.dtype))
+        return OperandFormat(format=get_dtype_token(tensor.dtype))
     if hasattr(tensor, "stored"):
         return OperandFormat(format=tensor.stored.spec.format, scheme=tensor.stored.spec.scheme)
-    number_format = _number_format(tensor)
+    number_format = _get_number_format(tensor)
     quantizer = getattr(tensor, "_quantizer", None)
-    scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
+    scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _get_storage_scheme(tensor)
     if scheme not in TILE_SIZES:
         return OperandFormat(format=number_format, scheme=scheme, tile="tensor")
     is_square = getattr(tensor, "_is_2D_scaled", False)
-    tile = tile_of(scheme, quantizer, columnwise=columnwise, is_square=is_square)
+    tile = get_tile(scheme, quantizer, columnwise=columnwise, is_square=is_square)
     has_hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     is_stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
-    text = tile_name(tile, hadamard=has_hadamard, stochastic=is_stochastic)
+    text = format_tile(tile, hadamard=has_hadamard, stochastic=is_stochastic)
     return OperandFormat(format=number_format, scheme=scheme, tile=text)
 
 
-def _number_format(storage: Any) -> str:
+def _get_number_format(storage: Any) -> str:
     """Return the format of a storage's codes: FP4 has a single format, FP8 has two.
 
     The enum members of Transformer Engine's extension are `kFloat8E4M3` and `kFloat8E5M2`.
@@ -116,7 +116,7 @@ def _number_format(storage: Any) -> str:
     return member[-len("E4M3") :].lower()
 
 
-def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False) -> Tile:
+def get_tile(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False) -> Tile:
     """Return rows and columns that share a scale, in the axes of the tensor.
 
     Args:
@@ -137,7 +137,7 @@ def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = 
     return 1, size
 
 
-def _scheme_of_storage(storage: Any) -> str:
+def _get_storage_scheme(storage: Any) -> str:
     """Return the scheme of a storage without a quantizer.
 
     The class of a storage with a scale per tensor does not tell delayed from current scaling: the
@@ -147,13 +147,13 @@ def _scheme_of_storage(storage: Any) -> str:
     for prefix, scheme in SCHEME_OF_STORAGE.items():
         if class_name.startswith(prefix):
             return scheme
-    scheme = autocast_scheme()
+    scheme = get_autocast_scheme()
     if scheme == "off":
         return "tensorwise"
     return scheme
 
 
-def autocast_scheme() -> str:
+def get_autocast_scheme() -> str:
     """Return the scheme of Transformer Engine's autocast, "off" outside of an autocast.
 
     A recipe that is not in the table of schemes is returned as the name of its class.
@@ -169,6 +169,6 @@ def autocast_scheme() -> str:
     return "off"
 
 
-def is_te(module: torch.nn.Module) -> bool:
+def is_te_module(module: torch.nn.Module) -> bool:
     """Return whether a module's class is one of Transformer Engine, or derived from such a class."""
     return hasattr(module, "fp8_meta")

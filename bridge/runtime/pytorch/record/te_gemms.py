@@ -25,10 +25,10 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-EXTENSION = "transformer_engine_torch"
-CUSTOM_RECIPES = "transformer_engine.pytorch.cpp_extensions.gemm"
+TE_EXTENSION_MODULE = "transformer_engine_torch"
+CUSTOM_GEMM_MODULE = "transformer_engine.pytorch.cpp_extensions.gemm"
 """Module that calls the Python GEMM of a user's own quantizer."""
-APEX_EXTENSION = "fused_weight_gradient_mlp_cuda"
+APEX_EXTENSION_MODULE = "fused_weight_gradient_mlp_cuda"
 """Apex's extension.
 
 With it Megatron adds weight gradients to their buffer outside of Transformer Engine.
@@ -92,7 +92,7 @@ class GroupedGemmArguments(NamedTuple):
     use_split_accumulator: bool
 
     @classmethod
-    def of(cls, args: Sequence[Any]) -> "GroupedGemmArguments":
+    def from_args(cls, args: Sequence[Any]) -> "GroupedGemmArguments":
         """Return the named arguments, without those that follow them."""
         return cls(*args[: len(cls._fields)])
 
@@ -141,7 +141,7 @@ class TeGemm:
     split_accumulator: bool = True
 
 
-def _generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[TeGemm]:
+def _read_generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[TeGemm]:
     """Yield the GEMM of a call of `generic_gemm`."""
     call = GenericGemmArguments(*args[: len(GenericGemmArguments._fields)])
     out = None
@@ -160,9 +160,9 @@ def _generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[Te
     )
 
 
-def _grouped_gemm(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+def _read_grouped_gemms(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     """Yield each GEMM of a call of `te_general_grouped_gemm`."""
-    call = GroupedGemmArguments.of(args)
+    call = GroupedGemmArguments.from_args(args)
     outs = call.outputs()
     for part, (left, right) in enumerate(zip(call.B, call.A, strict=True)):
         yield TeGemm(
@@ -176,7 +176,7 @@ def _grouped_gemm(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[T
         )
 
 
-def _custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGemm]:
+def _read_custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGemm]:
     """Yield the GEMM of a call of `custom_gemm`."""
     arguments = dict(zip(CUSTOM_GEMM_PARAMETERS, args, strict=False))
     arguments.update(kwargs)
@@ -185,7 +185,7 @@ def _custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGe
     yield TeGemm(gemm=gemm, left=arguments["B"], right=arguments["A"], out=result[0])
 
 
-def _apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+def _read_apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     """Yield the wgrad GEMM that Apex adds to a buffer."""
     total_input, grad_output, main_grad = args
     yield TeGemm(gemm="wgrad", left=grad_output, right=total_input, out=main_grad)
@@ -199,9 +199,9 @@ class GemmFunction:
     """Transformer Engine or Apex."""
     module: str
     name: str
-    verified: str
+    verified_releases: str
     """The releases whose calls were read to write `gemms`, for a message."""
-    needed: int
+    min_arguments: int
     """Positional arguments that `gemms` reads."""
     gemms: Callable[[Sequence[Any], Any, Any], Iterator[TeGemm]]
     """Positional arguments, keyword arguments, result -> the GEMMs of the call."""
@@ -210,50 +210,50 @@ class GemmFunction:
 GEMM_FUNCTIONS = (
     GemmFunction(
         package=TRANSFORMER_ENGINE,
-        module=EXTENSION,
+        module=TE_EXTENSION_MODULE,
         name="generic_gemm",
-        verified=TE_RELEASES,
-        needed=len(GenericGemmArguments._fields),
-        gemms=_generic_gemm,
+        verified_releases=TE_RELEASES,
+        min_arguments=len(GenericGemmArguments._fields),
+        gemms=_read_generic_gemm,
     ),
     GemmFunction(
         package=TRANSFORMER_ENGINE,
-        module=EXTENSION,
+        module=TE_EXTENSION_MODULE,
         name="te_general_grouped_gemm",
-        verified=TE_RELEASES,
-        needed=len(GroupedGemmArguments._fields),
-        gemms=_grouped_gemm,
+        verified_releases=TE_RELEASES,
+        min_arguments=len(GroupedGemmArguments._fields),
+        gemms=_read_grouped_gemms,
     ),
     GemmFunction(
         package=TRANSFORMER_ENGINE,
-        module=CUSTOM_RECIPES,
+        module=CUSTOM_GEMM_MODULE,
         name="custom_gemm",
-        verified=TE_RELEASES,
-        needed=2,
-        gemms=_custom_gemm,
+        verified_releases=TE_RELEASES,
+        min_arguments=2,
+        gemms=_read_custom_gemm,
     ),
     GemmFunction(
         package="Apex",
-        module=APEX_EXTENSION,
+        module=APEX_EXTENSION_MODULE,
         name="wgrad_gemm_accum_fp32",
-        verified=MEGATRON_RELEASE,
-        needed=3,
-        gemms=_apex_wgrad,
+        verified_releases=MEGATRON_RELEASE,
+        min_arguments=3,
+        gemms=_read_apex_wgrad,
     ),
     GemmFunction(
         package="Apex",
-        module=APEX_EXTENSION,
+        module=APEX_EXTENSION_MODULE,
         name="wgrad_gemm_accum_fp16",
-        verified=MEGATRON_RELEASE,
-        needed=3,
-        gemms=_apex_wgrad,
+        verified_releases=MEGATRON_RELEASE,
+        min_arguments=3,
+        gemms=_read_apex_wgrad,
     ),
 )
 """Functions that are watched; Megatron Core calls those of Apex."""
 
 
 @contextmanager
-def reported_gemms(
+def report_gemms(
     report: Callable[[TeGemm], None], around_call: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
     """Report every GEMM of the extensions after it has run, inside a ``with`` block.
@@ -268,12 +268,12 @@ def reported_gemms(
             module = sys.modules.get(function.module)
             original = getattr(module, "__dict__", {}).get(function.name)
             if original is not None:
-                reporting = _reporting(original, function, report, around_call)
+                reporting = _wrap_with_report(original, function, report, around_call)
                 stack.enter_context(patch.object(module, function.name, reporting))
         yield
 
 
-def _reporting(
+def _wrap_with_report(
     original: Callable[..., Any],
     function: GemmFunction,
     report: Callable[[TeGemm], None],
@@ -285,7 +285,7 @@ def _reporting(
     def call(*args: Any, **kwargs: Any) -> Any:
         with around_call():
             result = original(*args, **kwargs)
-        if len(args) < function.needed:
+        if len(args) < function.min_arguments:
             _log_unrecorded(function, len(args))
             return result
         for gemm in function.gemms(args, kwargs, result):
@@ -304,6 +304,6 @@ def _log_unrecorded(function: GemmFunction, count: int) -> None:
         function.name,
         function.package,
         count,
-        function.needed,
-        function.verified,
+        function.min_arguments,
+        function.verified_releases,
     )

@@ -98,7 +98,7 @@ CASES = {
     ),
     "PB295": (
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy")), H100),
-        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy_of")), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.format_remedies")), H100),
     ),
     "PB298": (
         full(dict(CURRENT_PLAIN, **custom(ZOO)), "h100x8,te2.18,cuda12.9,mcore0.19.2"),

@@ -1,4 +1,4 @@
-"""Runs that break and that keep the rules of `bridge.rules.topics.precision.stored`."""
+"""Runs that break and that keep the rules of `bridge.rules.topics.precision.stored_weights`."""
 
 from tests.rules.cases.runs import (
     B200,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bridge.precision.fields import stated
-from bridge.precision.statements import mark_untold
+from bridge.precision.statements import mark_ambiguous_fields
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.rules.cases.runs import (
@@ -28,7 +28,7 @@ class WithOwnField(MixedPrecisionConfig):
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 AS_MADE_BY_THE_PEER = MixedPrecisionConfig(bf16=True, fp8="hybrid")
-mark_untold(AS_MADE_BY_THE_PEER, ["first_last_layers_bf16"])
+mark_ambiguous_fields(AS_MADE_BY_THE_PEER, ["first_last_layers_bf16"])
 WITHOUT_GATHER = REGISTRY.get("bf16_with_mxfp8_mixed")
 WITHOUT_GATHER.fp8_param_gather = False
 

@@ -1,0 +1,132 @@
+"""Runs that a command line names: folders of runs of ours, and logs of other trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeError, RunConfigError
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.audit.run_log import RunLog, make_unique_names
+
+if TYPE_CHECKING:
+    from bridge.preflight.run import Run
+    from bridge.runtime.compare.logged_run import LoggedRun
+
+TRAINING_ARGUMENTS = (
+    "data_path",
+    "split",
+    "train_iters",
+    "train_samples",
+    "lr_decay_style",
+    "lr_decay_iters",
+    "lr_decay_samples",
+    "lr_warmup_iters",
+    "lr_warmup_samples",
+    "lr_warmup_fraction",
+    "rampup_batch_size",
+    "load",
+)
+"""Arguments that decide the losses and that no config of Megatron Core has."""
+NO_RECIPE = ", without a recipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedLog:
+    """A log, and the run that its arguments describe."""
+
+    log: RunLog
+    name: str
+    """Different for each log of a command line."""
+    run: Run | None
+    """None where the log has no arguments, or they describe no run that can be read."""
+
+    @property
+    def precision(self) -> str:
+        """The precision in a few words; empty where no argument states it."""
+        if self.run is None:
+            return ""
+        from bridge.registry.nearest_recipe import format_owner_label
+
+        label = format_owner_label(self.run.prediction.values["model"])
+        return label.removesuffix(NO_RECIPE)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that the arguments state by dotted name; empty without arguments.
+
+        Values that Megatron-LM sets at start follow from these.
+        """
+        if self.run is None:
+            return {}
+        derived = {value.path for value in self.run.reading.derived}
+        fields: dict[str, Any] = {}
+        for section, values in self.run.sections.items():
+            if not isinstance(values, dict):
+                continue
+            for name, value in values.items():
+                if f"{section}.{name}" not in derived:
+                    fields[f"{section}.{name}"] = value
+        for name in TRAINING_ARGUMENTS:
+            if name in self.log.arguments:
+                fields[name] = self.log.arguments[name]
+        return fields
+
+    def compared(self) -> LoggedRun:
+        """Return the log as a comparison takes it."""
+        from bridge.runtime.compare.logged_run import LoggedRun
+
+        return LoggedRun(
+            log=self.log, name=self.name, precision=self.precision, fields=self.fields()
+        )
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a path is no folder of a run of ours, so that it has to be a log."""
+    return not RunFolder.is_run(path)
+
+
+def read_described_logs(paths: Sequence[Path]) -> list[DescribedLog]:
+    """Return the runs of logs, in the order of the paths.
+
+    Raises:
+        UnreadFileError: One of the paths is no log of a format that is known here.
+    """
+    from bridge.front.folders import find_path
+    from bridge.read.logs.files import read_logs
+
+    logs: list[RunLog] = []
+    for path in paths:
+        logs.extend(read_logs(find_path(path)))
+    described = []
+    for log, name in zip(logs, make_unique_names(logs), strict=True):
+        described.append(DescribedLog(log=log, name=name, run=_load_described_run(log)))
+    return described
+
+
+def read_described_log(path: Path) -> DescribedLog:
+    """Return the run of a log that has one.
+
+    Raises:
+        UnreadFileError: It is no log of a format that is known here.
+        RunConfigError: It has several runs.
+    """
+    logs = read_described_logs([path])
+    if len(logs) > 1:
+        names = ", ".join(log.name for log in logs)
+        raise RunConfigError.of(str(path), "must be the log of one run", names, "Give one of them.")
+    return logs[0]
+
+
+def _load_described_run(log: RunLog) -> Run | None:
+    if log.described_by is None:
+        return None
+    from bridge.front.loader import load_run
+
+    try:
+        run = load_run(config_file=log.described_by, strict=False)
+        run.prediction  # noqa: B018  computed once; a run that cannot be foreseen raises
+    except BridgeError:
+        return None
+    return run

@@ -1,0 +1,191 @@
+"""Answers about several files and folders: a line for each run, and the files without a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.output import print_json
+from bridge.cli.run_arguments import RunArguments, read_file_run
+from bridge.errors import BridgeError, RunConfigError
+from bridge.precision.grouping import group_pairs
+
+if TYPE_CHECKING:
+    from bridge.front.file_runs import FileRun, UnreadFile
+    from bridge.preflight.check_context import CheckContext
+    from bridge.preflight.run import Run
+
+MAX_NAMED_FILES = 4
+"""Of the files that are not read for one reason; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAnswer:
+    """The answer of a command about one run among several."""
+
+    text: str
+    """The answer in a few words."""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """The answer as plain data."""
+    code: int = 0
+    """The exit code that the run alone would have."""
+
+
+def add_brief_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that asks for a line a run, as for several files."""
+    text = (
+        "a line for each run, also of one file; "
+        "files that describe no run are named and do not count"
+    )
+    parser.add_argument("--brief", action="store_true", help=text)
+
+
+def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the files and folders of a command line about several runs.
+
+    Empty where it is about one. A folder with the file of its run, as a run of training leaves it,
+    is one run.
+
+    Raises:
+        RunConfigError: The command line chooses a run of one script, or names no file where it
+            must.
+    """
+    files = RunArguments.from_args(args).files
+    if args.brief and not files:
+        raise RunConfigError("--brief: is about files, got none. Give files or folders.")
+    is_several = args.brief or len(files) > 1
+    if not is_several and files:
+        is_several = _is_folder_of_runs(files[0])
+    if not is_several:
+        return ()
+    remedy = "Give one file, without --brief."
+    if args.number is not None:
+        raise RunConfigError.of("--launch", "is about one script", args.number, remedy)
+    context = " ".join(args.context)
+    if context:
+        raise RunConfigError.of("--context", "is about one script", context, remedy)
+    return files
+
+
+def _is_folder_of_runs(word: str) -> bool:
+    """Return whether a path is a folder that does not hold the file of its run."""
+    from bridge.front.folders import find_path
+    from bridge.read.run_file import locate_run_file
+
+    path = find_path(word)
+    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return False
+    return locate_run_file(path) == path
+
+
+def answer_many_runs(
+    args: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]
+) -> int:
+    """Print a line for each run of some files and folders, or all of them as one JSON document.
+
+    Returns:
+        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no
+        run does not count.
+    """
+    from bridge.front.file_runs import UnreadFile, expand_paths, read_file_runs
+
+    rows: list[dict[str, Any]] = []
+    codes = [0]
+    unread: list[UnreadFile] = []
+    read = partial(_read_run, args)
+    for file_run in read_file_runs(expand_paths(paths), read):
+        if isinstance(file_run, UnreadFile):
+            unread.append(file_run)
+            continue
+        answer = _answer_file_run(file_run, answer_of)
+        codes.append(answer.code)
+        rows.append(_file_run_to_dict(file_run, answer))
+        if not args.json:
+            print(f"{file_run.name}: {answer.text}")
+    code = max(codes)
+    if args.json:
+        not_read = list(map(asdict, unread))
+        print_json({"runs": rows, "not_read": not_read, "exit_code": code})
+        return code
+    for line in _format_unread(unread):
+        print(line)
+    files = {row["file"] for row in rows}
+    refused = codes.count(BridgeError.exit_code)
+    end = ""
+    if refused:
+        end = f", {refused} of them with an error or refused"
+    print(f"{_format_count(len(rows), 'run')} in {_format_count(len(files), 'file')}{end}")
+    return code
+
+
+def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
+    """Return a run of a file, with the overrides of the command line."""
+    return read_file_run(args, file, strict=False, number=number)
+
+
+def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
+    """Return the answer about a run, or why there is none."""
+    refusal = file_run.refusal
+    if file_run.values is not None:
+        try:
+            return answer_of(file_run.values)
+        except BridgeError as error:
+            refusal = str(error)
+    sentence = " ".join(refusal.split())
+    text = sentence.removeprefix(f"{file_run.file}: ")
+    return RunAnswer(text=text, content={"refused": sentence}, code=BridgeError.exit_code)
+
+
+def _file_run_to_dict(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:
+    """Return the answer about a run as plain data, with the place of the run."""
+    launch = None
+    if file_run.labels:
+        launch = {"number": file_run.number, "of": list(file_run.labels)}
+    return {"file": file_run.file, "launch": launch, **answer.content, "exit_code": answer.code}
+
+
+def format_precision(context: CheckContext) -> str:
+    """Return the mode and the scaling scheme of a run: "bf16 with delayed scaling"."""
+    if context.mode_decided_by is not None:
+        return context.label
+    if not context.scheme:
+        return str(context.mode)
+    return f"{context.mode} with {context.scheme} scaling"
+
+
+def precision_to_dict(context: CheckContext) -> dict[str, Any]:
+    """Return the mode and the scaling scheme of a run as plain data.
+
+    Both are null where nothing states the mode.
+    """
+    mode, scheme = None, None
+    if context.mode_decided_by is None:
+        mode, scheme = context.mode, context.scheme
+    return {
+        "precision": context.label,
+        "mode": mode,
+        "scheme": scheme,
+        "mode_decided_by": context.mode_decided_by,
+    }
+
+
+def _format_unread(unread: Sequence[UnreadFile]) -> list[str]:
+    """Return a line for each reason for which files were not read."""
+    lines = []
+    for kind, same in group_pairs((file.kind, file) for file in unread).items():
+        names = ", ".join(file.file for file in same[:MAX_NAMED_FILES])
+        if len(same) > MAX_NAMED_FILES:
+            names = f"{names} and {len(same) - MAX_NAMED_FILES} more"
+        lines.append(f"not read, {kind}: {_format_count(len(same), 'file')} ({names})")
+    return lines
+
+
+def _format_count(count: int, noun: str) -> str:
+    """Return "1 run" or "2 runs"."""
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun}s"

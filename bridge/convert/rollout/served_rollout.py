@@ -1,0 +1,128 @@
+"""The rollout by a served checkpoint's config.json, or by the flags of vLLM or SGLang."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bridge.convert.rollout.engine import MODEL_DTYPE, Rollout, Scales
+from bridge.convert.rollout.frameworks import BY_CHECKPOINT, BY_GPU, DTYPE_TOKENS
+from bridge.convert.serving.formats import SGLANG, VLLM
+from bridge.convert.serving.manifest import MAX_FILE_BYTES
+from bridge.convert.serving.serving_config import ServingConfig
+from bridge.errors import PayloadError, RunConfigError
+from bridge.precision import strict_yaml
+from bridge.read.text import strict_json
+
+SETTING_BY_FLAG = {
+    "--quantization": "quantization",
+    "-q": "quantization",
+    "--kv-cache-dtype": "cache",
+    "--dtype": "dtype",
+}
+"""Flags of both engines that bear on the precision."""
+ONLINE_QUANTIZATION = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+"""Weights that vLLM quantises while it loads a checkpoint in BF16 (--quantization fp8): a scale per tensor.
+
+Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
+"""
+UNREAD_METHOD = "--quantization {method} of {engine}, which is not read,"
+UNNAMED_ENGINE = "an engine"
+
+
+def add_serving_config(rollout: Rollout, path: Path) -> Rollout:
+    """Return the rollout with the quantization config of the checkpoint that is served.
+
+    Raises:
+        PayloadError: No config.json, or one with a method that is not read.
+    """
+    data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
+    content = strict_json.loads(data.decode(errors="replace"), str(path))
+    config = ServingConfig.from_mapping(content, str(path))
+    outer: Mapping[str, Any] = {}
+    if isinstance(content, Mapping):
+        outer = content
+    cache = rollout.cache
+    if config.kv_cache is not None:
+        cache = "fp8"
+    dtype = rollout.dtype
+    if dtype is None:
+        dtype = DTYPE_TOKENS.get(str(outer.get("dtype") or outer.get("torch_dtype")))
+    return replace(rollout, quantization=_get_quantization_config(outer), dtype=dtype, cache=cache)
+
+
+def _get_quantization_config(outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the quantization config of a file that `ServingConfig` reads; empty: nothing is quantised."""
+    for name in ("quantization_config", "compression_config"):
+        if isinstance(outer.get(name), Mapping):
+            return dict(outer[name])
+    if isinstance(outer.get("quantization"), Mapping):
+        return {"quant_method": "modelopt", **outer["quantization"]}
+    if "quant_method" in outer:
+        return dict(outer)
+    return {}
+
+
+def read_model_type(path: Path) -> str | None:
+    """Return the `model_type` of a config.json; None where it has none."""
+    return ServingConfig.from_file(path).model_type
+
+
+def make_engine_rollout(engine: str | None) -> Rollout:
+    """Return a rollout of which only the engine is known, or not even that; a config.json or flags state the rest."""
+    return Rollout(
+        engine=engine or "",
+        quantization=None,
+        quantization_decided_by=BY_CHECKPOINT.format(checkpoint="the served checkpoint"),
+        cache=None,
+        scales=Scales(decided_by=BY_GPU.format(engine=engine or UNNAMED_ENGINE)),
+    )
+
+
+def parse_engine_flags(command_line: str, engine: str | None) -> Rollout:
+    """Return the rollout of an engine's command line.
+
+    Raises:
+        RunConfigError: The words name no engine, and `engine` is None.
+    """
+    tokens = shlex.split(command_line)
+    name = engine or ""
+    if "vllm" in command_line:
+        name = VLLM
+    elif "sglang" in command_line:
+        name = SGLANG
+    if not name:
+        remedy = "Begin with `vllm serve` or `sglang.launch_server`, or add --for vllm."
+        raise RunConfigError.of(
+            "--rollout", "must name the engine of its flags", command_line, remedy
+        )
+    stated = _parse_flag_values(tokens)
+    rollout = replace(
+        make_engine_rollout(name),
+        cache=stated.get("cache", MODEL_DTYPE),
+        dtype=DTYPE_TOKENS.get(stated.get("dtype", "")),
+    )
+    method = stated.get("quantization")
+    if method is None:
+        return rollout
+    if method == "fp8" and name == VLLM:
+        return replace(rollout, quantization=ONLINE_QUANTIZATION)
+    return replace(
+        rollout, quantization_decided_by=UNREAD_METHOD.format(method=method, engine=name)
+    )
+
+
+def _parse_flag_values(tokens: list[str]) -> dict[str, str]:
+    """Return the setting of each flag in `SETTING_BY_FLAG` -> its value."""
+    stated: dict[str, str] = {}
+    for index, token in enumerate(tokens):
+        flag, has_value, value = token.partition("=")
+        if flag not in SETTING_BY_FLAG:
+            continue
+        if not has_value and index + 1 < len(tokens):
+            value = tokens[index + 1]
+        stated[SETTING_BY_FLAG[flag]] = value
+    return stated

@@ -1,0 +1,126 @@
+"""`read_file_runs`: the runs of several files and folders in order, and the files without a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
+from bridge.front.folders import find_path
+from bridge.preflight.run import Run
+from bridge.read.run_file import locate_run_file
+
+RUN_FILE_SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
+"""Of the files of a folder that may describe a run: other files are read where they are named
+themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRun:
+    """One run of a file."""
+
+    file: str
+    number: int
+    """The number of the run in its file, from 1."""
+    labels: tuple[str, ...]
+    """Each run of the file, in a few words; empty where the file has one run."""
+    values: Run | None
+    """The run; None where it cannot be used."""
+    refusal: str = ""
+    """Why it cannot be used, as sentences."""
+
+    @property
+    def name(self) -> str:
+        """The file, and which of its runs this is."""
+        if not self.labels:
+            return self.file
+        return f"{self.file} --launch {self.number} ({self.labels[self.number - 1]})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadFile:
+    """A file in which no run was read."""
+
+    file: str
+    kind: str
+    """Why, in a few words that are the same for many files."""
+    reason: str
+    """Why, as sentences about this file."""
+
+
+def list_run_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that may describe a run, in the order of their names.
+
+    Hidden files and folders are passed over, and folders that are symbolic links are not followed.
+    """
+    found = []
+    saved = locate_run_file(folder)
+    for path, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            file = Path(path) / name
+            is_wanted = file.suffix in RUN_FILE_SUFFIXES or file == saved
+            if is_wanted and not name.startswith(".") and file.is_file():
+                found.append(file)
+    return found
+
+
+def expand_paths(paths: Iterable[str]) -> list[str]:
+    """Return the files that some paths name, each once, those of folders in their place.
+
+    Raises:
+        RunConfigError: There is no such path, or a folder has no file that may describe a run.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        place = find_path(path)
+        if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+            files = list_run_files(place)
+            if not files:
+                raise RunConfigError(
+                    f"{path}: holds no file of a run ({', '.join(RUN_FILE_SUFFIXES)}). Give another folder."
+                )
+            found.update(dict.fromkeys(map(str, files)))
+        elif not os.path.exists(place):  # noqa: PTH110  as above
+            raise RunConfigError(f"{path}: there is no such file or folder. Give the path of one.")
+        else:
+            found[path] = None
+    return list(found)
+
+
+def read_file_runs(
+    files: Iterable[str], read: Callable[[str, int | None], Run]
+) -> Iterator[FileRun | UnreadFile]:
+    """Yield each run of some files, and each file in which none was read.
+
+    `read` returns the run of a file with a number; None: the first one.
+    """
+    for file in files:
+        try:
+            first = read(file, None)
+        except UnreadFileError as error:
+            yield UnreadFile(file=file, kind=error.kind, reason=str(error))
+            continue
+        except MissingExtraError:
+            raise
+        except BridgeError as error:
+            yield FileRun(file=file, number=1, labels=(), values=None, refusal=str(error))
+            continue
+        labels = first.reading.runs
+        yield FileRun(file=file, number=1, labels=labels, values=first)
+        for number in range(2, len(labels) + 1):
+            yield _read_further_run(file, number, labels, read)
+
+
+def _read_further_run(
+    file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]
+) -> FileRun:
+    """Return the run of a number in a file whose first run was read."""
+    values, refusal = None, ""
+    try:
+        values = read(file, number)
+    except BridgeError as error:
+        refusal = str(error)
+    return FileRun(file=file, number=number, labels=labels, values=values, refusal=refusal)

@@ -1,0 +1,171 @@
+"""The layer pattern of a hybrid model: layers, pipeline chunks and prediction layers.
+
+    pattern = HybridPattern.of({"hybrid_layer_pattern": "MEM*|EMEM/*E/*E"})
+    pattern.layers       # 'MEM*EMEM'
+    pattern.chunks       # (4, 4)
+    pattern.mtp          # '*E', at two depths
+
+Each letter is a layer. ``|`` ends a pipeline chunk, and ``/`` begins the pattern of a prediction
+depth; all depths have the same one. Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py
+and hybrid_model.py, 0.19.2 and main of 2026-08-22. Megatron-core 0.16.1 has the first four letters,
+and calls the field `hybrid_override_pattern`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import Finding
+from bridge.model.section import Section, read_section
+
+KIND_BY_LETTER = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
+"""Letter of a pattern -> kind of that layer."""
+UNPLANNED_LETTERS = {"G": "gated delta net", "D": "DeepSeek sparse attention"}
+"""Letters that Megatron knows and the plan does not -> their layer."""
+CHUNK, DEPTH = "|", "/"
+PATTERN_FIELDS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""Fields of a pattern: the newer name, and that of megatron-core 0.16.1."""
+RATIO_FIELDS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
+"""Arguments of older model classes, from which they derive a pattern."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HybridPattern:
+    """A pattern after it was read."""
+
+    field: str = "hybrid_layer_pattern"
+    """The field that has it."""
+    layers: str
+    """A letter for each layer of the decoder, in order."""
+    chunks: tuple[int, ...] = ()
+    """Layers of each pipeline chunk in order of execution.
+
+    Empty where the pattern does not name the chunks.
+    """
+    mtp: str = ""
+    """A letter for each layer inside a multi-token-prediction layer."""
+    depths: int = 0
+    faults: tuple[Finding, ...] = ()
+
+    @classmethod
+    def from_model(cls, model: Any) -> HybridPattern | None:
+        """Return the pattern of a hybrid model; None for another model.
+
+        `model` is its section, a mapping or an object.
+        """
+        section = read_section("model", model)
+        fields = [name for name in PATTERN_FIELDS if section.given(name)]
+        if not fields:
+            return _make_missing_pattern(section)
+        field = fields[0]
+        main, *depths = str(section.given(field)).replace(" ", "").split(DEPTH)
+        depths = list(filter(None, depths))
+        of_each_depth = str(section.given("mtp_hybrid_override_pattern", ""))
+        if of_each_depth and not depths:
+            depths = [of_each_depth] * section.given("mtp_num_layers", 0)
+        layers = main.replace(CHUNK, "")
+        letters = layers + "".join(depths)
+        faults: list[Finding] = []
+        if len(fields) > 1:
+            rule = "must not be stated together with hybrid_override_pattern"
+            faults.append(make_model_fault(field, rule, main, "State one of them."))
+        faults += _check_letters(field, letters)
+        if len(set(depths)) > 1:
+            rule = "must have the same pattern at each multi-token-prediction depth"
+            faults.append(make_model_fault(field, rule, DEPTH.join(depths)))
+        faults += _check_counts(
+            section, field, len(layers), len(depths), has_experts="E" in letters
+        )
+        chunks: tuple[int, ...] = ()
+        if CHUNK in main:
+            chunks = tuple(map(len, main.split(CHUNK)))
+        mtp = ""
+        if depths:
+            mtp = depths[0]
+        return cls(
+            field=field,
+            layers=layers,
+            chunks=chunks,
+            mtp=mtp,
+            depths=len(depths),
+            faults=tuple(faults),
+        )
+
+    @property
+    def unplanned_letters(self) -> dict[str, str]:
+        """Letters of layers that the plan does not know -> the name of their kind."""
+        letters = self.layers + self.mtp
+        return {letter: name for letter, name in UNPLANNED_LETTERS.items() if letter in letters}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of each layer of the decoder."""
+        return _get_layer_kinds(self.layers)
+
+    @property
+    def mtp_kinds(self) -> tuple[str, ...]:
+        """Kind of each layer inside a multi-token-prediction layer."""
+        return _get_layer_kinds(self.mtp)
+
+
+def _get_layer_kinds(letters: str) -> tuple[str, ...]:
+    """Return the kind of the layer of each letter; an unknown letter counts as an MLP."""
+    return tuple(KIND_BY_LETTER.get(letter, "mlp") for letter in letters)
+
+
+def format_pattern(kinds: Sequence[str]) -> str:
+    """Return the pattern of layers of these kinds."""
+    letter_of = {kind: letter for letter, kind in KIND_BY_LETTER.items()}
+    return "".join(letter_of[kind] for kind in kinds)
+
+
+def _make_missing_pattern(model: Section) -> HybridPattern | None:
+    """Return the fault of a hybrid model whose layers are not named; None for another model."""
+    fields = [name for name in (*RATIO_FIELDS, "is_hybrid_model") if model.given(name)]
+    if not fields:
+        return None
+    rule = "cannot plan: a hybrid model needs a letter for each of its layers"
+    remedy = "State hybrid_layer_pattern, M-M*- say."
+    fault = make_model_fault(fields[0], rule, model.given(fields[0]), remedy)
+    return HybridPattern(layers="-", faults=(fault,))
+
+
+def _check_letters(field: str, letters: str) -> list[Finding]:
+    unknown = sorted(set(letters) - {*KIND_BY_LETTER, *UNPLANNED_LETTERS})
+    if unknown:
+        return [
+            make_model_fault(field, f"must consist of {' '.join(KIND_BY_LETTER)}", "".join(unknown))
+        ]
+    if {"*", "+"} <= set(letters):
+        rule = "must not have both * and +, which Megatron refuses"
+        return [make_model_fault(field, rule, letters, "Use one of them.")]
+    return []
+
+
+def _check_counts(
+    model: Section, field: str, layers: int, depths: int, *, has_experts: bool
+) -> list[Finding]:
+    faults: list[Finding] = []
+    if has_experts and not model.given("num_moe_experts"):
+        rule = f"must be stated where {field} has the letter E"
+        faults.append(
+            make_model_fault("num_moe_experts", rule, None, "State the number of experts.")
+        )
+    stated = model.given("num_layers")
+    if stated and stated != layers:
+        rule = f"must have a letter for each of the {stated} layers"
+        faults.append(make_model_fault(field, rule, layers, "Correct it or num_layers."))
+    predicted = model.given("mtp_num_layers")
+    is_repeated = bool(model.given("mtp_use_repeated_layer"))
+    if predicted and predicted != depths and not (is_repeated and depths):
+        rule = f"must be the number of multi-token-prediction depths in {field}, which is {depths}"
+        remedy = "Write a / and the pattern for each depth, or correct mtp_num_layers."
+        faults.append(make_model_fault("mtp_num_layers", rule, predicted, remedy))
+    return faults
+
+
+def make_model_fault(field: str, rule: str, value: object, remedy: str = "Correct it.") -> Finding:
+    """Return the fault of a field of the model."""
+    return Finding(path=f"model.{field}", rule=rule, value=value, remedy=remedy)

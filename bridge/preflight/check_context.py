@@ -1,0 +1,251 @@
+"""`CheckContext`: a run as the rules of a check see it.
+
+The precision has been written into the owners there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.errors import BridgeError, RunConfigError
+from bridge.model.layout import ParallelLayout
+from bridge.model.read_tracking import AttributeView, tracked_property, track_reads
+from bridge.model.section import Section
+from bridge.model.shape import ModelShape
+from bridge.preflight.run import Run
+from bridge.registry.nearest_recipe import format_owner_label, format_nearest_label
+from bridge.rules.module_selection import ModuleSelection
+from bridge.rules.run_context import RunContext
+from bridge.rules.unknown_settings import format_unknown_settings
+from bridge.rules.violation import Violation
+from bridge.sync.prediction import Prediction
+from bridge.target.fields import get_gradient_dtypes
+from bridge.target.target import Target
+
+if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.planned_run import PlannedRun
+
+LAYER_COUNT_SETTINGS = frozenset({"model.num_layers"})
+"""Settings that say how many layers a language model has; who reads its shape reads them too."""
+
+
+class CheckContext(RunContext):
+    """The facts of a run that its check asks about. Made again for each check.
+
+    Args:
+        run: The run.
+        prediction: The run after the sync, where it is another than the run's own: with
+            changed settings, for example.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states,
+            or else Transformer Engine where the target has a GPU.
+    """
+
+    def __init__(
+        self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None
+    ) -> None:
+        self.run = run
+        self.prediction = prediction or run.prediction
+        origins = None
+        if run.origins is not None:
+            origins = run.origin_of
+        weaknesses = None
+        if run.has_unsettled_values:
+            weaknesses = run.find_decider_after_sync
+        super().__init__(
+            self.prediction.precision,
+            sections=self.prediction.sections,
+            views={role: AttributeView(values) for role, values in self.prediction.values.items()},
+            rows=self.prediction.rows,
+            target=self.prediction.target,
+            program=run.program,
+            unknown=run.unknown,
+            malformed=run.malformed,
+            origins=origins,
+            weaknesses=weaknesses,
+            backend=backend or run.backend,
+            environment=_collect_environment(run),
+        )
+        self.not_asked: list[str] = []
+
+    def skips_rule(self, rule: str, paths: Collection[str]) -> bool:
+        """Return whether a rule is not asked, and note it.
+
+        A rule that reads the layers of a language model is not asked about a model that has others.
+        """
+        if self.run.reading.other_layers is None or LAYER_COUNT_SETTINGS.isdisjoint(paths):
+            return False
+        self.not_asked.append(rule)
+        return True
+
+    def is_value_before_sync_known(self, path: str) -> bool:
+        """Return whether an owner's value before the sync is stated, or a known default."""
+        return not self.run.has_unsettled_values or self.run.find_decider(path) is None
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    @tracked_property
+    def built_model(self) -> Section:
+        """The model that this Megatron Core builds."""
+        return self.prediction.model
+
+    @tracked_property
+    def shape(self) -> ModelShape:
+        """The model; a size that is impossible is replaced."""
+        return self.prediction.shape_and_faults[0]
+
+    @tracked_property
+    def parallel(self) -> ParallelLayout:
+        """The layout; the parts of it that cannot be read are left out."""
+        return self.prediction.layout_and_faults[0]
+
+    @tracked_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import make_plan  # most checks do without it
+
+        return make_plan(self.prediction)
+
+    @tracked_property
+    def planned(self) -> PlannedRun:
+        """The run as the calculators take it."""
+        from bridge.plan.planned_run import PlannedRun  # heavy for an import of the config classes
+
+        return PlannedRun(prediction=self.prediction)
+
+    @tracked_property
+    def mtp_schemes(self) -> Sequence[str | None]:
+        """The scheme of each linear layer of multi-token prediction.
+
+        None of them for a model that cannot be planned.
+        """
+        try:
+            layers = self.plan.layers
+        except RunConfigError:  # PB619 names it
+            return ()
+        schemes = []
+        for layer in layers:
+            if not layer.is_mtp:
+                continue
+            for module in layer.modules:
+                if module.kind == "linear":
+                    schemes.append(module.scheme)
+        return schemes
+
+    @tracked_property
+    def selection(self) -> ModuleSelection | None:
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+
+        None without any, and for a model that cannot be planned, which other findings name.
+        """
+        if self.model.quant_recipe is not None:
+            with suppress(RunConfigError):
+                return self.plan.selection
+        return None
+
+    def stored_formats(self, module: str) -> frozenset[str]:
+        """Return the formats that the weights of the modules of a name are kept in between steps.
+
+        There are none for a model that cannot be planned.
+        """
+        try:
+            layers = self.plan.layers
+        except RunConfigError:  # PB619 names it
+            return frozenset()
+        formats = set()
+        for layer in layers:
+            for planned in layer.modules:
+                if planned.name != module:
+                    continue
+                for row in planned.rows:
+                    if row.item == "weight":
+                        formats.add(row.storage)
+        return frozenset(formats)
+
+    @tracked_property
+    def memory_overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more memory than its GPU has.
+
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of
+        models that cannot be planned.
+        """
+        if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
+            with suppress(BridgeError):
+                return self.planned.memory_overflow
+        return None
+
+    # -- in a few words ----------------------------------------------------------------------------
+
+    @property
+    def mode_decided_by(self) -> str | None:
+        """What decides the mode where nothing states it, as a noun."""
+        return self.run.reading.mode_decided_by
+
+    @property
+    def target_text(self) -> str:
+        """The target as text, with a release that nothing states as assumed."""
+        if self.target.mcore is None or not self.find_unknown(["target.mcore"]):
+            return str(self.target)
+        others = replace(self.target, mcore=None)
+        assumed = f"megatron-core {self.target.mcore} assumed"
+        if others == Target():
+            return assumed
+        return f"{others}, {assumed}"
+
+    @property
+    def label(self) -> str:
+        """The precision in a few words; one without a recipe's name is named by the nearest."""
+        if self.mode_decided_by is not None:
+            return f"mode not stated ({self.mode_decided_by} decides)"
+        if self.precision is None:
+            return format_owner_label(self.prediction.values["model"])
+        return format_nearest_label(self.precision)
+
+    @property
+    def gradient_flow(self) -> str | None:
+        """The dtypes of a gradient, from the weight gradient to the master weight.
+
+        None where no mode is stated.
+        """
+        if self.mode_decided_by is not None:
+            return None
+        with track_reads() as paths:
+            text = self._describe_gradient_flow()
+        unknown = self.find_unknown(paths)
+        if unknown:
+            verb = "are"
+            if len(unknown) == 1:
+                verb = "is"
+            text += f" ({format_unknown_settings(unknown)} {verb} assumed)"
+        return text
+
+    def _describe_gradient_flow(self) -> str:
+        weights = self.mode
+        main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
+        master: str | None = "fp32"
+        if self.has_precision_aware_optimizer and not self.optimizer.optimizer_cpu_offload:
+            master = self.optimizer.main_params_dtype
+        wgrad: str | None = weights
+        if self.is_low_precision:
+            wgrad = self.scheme
+        return (
+            f"{wgrad} wgrad GEMM -> accumulated in {main} -> reduced in {sent} "
+            f"-> {master} master weights"
+        )
+
+
+def _collect_environment(run: Run) -> Mapping[str, str] | None:
+    """Return the variables that the run sets itself, under those of this machine where it runs.
+
+    None: nothing is known of them.
+    """
+    variables = dict(run.environment_at_start)
+    if run.target.is_detected:
+        variables |= os.environ
+    if variables or run.environment is not None:
+        return variables
+    return None

@@ -1,0 +1,100 @@
+"""`build_reading_from_arguments`: a framework's settings that are arguments of Megatron-LM, by their names, as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bridge.errors import RunConfigError
+from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading
+from bridge.read.framework.framework_options import read_framework_options, write_framework_effects
+from bridge.read.framework.framework_table import FrameworkTable
+from bridge.read.megatron_lm.argument_values import parse_argument_values
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
+from bridge.read.megatron_lm.other_sources import read_other_sources
+from bridge.read.megatron_lm.flags import get_argument_fields
+from bridge.read.megatron_lm.importer import import_arguments
+from bridge.read.megatron_lm.sections import (
+    collect_fields_of_no_config,
+    collect_late_fields,
+    add_malformed_values,
+    build_sections,
+)
+from bridge.target.fields import list_known_releases
+from bridge.target.versions import parse_version
+
+
+def build_reading_from_arguments(
+    written: WrittenArguments,
+    table: FrameworkTable,
+    path: str,
+    *,
+    origins: Mapping[str, str],
+    read_too: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    variables: Sequence[str] = (),
+) -> FileReading:
+    """Return what the arguments of a framework's run say.
+
+    Args:
+        written: The arguments; `decided_by` of them is what else may state some, empty where nothing does.
+        table: The framework.
+        path: Path of the file.
+        origins: Name of an argument -> the file that states it.
+        read_too: Other files that were read, as sentences.
+        unknown: What the files leave open, as sentences.
+        variables: Variables in the files.
+    """
+    values = parse_argument_values(written.options)
+    report = import_arguments(written)
+    sections = build_sections(values)
+    add_malformed_values(sections, values)
+    if not any(sections.values()):
+        raise RunConfigError.of(
+            path, "must hold arguments of Megatron-LM's training", {}, "Give a file of its runs."
+        )
+    other = read_other_sources(written, values, path)
+    for owner_name, fields in other.sections.items():
+        sections[owner_name] = {**sections.get(owner_name, {}), **fields}
+    own = read_framework_options(table, values.all, {}, path)
+    write_framework_effects(sections, own)
+    release, reason = list_known_releases()[-1], NEWEST_ASSUMED
+    if table.release:
+        release, reason = parse_version(table.release["megatron_core"]), table.release["because"]
+    return FileReading(
+        framework=table.title,
+        base=MEGATRON_LM,
+        sections=sections,
+        origins={
+            setting: file for name, file in origins.items() for setting in get_argument_fields(name)
+        },
+        own_fields=collect_fields_of_no_config(values),
+        unknown=(*unknown, *_describe_late_arguments(values.late), *other.unknown, *own.unknown),
+        no_plan_reason=own.no_plan_reason or other.no_plan_reason,
+        uncounted=(*other.uncounted, *own.uncounted),
+        opened={**other.opened, **own.opened},
+        generation=own.generation,
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *read_too,
+            *other.read_too,
+        ),
+        release=release,
+        release_reason=reason,
+        mode_decided_by=report.decided_by if written.decided_by else None,
+        unstated_by=written.decided_by or None,
+        open_values=collect_late_fields(values),
+        variables=tuple(variables),
+        faulty_options=own.faulty_options,
+    )
+
+
+def _describe_late_arguments(late: Mapping[str, str]) -> list[str]:
+    """Return what is said of arguments whose value only the run decides, as sentences."""
+    sentences = []
+    for name, text in late.items():
+        if get_argument_fields(name):
+            setting = get_argument_fields(name)[0]
+            sentences.append(
+                f"{setting}: the value {text} is decided when the run starts; the default counts here."
+            )
+    return sentences

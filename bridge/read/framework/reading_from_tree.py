@@ -1,0 +1,56 @@
+"""`build_reading_from_tree`: a run of a framework whose settings are a tree, with the model of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bridge.preflight.file_reading import FileReading
+from bridge.read.framework.checkpoint import Checkpoint
+from bridge.read.framework.framework_table import FrameworkTable
+from bridge.read.framework.tree import TreeReading
+from bridge.target.versions import parse_version
+
+
+def build_reading_from_tree(
+    table: FrameworkTable,
+    tree: TreeReading,
+    checkpoint: Checkpoint,
+    *,
+    absent: Collection[str] = (),
+    known: Collection[str] = (),
+) -> FileReading:
+    """Return the reading of a run; the model's fields that the tree does not state are the checkpoint's.
+
+    Args:
+        table: The framework.
+        tree: The tree of the run. The fields of the checkpoint are added to its model.
+        checkpoint: The checkpoint that the run starts from.
+        absent: Fields of the checkpoint's model that the run does not have.
+        known: Fields whose values the framework sets itself, whatever the checkpoint is.
+    """
+    model = tree.sections.setdefault("model", {})
+    added = checkpoint.get_unstated_fields(model)
+    for name in absent:
+        added.pop(name, None)
+    model |= added
+    return FileReading(
+        framework=table.title,
+        sections=tree.sections,
+        names=tree.names,
+        origins={f"model.{name}": checkpoint.source for name in added},
+        unknown=(*tree.unknown, *checkpoint.unknown),
+        no_plan_reason=tree.no_plan_reason,
+        uncounted=(*tree.uncounted, *checkpoint.uncounted),
+        is_of_checkpoint=True,
+        not_followed=checkpoint.not_followed,
+        opened={**checkpoint.opened(model, known=known), **tree.opened},
+        open_values=tree.open_values,
+        generation=tree.generation,
+        dropped_fields=tuple(tree.dropped),
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *checkpoint.read_too,
+        ),
+        release=parse_version(table.release["megatron_core"]),
+        release_reason=table.release["because"],
+    )

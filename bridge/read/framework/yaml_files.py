@@ -1,0 +1,71 @@
+"""`read_framework`: a YAML file of a framework on top of Megatron Core, read by the framework's own module.
+
+A framework's module has `is_of`, whether the contents of a file are an experiment of it that trains on Megatron Core,
+and `read`, what such a file says of a run. A framework whose settings are a tree of its own is recognised by the column
+`tree` of its row, and its module has `read` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from bridge.errors import PayloadError, UnreadFileError
+from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read import framework_signs
+from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, roll, verl
+from bridge.read.text.inherited_config import DEFAULTS_KEY, read_inherited_config
+from bridge.read.text.document import Document
+
+
+class FrameworkReader(Protocol):
+    """The module of a framework."""
+
+    def is_of(self, config: Mapping[str, Any]) -> bool:
+        """Return whether a file of these contents is an experiment of the framework on Megatron Core."""
+
+    def read(self, config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
+        """Return what the file says of a run; RunConfigError for one that cannot be read."""
+
+
+ARGUMENT_READERS: Sequence[FrameworkReader] = (primus, flagscale)
+TREE_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
+    "ms_swift": ms_swift.read_config,
+    "nemo_rl": nemo_rl.read_config,
+    "roll": roll.read,
+    "verl": verl.read_config,
+}
+"""Table of a framework -> the function that reads a YAML file of it."""
+
+
+def read_framework(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading | None:
+    """Return what a framework's file says of a run; None for a file of no framework that is read here."""
+    for reader in ARGUMENT_READERS:
+        if reader.is_of(config):
+            choice.refuse_checkpoint(path)
+            return reader.read(config, path, choice)
+    framework = _recognise(config, path)
+    if framework is None and DEFAULTS_KEY in config:
+        framework = _recognise_by_defaults(config, path)
+        if framework is not None and not framework.tree:
+            raise UnreadFileError(framework.refusal(str(path)), kind=f"looks like {framework.name}")
+    if framework is None or framework.tree not in TREE_READERS:
+        return None
+    choice.refuse_for(path)
+    return TREE_READERS[framework.tree](config, path, choice)
+
+
+def _recognise(config: Mapping[str, Any], path: Path) -> framework_signs.Framework | None:
+    return framework_signs.recognise_file(Document(path=str(path), text="", kind="yaml", of=config))
+
+
+def _recognise_by_defaults(
+    whole: Mapping[str, Any], path: Path
+) -> framework_signs.Framework | None:
+    """Return the framework of a file by the files that its `defaults` names; None where none of them is there."""
+    try:
+        config = read_inherited_config(path, whole)
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
+    return _recognise(config.values, path) if config.read else None

@@ -1,0 +1,135 @@
+"""`Launch`: one start of a training program, and the words of it that bear on precision.
+
+torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
+runner                      program         arguments
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from bridge.read.launch.notes import NoteKind
+from bridge.read.launch.syntax_tree import MODE_OPTIONS
+from bridge.read.launch.command_line_rows import OTHER_PRECISION_OPTIONS, PRECISION_PATTERN
+from bridge.read.launch.shell_word import ShellWord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bridge.read.launch.notes import Note
+
+CONFIGURATION_FILE_PATTERN = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
+"""A word that names a file of options, or a configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of a training program."""
+
+    line: int
+    """Its line in the script; 0 where the file only sets arguments."""
+    program: str
+    arguments: tuple[ShellWord, ...]
+    """The words behind the program."""
+    runner: tuple[ShellWord, ...] = ()
+    """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun
+    --nproc_per_node 8`."""
+    environment: Mapping[str, ShellWord] = field(default_factory=dict)
+    unread_environment: str = ""
+    """The option of a job of Ray whose variables could not be read."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file that the script writes before, by `cat` and a here-document -> its text."""
+    decisions: tuple[str, ...] = ()
+    """The branches that were taken, of those that the file does not decide."""
+    notes: tuple[Note, ...] = ()
+    """Parts of the script that were not read: a sourced file, a heredoc that is a configuration."""
+    unread: str = ""
+    """The place of a text that states a precision and was not executed, as a noun."""
+
+    @property
+    def label(self) -> str:
+        """The name of the run in messages: "line 41, pretrain_gpt.py"."""
+        place = ""
+        if self.line:
+            place = f"line {self.line}, {self.name}"
+        elif self.program:
+            place = f"arguments in {self.program}"
+        return "; ".join(filter(None, (place, *self.decisions)))
+
+    @property
+    def variable_defaults(self) -> dict[str, ShellWord]:
+        """Variable that the environment may set -> its default, for words that bear on precision."""
+        defaults: dict[str, ShellWord] = {}
+        for words in self.precision_words:
+            for word in words:
+                for name, text in word.defaults.items():
+                    defaults[name] = ShellWord.from_text(text)
+        return defaults
+
+    @cached_property
+    def flags(self) -> frozenset[str]:
+        """The arguments without values behind `=`."""
+        return frozenset(
+            word.partition("=")[0] for word in get_arguments_before_dashes(self.arguments)
+        )
+
+    @property
+    def unread_sources(self) -> tuple[Note, ...]:
+        """The files that the script sources and that were not read."""
+        return tuple(note for note in self.notes if note.kind is NoteKind.SOURCED_FILE)
+
+    @cached_property
+    def precision_words(self) -> tuple[tuple[ShellWord, ...], ...]:
+        """The words that bear on precision: of the runner, of the arguments, and of variables."""
+        variables: list[tuple[ShellWord, ShellWord]] = []
+        for name in sorted(self.environment):
+            if is_precision_text(name) or name.startswith("ACCELERATE_"):
+                variables.append((ShellWord(name), self.environment[name]))
+        runner = _select_precision_words(self.runner)
+        arguments = _select_precision_words(get_arguments_before_dashes(self.arguments))
+        return runner, arguments, *variables
+
+    @cached_property
+    def name(self) -> str:
+        """The program without its folder where it is a Python file."""
+        if self.program.endswith(".py"):
+            return PurePosixPath(self.program).name
+        return self.program
+
+
+def get_arguments_before_dashes(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
+    """Return the words of a command before `--`; argparse takes no word behind it for an option."""
+    if "--" in words:
+        return words[: words.index("--")]
+    return words
+
+
+@lru_cache(maxsize=4096)
+def is_precision_text(text: str) -> bool:
+    """Return whether a piece of a script bears on precision."""
+    return (
+        PRECISION_PATTERN.search(text) is not None
+        or OTHER_PRECISION_OPTIONS.fullmatch(text) is not None
+    )
+
+
+def _select_precision_words(words: Sequence[ShellWord]) -> tuple[ShellWord, ...]:
+    """Return the words that bear on precision: options, their values, and files of options."""
+    chosen: list[ShellWord] = []
+    for option, word in pairwise((ShellWord(), *words)):
+        is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
+        if option in MODE_OPTIONS and word.is_unknown:
+            is_value = False
+        is_path = "/" in word and not word.startswith("-")
+        if is_value:
+            is_chosen = is_precision_text(option)
+        else:
+            is_chosen = is_precision_text(word) and not is_path
+        if is_chosen or CONFIGURATION_FILE_PATTERN.search(word):
+            chosen.append(word)
+    return tuple(chosen)

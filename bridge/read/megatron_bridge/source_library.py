@@ -1,0 +1,225 @@
+"""`Library`: the source of Megatron Bridge that lies next to a file, or is installed; nothing of it is imported.
+
+    library = library_of(Path("examples/run.sh"))
+    library.find("megatron.bridge.recipes.common._pretrain_common")   # the function, by its syntax
+    library.recipe("llama32_1b_pretrain_config")
+
+A name is followed through the imports of its module, so that the name of a package's `__init__` is the function of the
+file that defines it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bridge.read.megatron_bridge.values import Class, Constant, Function, ImportedName, Value
+
+PACKAGE = "megatron.bridge"
+SOURCE_FOLDERS = ("src", "")
+"""Folders of a checkout in which the package lies."""
+RECIPES_PACKAGE = f"{PACKAGE}.recipes"
+BENCHMARKS_PACKAGE = f"{PACKAGE}.perf_recipes"
+BENCHMARK_NAME = re.compile(
+    r"_(?:pretrain|sft|peft)_(?P<gpus>[1-9]\d*)gpu_(?P<gpu>[a-z0-9]+)_"
+    r"(?P<precision>bf16|fp8cs|fp8ds|fp8mx|fp8sc|nvfp4)(?:_[a-z0-9_]+)?_config\Z"
+)
+"""Name of a recipe for so many GPUs. Source: scripts/training/recipe_metadata.py."""
+MAX_BYTES = 512 * 1024
+MAX_IMPORT_DEPTH = 12
+"""Modules through which one name is followed."""
+
+
+class Module:
+    """A Python file: its functions, classes, imports and constants, by name."""
+
+    def __init__(self, tree: ast.Module, *, name: str, file: str, is_package: bool = False) -> None:
+        self.tree = tree
+        self.name = name
+        """Import path; empty for a file of no package."""
+        self.file = file
+        """Name of the file in answers."""
+        self._package = name if is_package else name.rpartition(".")[0]
+        self.imported: dict[str, str] = {}
+        """Name -> import path."""
+        self.starred: list[str] = []
+        """Modules of which every name is imported."""
+        self.defined: dict[str, ast.FunctionDef | ast.ClassDef] = {}
+        self.assigned: dict[str, list[ast.expr]] = {}
+        """Name -> the expressions that the top level assigns to it."""
+        self.values: dict[str, Value] = {}
+        """Constants that were evaluated."""
+        for node in _iterate_top_level(tree.body):
+            self._add(node)
+
+    def _add(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                self.imported.update(self.imports_of(node))
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                self.defined[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.assigned.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.assigned.setdefault(name, []).append(value)
+
+    def binds(self, name: str) -> bool:
+        """Return whether the top level of the file gives a name a meaning."""
+        return name in self.defined or name in self.assigned or name in self.imported
+
+    def imports_of(self, node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+        """Return the names that an import binds, each with its import path."""
+        bound: dict[str, str] = {}
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                bound[alias.asname or first] = alias.name if alias.asname else first
+            return bound
+        package = node.module or ""
+        if node.level:
+            base = self._package.split(".")
+            base = base[: len(base) - node.level + 1]
+            package = ".".join(filter(None, (*base, package)))
+        for alias in node.names:
+            if alias.name == "*":
+                self.starred.append(package)
+            else:
+                bound[alias.asname or alias.name] = f"{package}.{alias.name}"
+        return bound
+
+
+def _iterate_top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, with those in its conditions and its `try`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from _iterate_top_level(node.body)
+            yield from _iterate_top_level(node.orelse)
+        elif isinstance(node, ast.Try):
+            yield from _iterate_top_level(node.body)
+            for handler in node.handlers:
+                yield from _iterate_top_level(handler.body)
+
+
+class Library:
+    """The source of Megatron Bridge."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+        """Folder with `megatron/bridge`; None: no source is at hand."""
+        self._modules: dict[str, Module | None] = {}
+        self._file: Module | None = None
+        """The file that is being read."""
+
+    def module(self, name: str) -> Module | None:
+        """Return a module of the package by its import path; None where its source is not at hand."""
+        if name not in self._modules:
+            self._modules[name] = self._read(name)
+        return self._modules[name]
+
+    def _read(self, name: str) -> Module | None:
+        if self.root is None or not f"{name}.".startswith(f"{PACKAGE}."):
+            return None
+        base_path = self.root.joinpath(*name.split("."))
+        for path, is_package in (
+            (base_path.with_suffix(".py"), False),
+            (base_path / "__init__.py", True),
+        ):
+            if path.is_file() and path.stat().st_size <= MAX_BYTES:
+                try:
+                    tree = ast.parse(path.read_text(encoding="utf-8"))
+                except (SyntaxError, ValueError, RecursionError):
+                    return None
+                file = path.relative_to(self.root / "megatron" / "bridge")
+                return Module(tree, name=name, file=str(file), is_package=is_package)
+        return None
+
+    def make_module(self, path: Path, tree: ast.Module) -> Module:
+        """Return a file that is being read as a module, with its import path where it lies in the package."""
+        name = ""
+        resolved_path = path.resolve()
+        if self.root is not None and resolved_path.is_relative_to(
+            self.root / "megatron" / "bridge"
+        ):
+            name = ".".join(resolved_path.relative_to(self.root).with_suffix("").parts)
+        module = Module(tree, name=name.removesuffix(".__init__"), file=path.name)
+        self._file = module
+        if name:
+            self._modules[module.name] = module
+        return module
+
+    def forget_values(self) -> None:
+        """Forget the constants that were evaluated, whose objects a followed function may have changed."""
+        for module in (self._file, *self._modules.values()):
+            if module is not None:
+                module.values.clear()
+
+    def find(self, path: str, depth: int = 0) -> Value:
+        """Return what an import path names: a function or class whose source is at hand, or its name."""
+        holder, _, name = path.rpartition(".")
+        module = self.module(holder) if holder else None
+        if module is None or depth > MAX_IMPORT_DEPTH:
+            return ImportedName(path)
+        return self.resolve_name(module, name, depth)
+
+    def resolve_name(self, module: Module, name: str, depth: int = 0) -> Value:
+        """Return what a name of a module stands for; an assigned constant is left to the evaluation."""
+        defined = module.defined.get(name)
+        if isinstance(defined, ast.FunctionDef):
+            return Function(module=module, node=defined)
+        if isinstance(defined, ast.ClassDef):
+            return Class(module=module, node=defined)
+        if name in module.assigned:
+            return Constant(module=module, name=name)
+        if name in module.imported:
+            return self.find(module.imported[name], depth + 1)
+        for package in module.starred:
+            starred = self.find(f"{package}.{name}", depth + 1)
+            if not isinstance(starred, ImportedName) or self.module(package) is None:
+                return starred
+        return ImportedName(f"{module.name}.{name}".lstrip("."))
+
+    def recipe(self, name: str) -> Function | None:
+        """Return the function of a recipe by its name, as `run_recipe.py` looks it up; None where it is not at hand.
+
+        Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/recipe_runner.py: load_recipe.
+        """
+        modules = self._list_recipe_modules(name)
+        if BENCHMARK_NAME.search(name):
+            modules.sort(key=lambda module: not module.startswith(BENCHMARKS_PACKAGE))
+        for module in modules:
+            function = self.find(f"{module}.{name}")
+            if isinstance(function, Function):
+                return function
+        return None
+
+    def _list_recipe_modules(self, name: str) -> list[str]:
+        """Return the modules of recipes in whose text a name stands, those of the library first."""
+        if self.root is None or not name.isidentifier():
+            return []
+        modules: list[str] = []
+        for package in (RECIPES_PACKAGE, BENCHMARKS_PACKAGE):
+            for path in sorted(self.root.joinpath(*package.split(".")).rglob("*.py")):
+                if name in path.read_text(encoding="utf-8"):
+                    relative_path = path.relative_to(self.root).with_suffix("")
+                    modules.append(".".join(relative_path.parts).removesuffix(".__init__"))
+        return modules
+
+
+def find_library(path: Path) -> Library:
+    """Return the library whose source lies in a folder above a file, or else the installed one."""
+    for folder in path.resolve().parents:
+        for source in SOURCE_FOLDERS:
+            if _has_package(folder / source):
+                return Library(folder / source)
+    for entry in sys.path:
+        if entry and _has_package(Path(entry)):
+            return Library(Path(entry).resolve())
+    return Library(None)
+
+
+def _has_package(folder: Path) -> bool:
+    return (folder / "megatron" / "bridge" / "recipes").is_dir()

@@ -1,0 +1,176 @@
+"""`ParsedRun`: a run of Megatron-LM that a file describes, before it is read as sections.
+
+    run = FileRun.of(runs_of_file(document, variables)[0], document)
+    run.values.known, run.is_inference
+
+A file of Megatron-LM may hold several runs: the launches of a script, the groups of an argument
+file, the blocks of a log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from bridge.errors import RunConfigError, UnreadFileError
+from bridge.precision.coercion import parse_number
+from bridge.read.framework.miles import find_model_arguments
+from bridge.read.framework.framework_table import find_table_by_clone
+from bridge.read.launch.script_launches import read_launches
+from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
+from bridge.read.megatron_lm.written_arguments import (
+    INFERENCE_PROGRAMS,
+    WrittenArguments,
+    find_argument_groups,
+    parse_runs,
+    parse_printed_runs,
+)
+from bridge.read.megatron_lm.other_sources import is_handled_source
+from bridge.read.megatron_lm.flags import get_argument_fields
+from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
+from bridge.read.megatron_lm.recognition import is_megatron_launch
+from bridge.read.refusals import make_no_megatron_run_error
+from bridge.read.text.document import Document
+
+TEST_GROUP = "MODEL_ARGS"
+"""Key of the arguments in the files of Megatron-LM's own tests."""
+SLIME_OR_MILES = "slime_or_miles"
+"""Table of a launch of one of two frameworks; the clone that the script lies in may show which."""
+EVALUATION_PROGRAMS = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
+"""Programs that evaluate a checkpoint."""
+CHECKPOINT_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "seq_length",
+    "max_position_embeddings",
+)
+"""Sizes that an evaluation reads from the checkpoint.
+
+Source: Megatron-DeepSpeed of bigscience and Microsoft, examples of tasks/eval_harness/evaluate.py,
+whose load_ds_checkpoint_and_setup_megatron takes the arguments of the checkpoint.
+"""
+
+
+def read_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenArguments]:
+    """Return the arguments of each run of a file, in the file's order.
+
+    Raises:
+        RunConfigError: A script starts no run of Megatron-LM, or a group holds no arguments.
+    """
+    if BLOCK_START.search(document.text):
+        blocks = parse_printed_arguments(document.text)
+        if blocks:
+            return parse_printed_runs(blocks)
+    if document.kind == "shell":
+        return _read_script_runs(document, variables)
+    if find_argument_groups(document.mapping):
+        return parse_runs(document.mapping)
+    if TEST_GROUP in document.mapping:
+        raise RunConfigError.of(
+            f"{document.path}: {TEST_GROUP}",
+            "must be a mapping of arguments to their values",
+            document.mapping[TEST_GROUP],
+            "Write --num-layers: 4, for example.",
+        )
+    return [WrittenArguments(label=TEST_GROUP)]
+
+
+def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenArguments]:
+    model = find_model_arguments(document.text, document.path)
+    started = read_launches(document.text, document.path, {**model.variables, **variables})
+    runs: list[WrittenArguments] = []
+    for launch in started:
+        if is_megatron_launch(launch):
+            runs += parse_runs([launch])
+    if not runs:
+        raise make_no_megatron_run_error(document.path, started)
+    for run in runs:
+        run.path = document.path
+        run.read_too = model.read_too
+        if run.framework is not None and run.framework.name == SLIME_OR_MILES:
+            run.framework = find_table_by_clone(Path(document.path)) or run.framework
+    return runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedRun:
+    """A run of a file."""
+
+    written: WrittenArguments
+    """The arguments as they are written."""
+    values: ArgumentValues
+    """The arguments by their names."""
+    replaced: Mapping[str, Any]
+    """Sizes below 1, which those of a checkpoint replace."""
+    is_started: bool
+    """Whether the file starts a program with the arguments."""
+    is_inference: bool
+    """Whether the program trains nothing."""
+    open_sources: tuple[str, ...]
+    """Words and files that may hold further arguments."""
+
+    @classmethod
+    def from_arguments(cls, written: WrittenArguments, document: Document) -> Self:
+        """Return a run of a file by its arguments."""
+        program = written.launch.program
+        values = parse_argument_values(written.options)
+        replaced = _find_replaced_sizes(values, program)
+        for name in replaced:
+            del values.known[name]
+        is_shell = document.kind == "shell"
+        open_ends: list[str] = []
+        if is_shell:
+            open_ends += [source for source in written.elsewhere if not is_handled_source(source)]
+            open_ends += map(str, written.launch.unread_sources)
+        return cls(
+            written=written,
+            values=values,
+            replaced=replaced,
+            is_started=is_shell and bool(written.launch.line),
+            is_inference=_trains_nothing(program, document),
+            open_sources=tuple(dict.fromkeys(open_ends)),
+        )
+
+    def require_arguments(self, path: str) -> None:
+        """Refuse a file without arguments of a training; UnreadFileError."""
+        values = self.values
+        if self.open_sources and not values.known:
+            rule = "takes all arguments of Megatron-LM from elsewhere"
+            source = self.open_sources[0]
+            location = f"{path}: {self.written.label}"
+            sentence = f"{location}: {rule}, got {source!r:.80}. Give the log of the run."
+            raise UnreadFileError(sentence, kind="all arguments come from elsewhere")
+        if not any(get_argument_fields(name) for name in values.all):
+            rule = "must hold arguments of Megatron-LM's training"
+            argument: object = next(iter(values.known), {})
+            location = f"{path}: {self.written.label or 'arguments'}"
+            sentence = f"{location}: {rule}, got {argument!r:.80}. Give a file of its arguments."
+            raise UnreadFileError(sentence, kind="no arguments of Megatron-LM's training")
+
+
+def _trains_nothing(program: str, document: Document) -> bool:
+    """Return whether a program evaluates a checkpoint or generates text, by its name."""
+    is_by_name = (
+        INFERENCE_PROGRAMS.search(program) is not None
+        or EVALUATION_PROGRAMS.search(program) is not None
+    )
+    return is_by_name or document.mapping.get("MODE") == "inference"
+
+
+def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, Any]:
+    """Return the sizes below 1 of an evaluation, which those of the checkpoint replace."""
+    sizes: dict[str, Any] = {}
+    if "load" in values.all and EVALUATION_PROGRAMS.search(program):
+        for name in CHECKPOINT_SIZES:
+            if _is_below_1(values.known.get(name)):
+                sizes[name] = values.known[name]
+    return sizes
+
+
+def _is_below_1(value: object) -> bool:
+    number = parse_number(str(value))
+    return isinstance(number, int | float) and number < 1

@@ -1,0 +1,119 @@
+"""The recipe that a precision without a name is nearest to, and the fields in which it differs from it.
+
+    nearest_label(config)    # "bf16_with_mxfp8_mixed, but grad_reduce_in_fp32=False"
+
+A config that another program saved states every field and names no recipe. A reader knows it by the recipe it is.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.errors import BridgeWarning
+from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
+from bridge.precision.mode import (
+    format_fields,
+    format_label,
+    get_low_precision_format,
+    get_mode,
+    get_scheme,
+)
+from bridge.precision.statements import list_field_names, get_field_value, get_recipe_name
+from bridge.registry.registry import REGISTRY
+from bridge.rules.inert import find_inert_fields
+
+MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+"""Dtypes that are those of the mode where nothing states them."""
+
+
+def _list_second_names() -> tuple[str, ...]:
+    names: list[str] = []
+    for name, field in FIELDS.items():
+        if field.twin is not None and not field.leads:
+            names.append(name)
+    return tuple(names)
+
+
+SECOND_NAMES = _list_second_names()
+"""Second names of settings that have two."""
+MAX_LISTED_FIELDS = 3
+"""Fields that a label without a recipe still lists by themselves."""
+
+
+def format_nearest_label(config: PrecisionConfig) -> str:
+    """Return the label of a config; many fields without a recipe's name are named by the nearest recipe."""
+    if get_recipe_name(config) is not None or len(config.stated) <= MAX_LISTED_FIELDS:
+        return format_label(config)
+    name = find_nearest_recipe(config)
+    if name is None:
+        return format_label(config)
+    differing = list_differing_fields(config, _get_recipe_quietly(name))
+    if not differing:
+        return name
+    return f"{name}, but {format_fields(config, differing)}"
+
+
+def format_owner_label(model: Mapping[str, Any]) -> str:
+    """Return the label of a run without a recipe: mode and scheme as the model's config holds them."""
+    mode = "fp32"
+    if model["bf16"]:
+        mode = "bf16"
+    elif model["fp16"]:
+        mode = "fp16"
+    for family in ("fp8", "fp4"):
+        if model[family]:
+            scheme = model[f"{family}_recipe"]
+            return f"{mode} with {family} {scheme}, without a recipe"
+    return f"{mode}, without a recipe"
+
+
+def find_nearest_recipe(config: PrecisionConfig) -> str | None:
+    """Return the name of the recipe of the same mode, format and scheme with the fewest other differences.
+
+    It is None where no recipe has the same mode, format and scheme.
+    """
+    nearest: str | None = None
+    fewest = 0
+    for recipe in REGISTRY.recipes():
+        other = _get_recipe_quietly(recipe.name)
+        if not has_same_computation(other, config):
+            continue
+        count = len(list_differing_fields(config, other))
+        if nearest is None or count < fewest:
+            nearest, fewest = recipe.name, count
+    return nearest
+
+
+def list_differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
+    """Return the fields whose values differ and act in either run, in order of declaration."""
+    without_effect = find_inert_fields(config).keys() & find_inert_fields(recipe).keys()
+    ignored = {*MODE_SWITCHES, *SECOND_NAMES, *without_effect}
+    differing: list[str] = []
+    for name in list_field_names(config):
+        if name not in ignored and _get_effective_value(config, name) != _get_effective_value(
+            recipe, name
+        ):
+            differing.append(name)
+    return differing
+
+
+def _get_recipe_quietly(name: str) -> PrecisionConfig:
+    """Return a recipe for a comparison, without the warnings of its function."""
+    with warnings.catch_warnings(action="ignore", category=BridgeWarning):
+        return REGISTRY.get(name)
+
+
+def has_same_computation(first: PrecisionConfig, second: PrecisionConfig) -> bool:
+    """Return whether two configs have the same mode, low-precision format and scaling scheme."""
+    if get_mode(first) != get_mode(second) or get_low_precision_format(
+        first
+    ) != get_low_precision_format(second):
+        return False
+    return get_scheme(first) == get_scheme(second)
+
+
+def _get_effective_value(config: PrecisionConfig, name: str) -> object:
+    value = get_field_value(config, name)
+    if value is None and name in MODE_DTYPE_FIELDS:
+        return get_mode(config)
+    return value

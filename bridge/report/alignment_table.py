@@ -1,0 +1,62 @@
+"""The dimensions of a rank's GEMMs against the rule of the scheme, as a table."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from bridge.plan.alignment import SMALL_GEMM_SOURCE, AlignmentReport, GemmShape
+from bridge.report.table import LAYER_COUNT_NOTE, Row, make_table
+
+
+def make_alignment_table(report: AlignmentReport) -> RenderableType:
+    """Return the report as something rich can print."""
+    wrong: set[tuple[str, str]] = set()
+    for misfit in report.misfits:
+        wrong.add((misfit.layers, misfit.module))
+    low: set[tuple[str, int, int]] = set()
+    for gemm in report.gemms:
+        if gemm.low:
+            low.add((gemm.module, gemm.outputs, gemm.inputs))
+    rows = []
+    for gemm in report.gemms:
+        # Of a layer that stays in high precision in some places, the low ones are shown alone.
+        if gemm.low or (gemm.module, gemm.outputs, gemm.inputs) not in low:
+            rows.append(_make_gemm_row(gemm, is_misfit=(gemm.layers, gemm.module) in wrong))
+    title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs{LAYER_COUNT_NOTE}"
+    parts = [make_table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
+    for misfit in report.misfits:
+        parts.append(Text(f"  does not fit: {misfit}", style="red"))
+    if report.small:
+        rules = "; ".join(report.small_rules)
+        parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_GEMM_SOURCE})."))
+    multiple = report.pad.per_expert
+    if multiple > 1 and any(gemm.expert for gemm in report.gemms):
+        text = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
+        parts.append(Text(text))
+    parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
+    return Group(*parts)
+
+
+def _make_gemm_row(gemm: GemmShape, *, is_misfit: bool) -> Row:
+    fits = Text("")
+    if is_misfit:
+        fits = Text("no", style="red")
+    elif gemm.small:
+        fits = Text("yes, small", style="yellow")
+    elif gemm.low:
+        fits = Text("yes", style="green")
+    tokens = outputs = "-"
+    if gemm.tokens:
+        tokens = f"{gemm.tokens:.0f}"
+    if gemm.tokens and gemm.expert:
+        tokens = f"~{tokens}"
+    if gemm.outputs:
+        outputs = str(gemm.outputs)
+    return {
+        "layers": gemm.layers,
+        "module": gemm.module,
+        "M": tokens,
+        "N": outputs,
+        "K": str(gemm.inputs),
+        "runs in": gemm.scheme or "high precision",
+        "fits": fits,
+    }

@@ -1,0 +1,101 @@
+"""The emulation of a built model: its layers, and their precision from phase to phase."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.quantization.utils import get_quant_config_or_none
+
+from bridge.precision.matchers import parse_quant_recipes
+from bridge.runtime.megatron.emulation.layer_numbers import number_layers
+from bridge.runtime.megatron.emulation.parallel_linear import (
+    EMULATED_CLASSES,
+    list_emulated_linears,
+    make_gemm_precision,
+    is_low_layer,
+)
+from bridge.runtime.megatron.emulation.fp8_regions import (
+    attach_delayed_updates,
+    list_delayed_updates,
+)
+from bridge.runtime.megatron.emulation.stored_weight import store_weight
+from bridge.runtime.numerics import GemmPrecision
+
+
+def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
+    """Turn the linear layers of a model's low-precision layers into emulated layers.
+
+    The model is not wrapped yet. Under a per-module recipe every linear layer is emulated, since the
+    recipe may choose any of them.
+
+    Args:
+        model: A chunk.
+        config: Its config.
+        phases: Model configs of the phases of a precision schedule. A layer that is in BF16 in all
+            phases is not emulated.
+    """
+    recipe = getattr(config, "quant_recipe", None)
+    is_per_module = bool(parse_quant_recipes(recipe))
+    names = {module: name for name, module in model.named_modules()}
+    for layer, number in number_layers(model).items():
+        is_low = any(is_low_layer(phase, number - 1) for phase in phases or (config,))
+        if not (is_low or is_per_module):
+            continue
+        linears = [linear for linear in layer.modules() if type(linear) in EMULATED_CLASSES]
+        for linear in linears:
+            chosen = get_quant_config_or_none(names[linear], recipe)
+            payload = None
+            if chosen is not None:
+                payload = chosen.config
+            linear.__class__ = EMULATED_CLASSES[type(linear)]
+            linear.prepare(payload, is_low=is_low)
+
+
+def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
+    """Store the weights of emulated layers under `fp8_param` or `fp4_param`, and attach updates.
+
+    The stored weights are those of the layers that Megatron builds in its FP8 or FP4 context. The
+    model has the dtype of its training already, and is not wrapped yet for data parallelism, whose
+    buffers take the codes.
+    """
+    precision = make_gemm_precision(config)
+    stores_fp8 = config.fp8 and config.fp8_param
+    stores_fp4 = getattr(config, "fp4", None) and config.fp4_param
+    if precision is not None and (stores_fp8 or stores_fp4):
+        _store_weights(model, precision, ddp)
+    attach_delayed_updates(model, config)
+
+
+def _store_weights(model: torch.nn.Module, precision: GemmPrecision, ddp: Any) -> None:
+    """Store the weights of the low layers in the precision of the run."""
+    reuses_buffer = getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)
+    in_16_bits = reuses_buffer and ddp.use_distributed_optimizer and precision.scheme == "mxfp8"
+    gathered = None
+    if in_16_bits and ddp.grad_reduce_in_fp32:
+        gathered = torch.bfloat16
+    for layer in list_emulated_linears([model]):
+        if layer.is_low:
+            store_weight(
+                layer,
+                precision.spec("weight"),
+                layer.fp8_state,
+                in_16_bits=in_16_bits,
+                gathered_dtype=gathered,
+            )
+
+
+def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
+    """Change the precision of the emulated layers of this rank's chunks to that of the config.
+
+    Their weights must not be stored.
+    """
+    for chunk in model:
+        for updates in list_delayed_updates([chunk]):
+            updates.detach()
+        for layer, number in number_layers(chunk).items():
+            precision = None
+            if is_low_layer(config, number - 1):
+                precision = make_gemm_precision(config)
+            for linear in list_emulated_linears([layer]):
+                linear.set_precision(precision)
+        attach_delayed_updates(chunk, config)

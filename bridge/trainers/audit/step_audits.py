@@ -1,0 +1,290 @@
+"""`StepAudits`: the audits of single steps that another trainer's loop takes.
+
+The plan is that of the live configs: the model's, the optimizer's and that of Megatron's DDP. A
+loop calls `begin` before a step and `end` after it, on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from bridge.errors import AuditError, BridgeError, PrecisionTypeError, RunConfigError
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.runtime.audit.plan_comparison import Mismatch, format_gemms, lacks_low_precision
+from bridge.runtime.audit.record import RECORD_FILE, CensusRow, Record
+from bridge.runtime.megatron.agreement import require_agreement
+from bridge.runtime.megatron.record.census import Activations, take_census, watch_activations
+from bridge.runtime.megatron.record.step_recording import StepRecording
+from bridge.runtime.pytorch.record.operand_format import is_te_module
+from bridge.target.versions import get_installed_version
+from bridge.training.fingerprint import compute_sections_fingerprint
+
+if TYPE_CHECKING:
+    from bridge.registry.config import MixedPrecisionConfig
+
+log = logging.getLogger("bridge.trainers")
+
+FIRST_STEPS = 2
+"""Steps that are audited in each run.
+
+The second one is the first in which a weight can be older than its master.
+"""
+UNJUDGED_COLUMNS = frozenset({"absent", "unplanned"})
+"""Columns of mismatches that can have another cause than a wrong precision.
+
+The GEMMs of a CUDA graph or of a fused kernel are not seen, and an adapter or a value head is in no
+config that the plan is made from.
+"""
+STAGE_SETTINGS = frozenset({"ddp.bucket_size"})
+"""Settings that Megatron-LM computes from the parameters of a rank's own stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditOptions:
+    """What an audit compares, when, and what follows."""
+
+    precision: PrecisionPlan | MixedPrecisionConfig | str | None = None
+    """The plan, or a recipe or its name, that the run should have.
+
+    None stands for the plan of the live configs. A recipe also shows a precision that the configs
+    have lost.
+    """
+    on_mismatch: Literal["error", "warn"] = "error"
+    """Whether a mismatch raises an `AuditError` on every rank, or is logged by the first rank."""
+    interval: int = 0
+    """Steps from one further audit to the next; with 0 the first two steps alone are audited."""
+    folder: Path | str | None = None
+    """Folder that the first rank writes ``record.json`` into; None writes nothing."""
+
+    def __post_init__(self) -> None:
+        if self.on_mismatch not in ("error", "warn"):
+            rule = f"must be error or warn, got {self.on_mismatch!r}"
+            raise PrecisionTypeError(f"on_mismatch: {rule}. Name one of them.")
+        interval: Any = self.interval  # callers without type checks write what they like
+        is_whole = isinstance(interval, int) and not isinstance(interval, bool)
+        if not is_whole or interval < 0:
+            rule = "must be a whole number from 0 on"
+            remedy = "Write 0 to audit the first two steps alone."
+            raise PrecisionTypeError.of("interval", rule, interval, remedy)
+        folder: Any = self.folder
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            remedy = "Name a folder, or leave it out to write no record."
+            raise PrecisionTypeError.of("folder", "must be a path", folder, remedy)
+        if self.precision is not None and not isinstance(self.precision, PrecisionPlan):
+            get_mixed_precision_config(self.precision)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step is audited; steps are counted from 1."""
+        if step <= FIRST_STEPS:
+            return True
+        return self.interval > 0 and step % self.interval == 0
+
+    def is_over(self, step: int) -> bool:
+        """Return whether no step after this one is audited."""
+        return self.interval <= 0 and step >= FIRST_STEPS
+
+
+class StepAudits:
+    """The audits of the steps of one model and its optimizer."""
+
+    def __init__(self, model: Any, optimizer: Any, options: AuditOptions) -> None:
+        """Prepare without hooks.
+
+        Args:
+            model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
+                without.
+            optimizer: Megatron's optimizer of the model.
+            options: What is compared, when, and what follows.
+        """
+        self.options = options
+        self.record = Record(gemms=())
+        """The record of the last audited step, with the GEMMs of all ranks."""
+        self.mismatches: tuple[Mismatch, ...] = ()
+        """Where the last audited step differs from the plan."""
+        self.steps = 0
+        """Steps that ended."""
+        self.chunks: list[Any] = [model]
+        if isinstance(model, list | tuple):
+            self.chunks = list(model)
+        self._optimizer = optimizer
+        self._open = ExitStack()
+        self._recording: StepRecording | None = None
+        self._activations = Activations()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the hooks of an audited step are in place."""
+        return self._recording is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is audited."""
+        return self.options.is_over(self.steps)
+
+    def compare_ranks(self) -> None:
+        """Compare configs, packages and environment of all ranks; a collective call.
+
+        Raises:
+            RunConfigError: Two ranks differ, and `on_mismatch` is "error".
+        """
+        if not torch.distributed.is_initialized():
+            return
+        settings = compute_sections_fingerprint(self._collect_configs(), os.environ)
+        for path in STAGE_SETTINGS:
+            settings.pop(path, None)
+        try:
+            require_agreement(settings)
+        except RunConfigError as error:
+            if self.options.on_mismatch == "error":
+                raise
+            self._warn(str(error))
+
+    def begin(self) -> None:
+        """Begin a step: put the hooks in place if the step is audited."""
+        self.close()
+        if not self.options.is_due(self.steps + 1):
+            return
+        self._recording = StepRecording(self.chunks, self._optimizer)
+        self._open.enter_context(self._recording.record_gemms())
+        if self._has_megatron_ddp():
+            self._activations = self._open.enter_context(watch_activations(self.chunks))
+
+    def end(self) -> None:
+        """End a step, and compare an audited one with the plan; a collective call then.
+
+        Raises:
+            AuditError: The step did not run what is planned, and `on_mismatch` is "error".
+        """
+        self.steps += 1
+        recording = self._recording
+        if recording is None:
+            return
+        self.close()
+        census: tuple[CensusRow, ...] = ()
+        if self._has_megatron_ddp():
+            census = take_census(self.chunks, self._optimizer, self._activations)
+        record = recording.gathered(census)
+        self.record = replace(
+            record, census=census, backend=self._detect_backend(), step=self.steps
+        )
+        plan = self._plan()
+        if plan is None:
+            self._write(())
+            return
+        self.mismatches = recording.mismatches(plan, record)
+        self._report_mismatches(plan)
+
+    def close(self) -> None:
+        """Remove the hooks of a step."""
+        self._open.close()
+        self._recording = None
+
+    def _report_mismatches(self, plan: PrecisionPlan) -> None:
+        """Raise or log the mismatches of the last audited step."""
+        wrong, not_judged = [], []
+        for mismatch in self.mismatches:
+            if mismatch.column in UNJUDGED_COLUMNS:
+                not_judged.append(mismatch)
+            else:
+                wrong.append(mismatch)
+        self._write(tuple(wrong))
+        for mismatch in not_judged:
+            self._warn(f"audit: step {self.steps} cannot be judged: {mismatch}")
+        if wrong:
+            rule = f"must run what is planned (on_mismatch='warn' goes on). {self._count(plan)}"
+        elif lacks_low_precision(plan, self.record):
+            rule = f"must multiply in FP8 or FP4 in a layer, as {plan.label} asks"
+        else:
+            self._report(plan)
+            return
+        error = AuditError(f"step {self.steps} {rule}", wrong)
+        if self.options.on_mismatch == "error":
+            raise error
+        self._warn(str(error))
+
+    def _count(self, plan: PrecisionPlan) -> str:
+        """Return how many of the planned linear layers ran in low precision, as a clause."""
+        planned = plan.linears()[0]
+        low = {(row.layer, row.module) for row in self.record.gemms if row.scheme != "none"}
+        ran = 0
+        for layer in plan.layers:
+            for module in layer.modules:
+                if module.scheme is not None and (layer.label, module.name) in low:
+                    ran += 1
+        if not planned:
+            return f"{len(low)} linear layers ran in FP8 or FP4, and none is planned ({plan.label})"
+        return f"{ran} of {planned} linear layers planned in FP8 or FP4 ran in it ({plan.label})"
+
+    def _report(self, plan: PrecisionPlan) -> None:
+        """Log the formats of the step's GEMMs, on the first rank."""
+        if _is_first_rank():
+            gemms = format_gemms(self.record.gemms) or "no matrix multiplication was seen"
+            log.info("audit: step %d, %s: %s.", self.steps, plan.label, gemms)
+
+    def _write(self, wrong: tuple[Mismatch, ...]) -> None:
+        """Write the record of the step and its verdict into the folder, on the first rank."""
+        if self.options.folder is None or not _is_first_rank():
+            return
+        folder = Path(self.options.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        sentences = tuple(map(str, wrong))
+        replace(self.record, audit=sentences).write(folder / RECORD_FILE)
+
+    def _plan(self) -> PrecisionPlan | None:
+        """Return the plan; None, with a warning, where the plan does not know such a model."""
+        precision = self.options.precision
+        if isinstance(precision, PrecisionPlan):
+            return precision
+        if precision is not None:
+            precision = get_mixed_precision_config(precision)
+        configs = self._collect_configs()
+        try:
+            return precision_plan(
+                precision,
+                configs["model"],
+                optimizer=configs["optimizer"],
+                ddp=configs["ddp"],
+                mcore=get_installed_version("mcore"),
+                environment=os.environ,
+            )
+        except BridgeError as error:
+            self._warn(f"audit: step {self.steps} is recorded and cannot be judged: {error}")
+            return None
+
+    def _collect_configs(self) -> dict[str, Any]:
+        """Return the live configs by section; None where the trainer has no such config."""
+        first = self.chunks[0]
+        return {
+            "model": getattr(first, "config", None),
+            "optimizer": getattr(self._optimizer, "config", None),
+            "ddp": getattr(first, "ddp_config", None),
+        }
+
+    def _has_megatron_ddp(self) -> bool:
+        """Return whether every chunk is in Megatron's DDP, whose buffers hold the gradients."""
+        return all(hasattr(chunk, "bucket_groups") for chunk in self.chunks)
+
+    def _detect_backend(self) -> str:
+        """Return the backend of the model's layers: te or local."""
+        for chunk in self.chunks:
+            if any(is_te_module(module) for module in chunk.modules()):
+                return "te"
+        return "local"
+
+    def _warn(self, sentence: str) -> None:
+        """Log a warning on the first rank."""
+        if _is_first_rank():
+            log.warning(sentence)
+
+
+def _is_first_rank() -> bool:
+    """Return whether this process is the first rank, or the only process."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
