@@ -22,8 +22,8 @@ from bridge.errors import BridgeWarning
 from bridge.precision.config import FIELDS_BY_SUBJECT, list_scheme_fields
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.schemes import SCHEMES, Scheme
-from bridge.preflight.recipe_choice import build_support_matrix
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
+from bridge.preflight.recipe_choice import build_support_matrix
 from bridge.read.megatron_bridge import start_rows as megatron_bridge_start
 from bridge.read.megatron_lm import start_rows as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry

@@ -40,7 +40,7 @@ TOGETHER = (
     "tests/cli/test_wheel.py",
     "tests/front/test_any_application.py",
     "tests/front/test_runs.py",
-    "tests/plan/test_memory.py",
+    "tests.plan.test_memory_report.py",
     "tests/model/test_modules.py",
     "tests/training/test_loop.py",
     "tests/training/test_loop_low_precision_parallel.py",

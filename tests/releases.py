@@ -29,7 +29,7 @@ CHOICES = ("installed", "next", "rest")
 """All tests on the installed release; those that ask Megatron on the newer one; on the installed one what is left, and
 the part of them that tells the releases apart. Every other choice is the folder of a source tree."""
 LIVE_PLAN = (
-    *("tests/plan/test_fields.py", "tests/model/test_hybrid.py", "tests/plan/test_memory.py"),
+    *("tests/plan/test_fields.py", "tests.model.test_hybrid_pattern.py", "tests.plan.test_memory_report.py"),
     *("tests/plan/test_memory_fsdp.py", "tests/plan/test_memory_in_flight.py", "tests/plan/test_memory_kept.py"),
     *("tests/model/test_modules.py", "tests/plan/test_offload.py", "tests/plan/test_variants.py"),
 )
@@ -45,14 +45,14 @@ ON_BOTH = (
     *("tests/runtime/audit", "tests/rules", "tests/sync", "tests/trainers", "tests/front/test_runs.py"),
     "tests/recipes/test_peer.py",
     *(
-        "tests/runtime/megatron/test_device.py",
+        "tests.runtime.megatron.test_cuda_shim.py",
         "tests/runtime/megatron/test_gpt.py",
         "tests/runtime/megatron/test_hybrid_runs.py",
     ),
     *(
         "tests/runtime/megatron/test_import.py",
         "tests/runtime/megatron/test_model_kinds.py",
-        "tests/runtime/megatron/test_replacement.py",
+        "tests.runtime.megatron.test_patching.py",
     ),
     *(
         "tests/runtime/megatron/test_te_cpu.py",

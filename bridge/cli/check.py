@@ -11,6 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.many_runs import (
+    RunAnswer,
+    add_brief_option,
+    answer_many_runs,
+    format_precision,
+    get_many_paths,
+    precision_to_dict,
+)
 from bridge.cli.output import print_report, write_file
 from bridge.cli.parser import add_json_option
 from bridge.cli.run_answer import (
@@ -24,14 +32,6 @@ from bridge.cli.run_arguments import (
     add_run_arguments,
     get_file_argument,
     read_branches,
-)
-from bridge.cli.many_runs import (
-    RunAnswer,
-    add_brief_option,
-    answer_many_runs,
-    get_many_paths,
-    precision_to_dict,
-    format_precision,
 )
 from bridge.errors import RunConfigError
 

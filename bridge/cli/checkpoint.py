@@ -95,8 +95,8 @@ def _certify(args: argparse.Namespace) -> None:
     from bridge.report.checkpoint_table import make_round_trip_table
     from bridge.runtime.checkpoint.linear_weights import (
         find_linear_weights,
-        load_matrices,
         list_too_large,
+        load_matrices,
     )
     from bridge.runtime.numerics.round_trip import measure_round_trips
 

@@ -228,7 +228,7 @@ def _parse_context(words: list[str]) -> dict[str, Any]:
 
 
 def _result_to_dict(read: ImportedRun, exported: ExportReport | None) -> dict[str, Any]:
-    from bridge.convert.conversion import collect_losses, to_plain_data, format_records
+    from bridge.convert.conversion import collect_losses, format_records, to_plain_data
 
     imported = read.imported
     config = imported.config.to_dict()

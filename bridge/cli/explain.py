@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.cli.described_logs import DescribedLog, read_described_log, is_log
+from bridge.cli.described_logs import DescribedLog, is_log, read_described_log
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json_option
 from bridge.cli.recipes.named_recipe import NamedRecipe
@@ -28,10 +28,10 @@ from bridge.cli.run_arguments import read_without_overrides
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, FIELDS_BY_SUBJECT
 from bridge.precision.field_docs import read_field_docs
-from bridge.precision.statements import list_field_names, is_stated, get_recipe_name, get_source
+from bridge.precision.statements import get_recipe_name, get_source, is_stated, list_field_names
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
-from bridge.rules.rulebook import RULES_BY_ID, RULES
+from bridge.rules.rulebook import RULES, RULES_BY_ID
 from bridge.rules.run_context import RunContext
 from bridge.rules.sync_row import SyncRow
 from bridge.runtime.audit.run_folder import RunFolder
@@ -43,7 +43,7 @@ from bridge.runtime.audit.setting import (
     describe_loss_scale,
     describe_trace,
 )
-from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES, Route, load_route_notes, get_routes
+from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES, Route, get_routes, load_route_notes
 from bridge.target.fields import OWNER_FIELDS as VALUES
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from bridge.cli.commands import (
     COMMANDS,
     RENAMED_COMMANDS,
     Command,
-    format_command_list,
     describe_renamed_command,
+    format_command_list,
 )
 from bridge.cli.parser import Parser
 from bridge.errors import BridgeError, bounded, close_matches, did_you_mean

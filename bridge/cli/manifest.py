@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.output import print_json, print_report, write_file
 from bridge.cli.parser import add_json_option
-from bridge.cli.run_answer import plan_run
 from bridge.cli.rollout import add_rollout_option, print_rollout_comparison, refuse_run_folder
+from bridge.cli.run_answer import plan_run
 from bridge.cli.run_arguments import add_run_arguments, read_run, read_without_overrides
 from bridge.convert.serving.formats import SERVING_SYSTEMS
 

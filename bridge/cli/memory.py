@@ -9,6 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.many_runs import (
+    RunAnswer,
+    add_brief_option,
+    answer_many_runs,
+    format_precision,
+    get_many_paths,
+    precision_to_dict,
+)
 from bridge.cli.output import print_report
 from bridge.cli.parser import add_json_option
 from bridge.cli.run_answer import (
@@ -18,14 +26,6 @@ from bridge.cli.run_answer import (
     print_check_notes,
 )
 from bridge.cli.run_arguments import add_debug_features_option, add_run_arguments
-from bridge.cli.many_runs import (
-    RunAnswer,
-    add_brief_option,
-    answer_many_runs,
-    get_many_paths,
-    precision_to_dict,
-    format_precision,
-)
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def _measure_run(args: argparse.Namespace) -> None:
     """Measure a run on this machine."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import build_container, require_startable
-    from bridge.report.quantisation_table import plot_quantisation, make_quantisation_table
+    from bridge.report.quantisation_table import make_quantisation_table, plot_quantisation
     from bridge.training.measurements import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)

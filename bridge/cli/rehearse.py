@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     if args.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", args.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
-    from bridge.rehearse.rehearse import rehearse
-    from bridge.rehearse.rehearsal_table import (
-        rehearsal_to_dict,
+    from bridge.rehearse.rehearsal_table import (  # rich is heavy
         make_rehearsal_table,
-    )  # rich is heavy
+        rehearsal_to_dict,
+    )
+    from bridge.rehearse.rehearse import rehearse
 
     values = read_run(args)
     rehearsal = rehearse(

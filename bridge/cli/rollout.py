@@ -56,9 +56,9 @@ def print_rollout_comparison(args: argparse.Namespace) -> int:
 def _read_rollout(args: argparse.Namespace, run: Run) -> Rollout:
     from bridge.convert.rollout.frameworks import read_rollout
     from bridge.convert.rollout.served_rollout import (
-        parse_engine_flags,
-        make_engine_rollout,
         add_serving_config,
+        make_engine_rollout,
+        parse_engine_flags,
     )
 
     words = args.rollout

@@ -13,9 +13,9 @@ Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 from typing import Any, NamedTuple
 
 from bridge.read.foreign.amp import (
-    make_amp_fields,
     assume_torch_scaler,
     export_as_amp,
+    make_amp_fields,
     report_scaler,
 )
 from bridge.read.foreign.export_builder import ExportBuilder

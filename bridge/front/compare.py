@@ -27,7 +27,7 @@ from bridge.front.plain_config import container_to_dict
 from bridge.front.train import check_and_sync, report_sweep
 from bridge.runtime.compare.arm import FAILURE_FILE
 from bridge.runtime.compare.comparison import Comparison, get_exit_code
-from bridge.runtime.compare.gap import DEFAULT_GATE, parse_gate, describe_too_short
+from bridge.runtime.compare.gap import DEFAULT_GATE, describe_too_short, parse_gate
 from bridge.training.config import ConfigContainer
 
 DEFAULT_SEEDS = 3

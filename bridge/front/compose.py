@@ -37,17 +37,17 @@ from bridge.front.search import DEFAULT_JOB_NAME, Search
 from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.origins import ConfigLayer, Origins, flatten_leaves
 from bridge.preflight.problems import Problems
+from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
-    RUN_CONFIG_KEYS,
+    NON_SECTION_KEYS,
     OWNER_SECTIONS,
     PRECISION_KEY,
     RECIPES_KEY,
-    NON_SECTION_KEYS,
+    RUN_CONFIG_KEYS,
     SECTION_CLASSES,
     refuse_unknown_sections,
 )
-from bridge.read.recipe_sources import parse_recipe_sources, get_trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
 

@@ -13,17 +13,17 @@ from bridge.precision.statements import get_recipe_name
 from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
+from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
+from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
-    RUN_CONFIG_KEYS,
+    NON_SECTION_KEYS,
     OWNER_SECTIONS,
     PRECISION_KEY,
     RECIPES_KEY,
-    NON_SECTION_KEYS,
+    RUN_CONFIG_KEYS,
     SECTION_CLASSES,
 )
-from bridge.read.recipe_sources import parse_recipe_sources, get_trusted_sources
-from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
 from bridge.read.startup_values import apply_startup_values
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from

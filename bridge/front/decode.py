@@ -24,12 +24,12 @@ from bridge.errors import (
 )
 from bridge.extras import require_extra
 from bridge.model.shape import find_impossible_sizes
+from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.precision.fields import get_field_default
 from bridge.precision.matchers import convert_to_file_content
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.module_row import list_row_schemes
 from bridge.precision.statements import get_field_value
-from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.preflight import declared_gpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
 from bridge.preflight.origins import Origins

@@ -26,7 +26,7 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.fields import COMMAND_LINE
-from bridge.read.run_keys import RUN_CONFIG_KEYS, PRECISION_KEY
+from bridge.read.run_keys import PRECISION_KEY, RUN_CONFIG_KEYS
 from bridge.registry.registry import REGISTRY
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)

@@ -11,20 +11,20 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bridge.precision.coercion import DTYPE_SPELLINGS, FALSE_WORDS, TRUE_WORDS
 from bridge.precision.config import FIELDS
 from bridge.precision.field_docs import FieldDoc, read_field_docs
 from bridge.precision.fields import StatedField
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.precision.coercion import FALSE_WORDS, DTYPE_SPELLINGS, TRUE_WORDS
 from bridge.read.run_keys import (
-    RECIPE_NAME_KEY,
     OWNER_SECTIONS,
     PRECISION_KEY,
+    RECIPE_NAME_KEY,
     RECIPES_KEY,
     SECTION_CLASSES,
 )
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.fields import OWNER_FIELDS as OWNER_FIELDS
+from bridge.target.fields import OWNER_FIELDS
 
 Schema = dict[str, Any]
 

@@ -21,9 +21,9 @@ from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.silence import refuse_unknown_names
+from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES
-from bridge.read.model_sizes import refuse_without_sizes
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
 from bridge.target.declaration import make_target

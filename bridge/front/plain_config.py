@@ -7,10 +7,10 @@ import enum
 import functools
 from typing import Any
 
+from bridge.precision.coercion import is_torch_dtype, parse_dtype
 from bridge.precision.fields import get_field_default
 from bridge.precision.statements import get_recipe_name
-from bridge.precision.coercion import parse_dtype, is_torch_dtype
-from bridge.read.run_keys import RECIPE_NAME_KEY, OWNER_SECTIONS, SECTION_CLASSES
+from bridge.read.run_keys import OWNER_SECTIONS, RECIPE_NAME_KEY, SECTION_CLASSES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.training.config import ConfigContainer
 

@@ -9,16 +9,16 @@ from typing import Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import (
     check_value,
-    list_field_names,
-    mark_recipe,
+    copy_with_only,
     get_recipe_name,
     get_stated_values,
-    copy_with_only,
+    list_field_names,
+    mark_recipe,
 )
 from bridge.preflight.origins import ConfigLayer, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.read.run_input import RunInput
-from bridge.read.run_keys import RECIPE_NAME_KEY, PRECISION_KEY
+from bridge.read.run_keys import PRECISION_KEY, RECIPE_NAME_KEY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 

@@ -25,7 +25,7 @@ from bridge.front.plain_config import container_to_dict, origins_to_dict
 from bridge.preflight.check import Report, check
 from bridge.preflight.last_sync import apply_last_sync
 from bridge.preflight.run import Run
-from bridge.report.findings import report_to_dict, format_verdict
+from bridge.report.findings import format_verdict, report_to_dict
 from bridge.report.sync_table import render_sync
 from bridge.rules.topics.system.train_script import RULES
 from bridge.runtime.audit.setting import ORIGINS_FILE as ORIGINS

@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.errors import Finding, RunConfigError, WrongValueError
 from bridge.model.hybrid_pattern import HybridPattern, make_model_fault
-from bridge.model.section import Section, read_section, find_switched_on
+from bridge.model.section import Section, find_switched_on, read_section
 from bridge.target.versions import Version, is_at_least
 
 RESIDUAL_DTYPE_SINCE = "0.17"

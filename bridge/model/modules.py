@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from bridge.model.attention_variants import DeltaNet, Indexer
 from bridge.model.compressed_attention import (
     COMPRESSED,
     COMPRESSION_RATIOS,
@@ -17,18 +18,17 @@ from bridge.model.compressed_attention import (
     HyperConnections,
 )
 from bridge.model.shape import (
-    TRANSFORMER_KIND,
     MOE_SUFFIX,
+    TRANSFORMER_KIND,
     Experts,
     Latent,
     ModelShape,
     StateSpace,
     is_moe_kind,
 )
-from bridge.model.attention_variants import DeltaNet, Indexer
 from bridge.precision.linear_names import LINEAR_LAYERS
 from bridge.target.fields import read_field
-from bridge.target.versions import is_at_least, get_installed_version
+from bridge.target.versions import get_installed_version, is_at_least
 
 REGISTRATION_ORDER = (
     "hc_head",

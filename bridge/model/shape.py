@@ -16,6 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
+from bridge.model.attention_variants import (
+    DELTA_NET_VARIANTS,
+    SPARSE_VARIANT,
+    DeltaNet,
+    Indexer,
+    find_unplanned_fields,
+)
 from bridge.model.compressed_attention import (
     COMPRESSED_HYBRID,
     COMPRESSION_RATIOS,
@@ -26,13 +33,6 @@ from bridge.model.compressed_attention import (
 from bridge.model.hybrid_pattern import HybridPattern, make_model_fault
 from bridge.model.list_expression import parse_list_expression
 from bridge.model.section import Section, read_section
-from bridge.model.attention_variants import (
-    DELTA_NET_VARIANTS,
-    SPARSE_VARIANT,
-    DeltaNet,
-    Indexer,
-    find_unplanned_fields,
-)
 from bridge.target.fields import parse_integer
 
 TRANSFORMER_KIND = "transformer"

@@ -17,7 +17,7 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PlanModule, PrecisionPlan, format_ranges
-from bridge.precision.debug_features import NAMESPACE, DEBUGGER_TENSOR_NAMES
+from bridge.precision.debug_features import DEBUGGER_TENSOR_NAMES, NAMESPACE
 from bridge.precision.schemes import GEMMS
 
 PURPOSES = ("measure", "disable", "fake")

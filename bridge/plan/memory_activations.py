@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from bridge.model.attention_variants import DeltaNet, Indexer
 from bridge.model.layout import ModelChunk
 from bridge.model.modules import Module
 from bridge.model.shape import Experts, Latent, StateSpace
-from bridge.model.attention_variants import DeltaNet, Indexer
-from bridge.plan.memory_parameters import FP32_BYTES, get_element_bytes, count_operand_bytes
+from bridge.plan.memory_parameters import FP32_BYTES, count_operand_bytes, get_element_bytes
 from bridge.plan.precision_plan import LOW_FORMATS, PlanLayer, PlanModule, PrecisionPlan
 from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 

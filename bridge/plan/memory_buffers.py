@@ -25,11 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.model.layout import ParallelLayout, ModelChunk
+from bridge.model.layout import ModelChunk, ParallelLayout
 from bridge.model.modules import MTP_MODULES
 from bridge.plan.memory_parameters import Parameter, pad_to_multiple
-from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.plan_settings import PlanSettings
+from bridge.plan.precision_plan import PrecisionPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

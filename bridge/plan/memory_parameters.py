@@ -11,8 +11,8 @@ from functools import partial
 
 from bridge.model.layout import ModelChunk
 from bridge.plan.precision_plan import LOW_FORMATS, PlanModule, PrecisionPlan
-from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.formats import FORMATS
+from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.schemes import WHOLE_TENSOR, Scheme, find_scheme
 
 FP32_BYTES = 4

@@ -24,16 +24,16 @@ from bridge.plan.memory_buffers import (
 from bridge.plan.memory_parameters import (
     FP32_BYTES,
     Parameter,
+    count_scale_bytes,
     count_two_format_bytes,
-    list_chunk_parameters,
     get_element_bytes,
     has_column_copy,
     is_per_tensor,
-    count_scale_bytes,
+    list_chunk_parameters,
 )
 from bridge.plan.memory_schedule import count_activation_bytes
-from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.plan_settings import PlanSettings
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import Workload
 
 MEMORY_KINDS = (

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from bridge.model.modules import Module
 from bridge.plan.plan_settings import PlanSettings
-from bridge.precision.operand_copies import LayerCopies, OperandCopy, CopyPair, make_scheme_copies
+from bridge.precision.operand_copies import CopyPair, LayerCopies, OperandCopy, make_scheme_copies
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE_TENSOR
 
 COLUMN_FROM_ROW = "column-wise of the row-wise copy"

@@ -8,8 +8,8 @@ from typing import Any
 
 from bridge.model.layout import ParallelLayout
 from bridge.model.read_tracking import tracked_property
-from bridge.plan.memory_report import MemoryReport, build_memory_report
 from bridge.plan.memory_activations import list_uncounted_kernels
+from bridge.plan.memory_report import MemoryReport, build_memory_report
 from bridge.plan.precision_plan import PrecisionPlan, make_plan
 from bridge.plan.workload import Workload
 from bridge.rules.violation import Violation

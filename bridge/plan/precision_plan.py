@@ -28,21 +28,21 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import RunConfigError, UnknownFieldError, close_matches, did_you_mean
-from bridge.model.layout import ParallelLayout, ModelChunk
+from bridge.model.layout import ModelChunk, ParallelLayout
 from bridge.model.modules import Module, ModulePaths, list_modules
 from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
 from bridge.plan.plan_rows import PlanRow, make_module_rows
-from bridge.plan.selection import select_modules
 from bridge.plan.plan_settings import PlanSettings
+from bridge.plan.selection import select_modules
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.matchers import ModulePrecision, get_chunk_recipe
 from bridge.precision.module_row import ModuleRow
 from bridge.precision.module_row import parse_module_rows as parsed_rows
+from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import get_field_value
-from bridge.registry.nearest_recipe import format_owner_label, format_nearest_label
+from bridge.registry.nearest_recipe import format_nearest_label, format_owner_label
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.module_selection import ModuleSelection
 from bridge.sync.prediction import Prediction, predict

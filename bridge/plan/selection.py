@@ -18,9 +18,9 @@ from bridge.precision.module_row import find_absent_layers
 from bridge.precision.module_schemes import make_row_matchers
 from bridge.rules.module_selection import (
     ModuleSelection,
-    StageDependentMatcher,
     PlacedModule,
     RowSelection,
+    StageDependentMatcher,
 )
 
 if TYPE_CHECKING:

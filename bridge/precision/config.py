@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects as of
-from bridge.precision.fields import KEY, stated, get_field_descriptors
+from bridge.precision.coercion import LAZY_TORCH, DType
+from bridge.precision.fields import KEY, get_field_descriptors, stated
 from bridge.precision.schemes import Scheme
 from bridge.precision.statements import (
     ORIGIN,
     Statements,
-    list_field_names,
     get_field_value,
     is_reset_to_none,
+    list_field_names,
 )
-from bridge.precision.coercion import LAZY_TORCH, DType
 
 if not TYPE_CHECKING:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.operand_copies import HIGH_PRECISION_COPY, LayerCopies, OperandCopy, CopyPair
+from bridge.precision.operand_copies import HIGH_PRECISION_COPY, CopyPair, LayerCopies, OperandCopy
 from bridge.precision.schemes import GEMMS, WHOLE_TENSOR
 
 ERROR_PATH = "debug features"

@@ -14,9 +14,9 @@ from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
+from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.precision.row_normalisation import WrongRowsError
 from bridge.precision.subjects import Subject
-from bridge.precision.coercion import coerce, get_torch_dtype
 
 if TYPE_CHECKING:
     from bridge.precision.statements import Statements

@@ -8,8 +8,8 @@ from bridge.precision.module_row import parse_module_rows
 from bridge.precision.statements import (
     get_field_value,
     get_recipe_name,
-    list_fields_over_recipe,
     get_stated_values,
+    list_fields_over_recipe,
 )
 
 MAX_LABEL_ROWS = 4

@@ -22,13 +22,13 @@ from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import (
-    TE_CONFIG_TYPE,
     EVALUATION,
+    TE_CONFIG_TYPE,
     TRAINING,
-    SchemeChoice,
-    ModulePrecision,
     Matcher,
+    ModulePrecision,
     QuantRecipe,
+    SchemeChoice,
 )
 from bridge.precision.mode import get_low_precision_format, get_scheme
 from bridge.precision.module_row import ModuleRow, find_absent_layers, parse_module_rows

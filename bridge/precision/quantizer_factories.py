@@ -20,9 +20,9 @@ from types import MappingProxyType
 
 from bridge.precision.operand_copies import (
     HIGH_PRECISION_COPY,
+    CopyPair,
     LayerCopies,
     OperandCopy,
-    CopyPair,
     make_scheme_copies,
 )
 from bridge.precision.schemes import find_scheme

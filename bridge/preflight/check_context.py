@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.model.layout import ParallelLayout
-from bridge.model.read_tracking import AttributeView, tracked_property, track_reads
+from bridge.model.read_tracking import AttributeView, track_reads, tracked_property
 from bridge.model.section import Section
 from bridge.model.shape import ModelShape
 from bridge.preflight.run import Run
-from bridge.registry.nearest_recipe import format_owner_label, format_nearest_label
+from bridge.registry.nearest_recipe import format_nearest_label, format_owner_label
 from bridge.rules.module_selection import ModuleSelection
 from bridge.rules.run_context import RunContext
 from bridge.rules.unknown_settings import format_unknown_settings
@@ -27,8 +27,8 @@ from bridge.target.fields import get_gradient_dtypes
 from bridge.target.target import Target
 
 if TYPE_CHECKING:
-    from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.planned_run import PlannedRun
+    from bridge.plan.precision_plan import PrecisionPlan
 
 LAYER_COUNT_SETTINGS = frozenset({"model.num_layers"})
 """Settings that say how many layers a language model has; who reads its shape reads them too."""

@@ -13,9 +13,9 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.sync.owner import Owner
-from bridge.sync.sync_plan import make_sharding_rows, is_under_megatron_fsdp
 from bridge.sync.prediction import Prediction
 from bridge.sync.report import SyncReport
+from bridge.sync.sync_plan import is_under_megatron_fsdp, make_sharding_rows
 from bridge.sync.synchroniser import check_sync_rules, write_precision
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, format_validation_error, make_refusal_finding
 

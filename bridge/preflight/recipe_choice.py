@@ -24,7 +24,7 @@ from bridge.precision.mode import get_mode, get_scheme
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
-from bridge.rules.rule import RuleFinding, evaluate_rules, cast_to_precision_rules
+from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID
 from bridge.rules.topics.system.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.target.declaration import TARGET_EXAMPLE
@@ -32,7 +32,7 @@ from bridge.target.fields import OWNER_DEFAULTS
 from bridge.target.gpus import GPUS, Gpu
 from bridge.target.machine import detect_target
 from bridge.target.target import Target
-from bridge.target.versions import PRODUCT_TITLES, is_at_least, format_dotted
+from bridge.target.versions import PRODUCT_TITLES, format_dotted, is_at_least
 
 SMALL_MODEL_PARAMETERS = 100_000_000
 """Parameters below which a model is trained in FP32."""

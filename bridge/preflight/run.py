@@ -23,6 +23,7 @@ from bridge.model.section import SECTION_NAMES
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import list_field_names
 from bridge.preflight.file_reading import (
+    DETERMINISM_RELEASE,
     DETERMINISM_VARIABLES,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
@@ -42,6 +43,7 @@ from bridge.target.target import Target
 from bridge.target.versions import is_at_least
 
 if TYPE_CHECKING:
+    from bridge.plan.planned_run import PlannedRun
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.planned_run import PlannedRun
     from bridge.preflight.recipe_choice import Choice

@@ -17,12 +17,12 @@ from typing import Any
 from bridge.read import framework_signs
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.framework_signs import Framework
-from bridge.read.launch.launch import Launch
 from bridge.read.launch.command_line_rows import (
     ARGUMENTS_VARIABLE_PATTERN,
-    MEGATRON_ARGUMENTS,
     COMMAND_LINE_ROWS,
+    MEGATRON_ARGUMENTS,
 )
+from bridge.read.launch.launch import Launch
 from bridge.read.launch_arguments import LaunchArguments, make_unmapped
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.text.command_arguments import nest_dotted_keys

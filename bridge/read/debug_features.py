@@ -50,10 +50,10 @@ def replace_debug_features(run: Run, file: str) -> Run:
         if content is not None:
             written = "{}"
         raise RunConfigError(NO_ENTRY_MESSAGE.format(file=file, content=written), path=file)
-    from bridge.precision.debug_features import (
+    from bridge.precision.debug_features import (  # few runs have a debugger
         ERROR_PATH,
         DebugFeatures,
-    )  # few runs have a debugger
+    )
 
     try:
         features = DebugFeatures.from_content(content)

@@ -27,8 +27,8 @@ from bridge.precision.debug_features import DEBUGGER_TENSOR_NAMES
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
 
 if TYPE_CHECKING:
-    from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.plan_rows import PlanRow
+    from bridge.plan.precision_plan import PrecisionPlan
 
 STATISTICS_FOLDER = "nvdlfw_inspect_statistics_logs"
 LOG_FILE_GLOB = "*_globalrank-*.log"

@@ -16,8 +16,8 @@ The file is in `read` and not in `convert`, since forks of Megatron-LM train wit
 import math
 from typing import Any
 
-from bridge.precision.mode import get_mode
 from bridge.precision.coercion import TORCH_NAMES
+from bridge.precision.mode import get_mode
 from bridge.read.foreign.amp import export_as_amp, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import MODES, ImportBuilder

@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.foreign.table import format_sentence
-from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS
+from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.text.command_arguments import CommandArguments

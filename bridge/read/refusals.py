@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.read import framework_signs
 from bridge.read.run_keys import (
-    RUN_CONFIG_KEYS,
     OWNER_SECTIONS,
+    RUN_CONFIG_KEYS,
     SECTION_CLASSES,
     get_section_fields,
 )
@@ -36,7 +36,10 @@ CONVERTIBLE_MESSAGE = (
     "{path}: looks like a file of {title} (it {evidence}), and `check`, `plan` and `memory` do not read this form of "
     "it. `precision-bridge convert {quoted}` reads what it states of the precision."
 )
-PYTHON_PROGRAM_MESSAGE = "{path}: must be a run's file, got a Python program. Give the launch script or the configuration of the run."
+PYTHON_PROGRAM_MESSAGE = (
+    "{path}: must be a run's file, got a Python program. "
+    "Give the launch script or the configuration of the run."
+)
 TOML_MESSAGE = "{path}: must be a run's file, got TOML. Write it as YAML."
 NO_RUN_MESSAGE = (
     "{path}: must have the sections of a run, such as model and mixed_precision, got {keys}. "

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionConfigError
+from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_low_precision_format, get_mode
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import (
-    list_field_names,
     get_field_value,
-    is_stated,
     get_recipe_name,
+    is_stated,
+    list_field_names,
 )
 from bridge.precision.subjects import SCALER
-from bridge.precision.coercion import get_torch_dtype
 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
@@ -75,8 +75,8 @@ class MixedPrecisionConfig(PrecisionConfig):
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
         from bridge.sync.synchroniser import (
-            write_precision,
-        )  # a list of recipes does without the sync
+            write_precision,  # a list of recipes does without the sync
+        )
 
         self.finalize()
         report = write_precision(

@@ -28,9 +28,9 @@ from bridge.registry.registry import (
     GROUP,
     REGISTRY,
     Recipe,
+    get_recipe_flag,
     is_auto,
     load_recipes_from,
-    get_recipe_flag,
 )
 
 URL_SCHEME = "recipes"

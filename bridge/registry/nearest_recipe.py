@@ -18,7 +18,7 @@ from bridge.precision.mode import (
     get_mode,
     get_scheme,
 )
-from bridge.precision.statements import list_field_names, get_field_value, get_recipe_name
+from bridge.precision.statements import get_field_value, get_recipe_name, list_field_names
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import find_inert_fields
 

@@ -13,10 +13,10 @@ from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, get_field_default
 from bridge.precision.statements import (
     check_value,
-    list_field_names,
     get_field_value,
-    mark_ambiguous_fields,
     get_stated_values,
+    list_field_names,
+    mark_ambiguous_fields,
 )
 from bridge.registry.config import MixedPrecisionConfig
 

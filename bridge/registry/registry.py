@@ -42,8 +42,8 @@ from bridge.errors import (
 from bridge.precision.statements import mark_recipe
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.definition import (
-    SourceLocation,
     RecipeFunction,
+    SourceLocation,
     is_same_definition,
     require_no_arguments,
 )

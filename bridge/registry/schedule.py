@@ -22,12 +22,12 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
+from bridge.precision.coercion import to_plain_data
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import list_matchers
 from bridge.precision.mode import format_label, get_scheme
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.precision.statements import is_stated, get_recipe_name, get_stated_values
-from bridge.precision.coercion import to_plain_data
+from bridge.precision.statements import get_recipe_name, get_stated_values, is_stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.sync_row import SyncRow
@@ -346,7 +346,10 @@ def _refuse_fields_without_config(
     for name, value in get_stated_values(precision).items():
         first = getattr(run_precision, name)
         if name not in routed_fields and not is_same_value(value, first):
-            rule = f"states {name}={to_plain_data(value)} ({to_plain_data(first)} in phase 1), which no config given here has"
+            rule = (
+                f"states {name}={to_plain_data(value)} ({to_plain_data(first)} in phase 1), "
+                "which no config given here has"
+            )
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
             raise RunConfigError.of(
                 f"{_SCHEDULE_PATH}, phase {number}", rule, format_label(precision), remedy

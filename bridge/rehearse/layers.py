@@ -8,7 +8,7 @@ from bridge.model.hybrid_pattern import format_pattern
 from bridge.model.shape import is_moe_kind
 from bridge.rehearse.layout import SPLIT_FIELDS, LayerSplit
 from bridge.rehearse.small_run import SmallRun
-from bridge.target.fields import read_field, parse_integer
+from bridge.target.fields import parse_integer, read_field
 
 PREDICTION_FIELDS = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
 """Fields of prediction layers."""

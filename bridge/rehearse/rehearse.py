@@ -23,8 +23,8 @@ from bridge.registry.nearest_recipe import format_nearest_label
 from bridge.rehearse.layout import LaunchLayout
 from bridge.rehearse.rehearsal import LaunchResult, Rehearsal
 from bridge.rehearse.release import Release, find_release
-from bridge.rehearse.small_run import SmallRun
 from bridge.rehearse.shrink import TRAIN_STEPS, shrink
+from bridge.rehearse.small_run import SmallRun
 from bridge.rules.rulebook import RULES_BY_ID
 from bridge.runtime.audit.plan_comparison import GEMM_MODULE_KINDS, compare_with_plan
 from bridge.runtime.audit.record import CensusRow, GemmRow, Record

@@ -12,8 +12,8 @@ from pathlib import Path
 from bridge.target.versions import (
     UNPACKED_FOLDER,
     Version,
-    get_installed_version,
     find_newer_megatron,
+    get_installed_version,
 )
 
 

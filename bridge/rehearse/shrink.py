@@ -20,7 +20,7 @@ from bridge.rehearse.layout import LaunchLayout
 from bridge.rehearse.small_run import SmallRun
 from bridge.rehearse.widths import shrink_widths
 from bridge.sync.prediction import predict
-from bridge.target.fields import OWNER_FIELDS, read_field, parse_integer
+from bridge.target.fields import OWNER_FIELDS, parse_integer, read_field
 from bridge.target.target import Target
 from bridge.target.versions import Version, get_installed_version
 

@@ -9,8 +9,8 @@ run are computed first, and the first counts with the same ones are taken.
 from dataclasses import replace
 from math import gcd
 
-from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.model.attention_variants import DeltaNet, Indexer
+from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.rehearse.small_run import MIN_ALIGNMENT, SmallRun
 from bridge.target.fields import read_field
 

@@ -39,9 +39,9 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.error_cause import find_cause, find_root_error
 from bridge.rehearse.layout import LaunchLayout
 from bridge.rules.topics.system.train_script import (
-    find_unsupported_values,
-    find_unsupported_fields,
     find_context_parallel_faults,
+    find_unsupported_fields,
+    find_unsupported_values,
 )
 from bridge.runtime.audit.record import RECORD_FILE, Record
 from bridge.target.fields import OWNER_DEFAULTS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bridge.report.curves import make_figure
-from bridge.report.table import format_cell, format_markdown, print_renderable, make_table
+from bridge.report.table import format_cell, format_markdown, make_table, print_renderable
 from bridge.runtime.audit.quantisation import OPERANDS
 from bridge.runtime.compare.gap import find_common_steps
 

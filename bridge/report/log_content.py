@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.report.html.content import make_memory_rows, describe_loss_fall, make_plan_rows
+from bridge.report.html.content import describe_loss_fall, make_memory_rows, make_plan_rows
 from bridge.report.table import format_cell, make_facts_table
 from bridge.report.watch import draw_bars
 from bridge.runtime.audit.early_warnings import find_early_warnings

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory_report import MEMORY_KINDS, MemoryReport, RankMemory
-from bridge.plan.precision_plan import format_ranges
 from bridge.plan.planned_run import WORKSPACE_BYTES
+from bridge.plan.precision_plan import format_ranges
 from bridge.report.table import Cell, Row, make_table
 
 HOST_HEADING = "on the host"

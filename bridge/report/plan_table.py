@@ -12,15 +12,15 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.plan.plan_rows import PlanRow
 from bridge.plan.precision_plan import (
-    ROW_COLUMNS,
     LOW_FORMATS,
+    ROW_COLUMNS,
     PlanDifference,
     PlanModule,
     PrecisionPlan,
     format_ranges,
 )
-from bridge.plan.plan_rows import PlanRow
 from bridge.report.table import LAYER_COUNT_NOTE, Cell, Row, make_table
 
 HEADINGS = (

@@ -5,7 +5,7 @@ from typing import Any
 
 from bridge.preflight.check import Report
 from bridge.rules.rule import Rule, RuleFinding
-from bridge.rules.rulebook import RULES_BY_ID, RULES
+from bridge.rules.rulebook import RULES, RULES_BY_ID
 from bridge.rules.run_context import RunContext
 
 SCHEMA_URL = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -3,7 +3,7 @@
 from rich.console import Group, RenderableType
 
 from bridge.precision.coercion import to_plain_data
-from bridge.report.table import render_plain_text, make_table
+from bridge.report.table import make_table, render_plain_text
 from bridge.sync.report import SyncReport
 
 

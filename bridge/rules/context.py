@@ -16,11 +16,11 @@ from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import get_mode
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import (
-    list_field_names,
-    is_stated,
     get_source,
     get_stated_values,
     get_switches_put_aside,
+    is_stated,
+    list_field_names,
 )
 from bridge.rules.inert import GRAD_BUFFER_REUSE, find_inert_fields
 from bridge.target.fields import OWNER_DEFAULTS, is_different

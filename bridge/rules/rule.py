@@ -20,8 +20,8 @@ from bridge.rules.context import RuleContext
 from bridge.rules.run_context import RunContext
 from bridge.rules.unknown_settings import (
     format_deciders,
-    select_named_settings,
     format_unknown_settings,
+    select_named_settings,
 )
 from bridge.rules.violation import VALUE_OF_PATH, Violation
 from bridge.target.versions import VersionRange

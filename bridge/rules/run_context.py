@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.context import RuleContext, DeciderLookup
+from bridge.rules.context import DeciderLookup, RuleContext
 from bridge.rules.program import Program
 
 if TYPE_CHECKING:

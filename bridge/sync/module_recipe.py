@@ -1,4 +1,6 @@
-"""`build_module_recipe`: the rows of `modules` as `model.quant_recipe`, a recipe for the run or for each pipeline stage.
+"""`build_module_recipe`: the rows of `modules` as `model.quant_recipe`.
+
+There is a recipe for the run, or one for each pipeline stage.
 
 Stages have different recipes where rows name layers by number. An owner of Megatron's class gets
 an object of the class that its field is annotated with, `RecipeConfig`. A mapping, or an object of
@@ -24,7 +26,7 @@ from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.module_schemes import make_chunk_recipes, make_stage_recipes
 from bridge.precision.statements import get_field_value
 from bridge.sync.owner import OwnerValues
-from bridge.target.fields import read_field, parse_integer
+from bridge.target.fields import parse_integer, read_field
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 

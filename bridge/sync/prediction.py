@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.model.layout import ParallelLayout, read_parallel_layout
-from bridge.model.read_tracking import TrackedValues, tracked_property, note_read
+from bridge.model.read_tracking import TrackedValues, note_read, tracked_property
 from bridge.model.section import SECTION_NAMES, Section, read_section
 from bridge.model.shape import ModelShape, read_shape
 from bridge.precision.config import PrecisionConfig

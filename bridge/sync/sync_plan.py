@@ -26,11 +26,11 @@ from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.statements import (
-    list_field_names,
     get_field_value,
+    get_source,
     is_reset_to_none,
     is_stated,
-    get_source,
+    list_field_names,
 )
 from bridge.rules.facts.off_switches import find_off_switches
 from bridge.rules.inert import GRAD_BUFFER_REUSE

@@ -22,13 +22,13 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.model.read_tracking import AttributeView
+from bridge.precision.coercion import get_torch_dtype, to_plain_data
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import format_label
-from bridge.precision.statements import get_field_value, is_stated, get_recipe_name, get_source
-from bridge.precision.coercion import to_plain_data, get_torch_dtype
+from bridge.precision.statements import get_field_value, get_recipe_name, get_source, is_stated
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
-from bridge.rules.rule import RuleFinding, evaluate_rules, cast_to_precision_rules
-from bridge.rules.rulebook import RULES_BY_ID, RULES
+from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules
+from bridge.rules.rulebook import RULES, RULES_BY_ID
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.module_recipe import build_recipe_object
 from bridge.sync.owner import (
@@ -37,17 +37,17 @@ from bridge.sync.owner import (
     OwnerValues,
     find_annotated_class,
     get_class_defaults,
+    is_same_value,
     normalise_value,
     refuse_non_owners,
-    is_same_value,
 )
-from bridge.sync.sync_plan import plan_sync, get_scheme_after_sync
 from bridge.sync.prediction import Prediction
 from bridge.sync.report import OVERRIDE_RULE_ID, SyncReport
+from bridge.sync.sync_plan import get_scheme_after_sync, plan_sync
 from bridge.sync.trial import validate_on_copies
 from bridge.target.fields import OWNER_DEFAULTS
 from bridge.target.target import Target
-from bridge.target.versions import get_installed_version, get_installed_text
+from bridge.target.versions import get_installed_text, get_installed_version
 
 BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""

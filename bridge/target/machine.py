@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from bridge.target.gpus import CPU, Gpu, make_gpu_of_capability, find_gpu_of_device
+from bridge.target.gpus import CPU, Gpu, find_gpu_of_device, make_gpu_of_capability
 from bridge.target.target import Target
 from bridge.target.versions import Version, get_installed_version, parse_version
 

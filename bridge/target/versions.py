@@ -21,13 +21,13 @@ from bridge.errors import RunConfigError
 __all__ = [
     "Version",
     "VersionRange",
-    "is_at_least",
-    "format_dotted",
-    "get_installed_version",
-    "get_installed_text",
     "find_newer_megatron",
-    "parse_version",
     "find_unpacked_megatron",
+    "format_dotted",
+    "get_installed_text",
+    "get_installed_version",
+    "is_at_least",
+    "parse_version",
 ]
 
 DISTRIBUTION_NAMES = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from bridge.convert.systems import get_system
 from bridge.errors import PayloadError
-from bridge.precision.mode import format_label
 from bridge.precision.coercion import get_torch_dtype
+from bridge.precision.mode import format_label
 from bridge.read.foreign.reports import ExportReport
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config

@@ -227,8 +227,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
     from bridge.preflight.last_sync import (
-        apply_last_sync,
-    )  # the classes of this module do without it
+        apply_last_sync,  # the classes of this module do without it
+    )
 
     report = apply_last_sync(config, precision)
     if report is not None:

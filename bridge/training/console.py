@@ -21,10 +21,10 @@ from rich.progress import (
 from bridge.report.quantisation_table import make_worst_table
 from bridge.report.table import (
     format_cell,
-    make_facts_table,
     format_mib,
-    print_renderable,
+    make_facts_table,
     make_table,
+    print_renderable,
 )
 from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.runtime.audit.quantisation import QuantisationRow

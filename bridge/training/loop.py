@@ -17,7 +17,7 @@ import torch
 
 from bridge.errors import TrainingError
 from bridge.precision.mode import format_label
-from bridge.report.curves import Points, plot_loss, collect_points
+from bridge.report.curves import Points, collect_points, plot_loss
 from bridge.report.quantisation_table import plot_quantisation
 from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.checkpoint.lock import lock_folder
@@ -28,8 +28,8 @@ from bridge.runtime.megatron.checkpoint.saving import save_checkpoint
 from bridge.runtime.megatron.process import apply_tf32, training_process
 from bridge.runtime.megatron.process_memory import (
     read_peak_memory,
-    trim_heap,
     reset_peak_memory,
+    trim_heap,
 )
 from bridge.runtime.megatron.record.census import take_census, watch_activations
 from bridge.runtime.megatron.trainer import StepResult
@@ -44,9 +44,9 @@ from bridge.training.run import (
     PhaseRecord,
     TrainingRun,
     build_run,
-    list_phase_models,
     get_precision_label,
     get_skipped_steps,
+    list_phase_models,
 )
 from bridge.training.value_checks import require_sane_values
 

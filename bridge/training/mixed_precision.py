@@ -86,7 +86,7 @@ def update_config_with_precision_overrides(
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
     # An import of this module does without the sync.
-    from bridge.sync.owner import NON_CONFIG_TYPES, Owner, has_precision_field, get_owner_name
+    from bridge.sync.owner import NON_CONFIG_TYPES, Owner, get_owner_name, has_precision_field
     from bridge.sync.synchroniser import write_precision
 
     precision = get_mixed_precision_config(mixed_precision_config)

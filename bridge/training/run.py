@@ -11,7 +11,7 @@ import torch
 
 from bridge.errors import CheckpointError, RunConfigError
 from bridge.precision.mode import format_label
-from bridge.precision.subjects import NEEDS_PERMISSION, IMPOSSIBLE
+from bridge.precision.subjects import IMPOSSIBLE, NEEDS_PERMISSION
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.runtime.audit.record import GemmRow
@@ -19,21 +19,21 @@ from bridge.runtime.checkpoint.folder import get_step_folder
 from bridge.runtime.checkpoint.precision_change import PrecisionChange, find_precision_changes
 from bridge.runtime.megatron.backend import Backend
 from bridge.runtime.megatron.checkpoint.loading import (
-    read_manifest_facts,
-    load_checkpoint,
     find_newest_sound,
+    load_checkpoint,
+    read_manifest_facts,
     require_no_later_checkpoint,
 )
 from bridge.runtime.megatron.checkpoint.state import Position
 from bridge.runtime.megatron.data.batches import (
     Splits,
-    iterate_batches,
     build_splits,
     compute_unigram_entropy,
+    iterate_batches,
 )
 from bridge.runtime.megatron.data.corpus import Corpus, open_corpus
 from bridge.runtime.megatron.emulation.emulated_model import switch_precision
-from bridge.runtime.megatron.gpt import build_gpt, count_parameters, adapt_config
+from bridge.runtime.megatron.gpt import adapt_config, build_gpt, count_parameters
 from bridge.runtime.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.runtime.megatron.process import Process
 from bridge.runtime.megatron.record.census import Activations
@@ -41,8 +41,8 @@ from bridge.runtime.megatron.record.telemetry import Telemetry
 from bridge.runtime.megatron.trainer import StepResult, Trainer
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import compute_fingerprint
-from bridge.training.supported_fields import require_supported
 from bridge.training.metrics import TrainRecord, ValidationRecord
+from bridge.training.supported_fields import require_supported
 from bridge.training.value_checks import find_batch_fault
 
 

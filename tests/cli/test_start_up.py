@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli.commands import COMMANDS, COMMAND_GROUPS, RENAMED_COMMANDS
+from bridge.cli.commands import COMMAND_GROUPS, COMMANDS, RENAMED_COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = "docs/showcase/llama3_70b.yaml"

@@ -11,7 +11,7 @@ import torch
 from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge.errors import RunConfigError, WrongValueError
-from bridge.front.decode import build_container, decode_value, decode_fields
+from bridge.front.decode import build_container, decode_fields, decode_value
 from bridge.front.loader import make_run
 from bridge.precision.statements import get_recipe_name
 from bridge.preflight.last_sync import apply_last_sync

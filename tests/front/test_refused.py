@@ -11,9 +11,9 @@ import pytest
 from bridge.cli.main import main
 from bridge.front.loader import load_run
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.megatron_lm.written_arguments import parse_runs
 from bridge.read.megatron_lm.importer import import_
 from bridge.read.megatron_lm.parser_refusals import find_refusals
+from bridge.read.megatron_lm.written_arguments import parse_runs
 
 SIZES = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "

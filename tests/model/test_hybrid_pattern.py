@@ -23,12 +23,12 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from bridge.errors import RunConfigError
+from bridge.model.attention_variants import UNPLANNED_REMEDY
 from bridge.model.layout import ParallelLayout
 from bridge.model.modules import list_layer_modules, list_output_modules
 from bridge.model.shape import ModelShape
-from bridge.model.attention_variants import UNPLANNED_REMEDY
-from bridge.plan.memory_report import build_memory_report
 from bridge.plan.memory_parameters import list_chunk_parameters
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.preflight.check import check

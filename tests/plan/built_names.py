@@ -19,7 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
-from bridge.runtime.megatron.patching import keep_compatible, apply_patches
+from bridge.runtime.megatron.patching import apply_patches, keep_compatible
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 LAYOUTS = [(1, None), (2, None), (2, 2), (4, None), (4, 2)]

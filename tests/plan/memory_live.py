@@ -12,7 +12,7 @@ from bridge.front.decode import build_container
 from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
 from bridge.runtime.megatron.backend import choose_backend, use_backend
-from bridge.runtime.megatron.gpt import build_gpt, adapt_config
+from bridge.runtime.megatron.gpt import adapt_config, build_gpt
 from bridge.runtime.megatron.optimizer import build_optimizer, list_torch_optimizers
 from bridge.runtime.megatron.process import training_process
 from bridge.training.config import runtime_config_update

@@ -4,14 +4,14 @@ import json
 from dataclasses import replace
 
 from bridge.model.layout import ParallelLayout
-from bridge.plan.memory_report import build_memory_report
 from bridge.plan.memory_buffers import build_fsdp_groups, count_gathered_bytes
 from bridge.plan.memory_parameters import list_chunk_parameters
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
 from bridge.target.versions import get_installed_version, parse_version
 from tests import warm
-from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
+from tests.plan.test_memory_report import EXACT, EXPERTS, ROOT, SHAPE
 
 RANKS = 4
 NUM_LAYERS = 2

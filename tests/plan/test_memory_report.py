@@ -9,9 +9,9 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.model.layout import ParallelLayout
-from bridge.plan.memory_report import build_memory_report
 from bridge.plan.memory_activations import build_segments
 from bridge.plan.memory_parameters import list_chunk_parameters
+from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig

@@ -18,8 +18,8 @@ from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
 from bridge.model.layout import ParallelLayout
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
-from bridge.plan.precision_plan import format_ranges, precision_plan
 from bridge.plan.plan_settings import PlanSettings
+from bridge.plan.precision_plan import format_ranges, precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig

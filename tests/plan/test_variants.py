@@ -9,9 +9,9 @@ from torch import nn
 
 from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
+from bridge.model.attention_variants import UNPLANNED_REMEDY
 from bridge.model.modules import list_layer_modules, list_mtp_modules
 from bridge.model.shape import ModelShape
-from bridge.model.attention_variants import UNPLANNED_REMEDY
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import BridgeWarning, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.precision.coercion import DTYPE_SPELLINGS, get_torch_dtype, parse_dtype
 from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.mode import format_label
 from bridge.precision.statements import (
-    list_field_names,
-    is_reset_to_none,
     get_recipe_name,
     get_source,
-    list_fields_over_recipe,
     get_switches_put_aside,
+    is_reset_to_none,
+    list_field_names,
+    list_fields_over_recipe,
 )
-from bridge.precision.coercion import DTYPE_SPELLINGS, parse_dtype, get_torch_dtype
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.registry.config import find_config_faults
 from bridge.registry.registry import REGISTRY, register

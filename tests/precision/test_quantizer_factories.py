@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.precision.operand_copies import UNKNOWN_COPIES, make_scheme_copies, apply_backward_override
+from bridge.precision.operand_copies import UNKNOWN_COPIES, apply_backward_override, make_scheme_copies
 from bridge.precision.quantizer_factories import SHIPPED_FACTORIES, find_shipped_factory
 from bridge.precision.schemes import SCHEMES, find_scheme
 

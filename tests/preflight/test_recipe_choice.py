@@ -3,15 +3,15 @@
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.preflight.check import check
 from bridge.preflight.recipe_choice import (
     POLICIES,
+    build_support_matrix,
+    check_support,
     count_parameters,
     group_gpus,
-    build_support_matrix,
     resolve_auto,
-    check_support,
 )
-from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.target.declaration import parse_target

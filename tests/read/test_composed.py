@@ -7,8 +7,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bridge.errors import PayloadError
-from bridge.read.text.inherited_config import read_inherited_config, is_unresolved, resolve_interpolations
 from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.inherited_config import is_unresolved, read_inherited_config, resolve_interpolations
 
 BASE = """
 policy:

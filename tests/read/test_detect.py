@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.convert.systems import SYSTEM_MODULES, list_systems, detect_system, get_system
+from bridge.convert.systems import SYSTEM_MODULES, detect_system, get_system, list_systems
 from bridge.errors import PayloadError
 from bridge.read.foreign.table import load_table
 from bridge.read.system_signs import DOCUMENT_KINDS, SYSTEM_TITLES, Candidate, list_candidates

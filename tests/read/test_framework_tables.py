@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.read.framework.framework_table import FrameworkTable, load_framework_table, list_table_names
+from bridge.read.framework.framework_table import FrameworkTable, list_table_names, load_framework_table
 from bridge.read.megatron_lm.unread_options import UNREAD_ARGUMENTS
 from bridge.read.startup_rows import StartupSettings
 from bridge.target.fields import OWNER_FIELDS

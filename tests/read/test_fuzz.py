@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.convert.conversion import to_plain_data, import_runs
+from bridge.convert.conversion import import_runs, to_plain_data
 from bridge.convert.systems import SYSTEM_MODULES
 from bridge.errors import BridgeError
 from bridge.read.foreign.semantics import SEMANTICS

@@ -6,7 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.text.hydra_overrides import parse_hydra_overrides, apply_hydra_overrides
+from bridge.read.text.hydra_overrides import apply_hydra_overrides, parse_hydra_overrides
 
 WORDS = [
     *("a.b=1", "a.c=true", "+a.new=e4m3", "++a.b=0.5", "a.text='x y'", "a.list=[1,2]", "+n.m.o=null", "~a.gone"),

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from bridge.convert import huggingface
-from bridge.convert.systems import list_systems, get_system
-from bridge.precision.mode import get_mode
+from bridge.convert.systems import get_system, list_systems
 from bridge.precision.coercion import parse_dtype
+from bridge.precision.mode import get_mode
 from bridge.read import deepspeed
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.semantics import get_semantics

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.read.megatron_lm.flags import load_known_arguments
-from bridge.read.megatron_lm.unread_options import WORD_GROUPS, UNREAD_ARGUMENTS, is_known_option, find_unread_options
+from bridge.read.megatron_lm.unread_options import UNREAD_ARGUMENTS, WORD_GROUPS, find_unread_options, is_known_option
 from bridge.target.fields import OWNER_FIELDS
 
 BEARING = {

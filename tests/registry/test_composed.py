@@ -14,7 +14,7 @@ from bridge.errors import (
     UnknownFieldError,
     UnknownRecipeError,
 )
-from bridge.precision.statements import is_stated, get_recipe_name, get_source
+from bridge.precision.statements import get_recipe_name, get_source, is_stated
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
 

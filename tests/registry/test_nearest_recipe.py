@@ -6,7 +6,7 @@ import pytest
 
 from bridge.precision.mode import format_label
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.nearest_recipe import format_nearest_label, find_nearest_recipe
+from bridge.registry.nearest_recipe import find_nearest_recipe, format_nearest_label
 from bridge.registry.registry import REGISTRY
 
 

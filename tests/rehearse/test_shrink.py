@@ -19,8 +19,8 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import select_kept_layers
 from bridge.rehearse.layout import LayerSplit
-from bridge.rehearse.small_run import SmallRun
 from bridge.rehearse.shrink import shrink
+from bridge.rehearse.small_run import SmallRun
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.target import Target
 from bridge.target.versions import parse_version

@@ -13,8 +13,8 @@ from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
-from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC_REACTIONS, evaluate_rules, evaluate_rule
-from bridge.rules.rulebook import RULES_BY_ID, RULES, TOPICS
+from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC_REACTIONS, evaluate_rule, evaluate_rules
+from bridge.rules.rulebook import RULES, RULES_BY_ID, TOPICS
 from bridge.target.fields import OWNER_DEFAULTS
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED

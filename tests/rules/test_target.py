@@ -11,10 +11,10 @@ from bridge.front.loader import load_run
 from bridge.rules.rule import te
 from bridge.target import versions
 from bridge.target.declaration import parse_target
-from bridge.target.gpus import GPUS, make_gpu_of_capability, find_gpu_of_device
+from bridge.target.gpus import GPUS, find_gpu_of_device, make_gpu_of_capability
 from bridge.target.machine import detect_gpu
 from bridge.target.target import Target
-from bridge.target.versions import Version, is_at_least, get_installed_version, parse_version
+from bridge.target.versions import Version, get_installed_version, is_at_least, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:

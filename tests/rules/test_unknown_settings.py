@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from bridge.model.read_tracking import TrackedValues, AttributeView, tracked_property, track_reads
+from bridge.model.read_tracking import AttributeView, TrackedValues, track_reads, tracked_property
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.rules.rule import RuleFinding

@@ -18,11 +18,11 @@ from bridge.cli.explain import explain_field
 from bridge.errors import PrecisionConfigError
 from bridge.model.section import read_section
 from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
-from bridge.precision.statements import list_field_names, get_field_value, is_stated
+from bridge.precision.statements import get_field_value, is_stated, list_field_names
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.sync.owner import OwnerValues, normalise_value
+from bridge.sync.routes import ROUTES, Route, get_routes, load_route_notes
 from bridge.sync.sync_plan import plan_sync
-from bridge.sync.routes import ROUTES, Route, load_route_notes, get_routes
 from bridge.sync.synchroniser import get_megatron_version
 from bridge.target.fields import OWNER_DEFAULTS
 

@@ -31,7 +31,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from bridge.front.train import main_train
-from bridge.runtime.checkpoint.folder import LATEST_FILE, list_resumable_iterations, get_step_folder
+from bridge.runtime.checkpoint.folder import LATEST_FILE, get_step_folder, list_resumable_iterations
 from bridge.runtime.checkpoint.lock import LOCK_FILE, lock_folder
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, compute_checksums, find_damage, list_file_sizes
 from bridge.runtime.checkpoint.pickles import find_pickle_fault

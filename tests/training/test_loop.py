@@ -68,7 +68,7 @@ def test_record_of_a_step(run):
 
 def test_process_is_clean_after_a_run(run):
     assert not torch.distributed.is_initialized()
-    assert not device.is_shim_installed()
+    assert not cuda_shim.is_shim_installed()
     assert not wide_gemm.is_widened(torch.bfloat16)
 
 
@@ -266,7 +266,7 @@ def test_old_validation_loss_names_its_step(run):
 @pytest.mark.parametrize(("mode", "named"), [("fp32", False), ("bf16", False), ("fp16", True)])
 def test_slow_float16_is_a_note_of_fp16_runs_alone(mode, named, monkeypatch):
     monkeypatch.setattr(wide_gemm, "find_slow_dtypes", lambda: (torch.float16,))
-    monkeypatch.setattr(device, "has_cuda", lambda: False)
+    monkeypatch.setattr(cuda_shim, "has_cuda", lambda: False)
     with training_process(tiny(mode).model, seed=1) as process:
         assert any("no float16 matrix multiplication" in note for note in process.notes) is named
 

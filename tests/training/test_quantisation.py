@@ -13,10 +13,10 @@ from bridge.errors import RunConfigError
 from bridge.precision.schemes import COMPARED_SCHEMES
 from bridge.runtime.numerics import (
     GemmPrecision,
+    compute_what_if_sqnr,
     make_operand,
     measure_quantisation_error,
     quantise,
-    compute_what_if_sqnr,
 )
 from bridge.training.loop import pretrain
 from bridge.training.measurements import measure_quantisation

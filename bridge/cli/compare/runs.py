@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.described_logs import read_described_logs, is_log
-from bridge.cli.output import print_json, resolve_links, make_unwritable_error
+from bridge.cli.described_logs import is_log, read_described_logs
+from bridge.cli.output import make_unwritable_error, print_json, resolve_links
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 

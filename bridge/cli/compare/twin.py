@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import print_json, format_value, write_file
+from bridge.cli.output import format_value, print_json, write_file
 from bridge.cli.run_answer import plan_run
 from bridge.cli.run_arguments import read_run, read_without_overrides
 from bridge.errors import RunConfigError

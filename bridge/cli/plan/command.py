@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from bridge.cli.many_runs import add_brief_option, get_many_paths
 from bridge.cli.parser import add_json_option, refuse_options_without
 from bridge.cli.run_arguments import add_debug_features_option, add_run_arguments
-from bridge.cli.many_runs import add_brief_option, get_many_paths
 from bridge.errors import RunConfigError
 
 DEBUG_FEATURES_OPTIONS = ("--purpose", "--every")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.output import print_report, write_file
-from bridge.cli.run_answer import compute_exit_code, print_checked_json, print_check_notes
+from bridge.cli.run_answer import compute_exit_code, print_check_notes, print_checked_json
 from bridge.cli.run_arguments import read_run
 from bridge.errors import RunConfigError
 from bridge.precision.module_row import ModuleRow, parse_module_rows

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bridge.cli.run_answer import plan_run, compute_exit_code
-from bridge.cli.many_runs import RunAnswer, answer_many_runs, precision_to_dict, format_precision
+from bridge.cli.many_runs import RunAnswer, answer_many_runs, format_precision, precision_to_dict
+from bridge.cli.run_answer import compute_exit_code, plan_run
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import print_answer, print_report, make_unwritable_error
+from bridge.cli.output import make_unwritable_error, print_answer, print_report
 from bridge.cli.run_answer import answer_branches, plan_run, print_assumptions, print_check_notes
 from bridge.cli.run_arguments import read_run, read_without_overrides
 from bridge.errors import RunConfigError

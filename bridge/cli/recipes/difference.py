@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.cli.output import print_json, format_value
+from bridge.cli.output import format_value, print_json
 from bridge.cli.recipes.named_recipe import NamedRecipe
-from bridge.precision.statements import is_stated, get_recipe_name
+from bridge.precision.statements import get_recipe_name, is_stated
 from bridge.registry.config import MixedPrecisionConfig
 
 

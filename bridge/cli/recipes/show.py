@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from bridge.cli.output import print_json, format_value
+from bridge.cli.output import format_value, print_json
 from bridge.cli.recipes.named_recipe import NamedRecipe
 from bridge.precision.config import FIELDS_BY_SUBJECT, MEGATRON_FIELDS
 from bridge.precision.field_docs import read_field_docs
 from bridge.precision.mode import get_mode, get_scheme
-from bridge.precision.statements import list_field_names, is_stated
+from bridge.precision.statements import is_stated, list_field_names
 from bridge.registry.config import MixedPrecisionConfig, find_config_faults
 from bridge.rules.inert import find_inert_fields
 

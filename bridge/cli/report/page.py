@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.described_logs import read_described_logs, is_log
-from bridge.cli.output import refuse_input_files, format_value, write_file
+from bridge.cli.described_logs import is_log, read_described_logs
+from bridge.cli.output import format_value, refuse_input_files, write_file
 from bridge.cli.recipes.difference import list_field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.extras import require_extra
@@ -86,8 +86,8 @@ def _collect_log_content(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the content of the runs of logs."""
     from bridge.report.comparison import collect_answers
     from bridge.report.log_content import collect_log_content
-    from bridge.runtime.compare.logged_run import get_log_path
     from bridge.runtime.compare.log_comparison import compare_logs
+    from bridge.runtime.compare.logged_run import get_log_path
 
     described = read_described_logs(paths)
     compared_runs = [log.compared() for log in described]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.cli.described_logs import DescribedLog, read_described_log, is_log
+from bridge.cli.described_logs import DescribedLog, is_log, read_described_log
 from bridge.cli.output import print_json, print_report
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings

@@ -27,8 +27,8 @@ from bridge.convert.serving.formats import MODELOPT, VLLM, format_scheme
 from bridge.convert.serving.manifest import ManifestRow
 from bridge.convert.serving.module_names import describe_fused_conflicts
 from bridge.convert.serving.serving_config import ServingConfig
-from bridge.plan.precision_plan import format_ranges
 from bridge.plan.plan_settings import PlanSettings
+from bridge.plan.precision_plan import format_ranges
 from bridge.preflight.run import Run
 
 EQUAL = "equal"

@@ -17,13 +17,13 @@ from typing import Any, Self
 from bridge.convert.serving.formats import (
     COMPRESSED_TENSORS,
     MODELOPT,
-    SERVING_ROWS,
     SERVED_SCHEMES,
-    select_compared_arguments,
+    SERVING_ROWS,
     find_scheme,
     format_arguments,
+    select_compared_arguments,
 )
-from bridge.convert.serving.kept_modules import EXPRESSION_PREFIX, is_kept, is_match, get_layer_name
+from bridge.convert.serving.kept_modules import EXPRESSION_PREFIX, get_layer_name, is_kept, is_match
 from bridge.convert.serving.manifest import MAX_FILE_BYTES
 from bridge.convert.serving.module_names import OUTPUT_HEAD
 from bridge.errors import PayloadError

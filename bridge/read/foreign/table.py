@@ -39,7 +39,7 @@ from bridge.errors import PayloadError
 from bridge.read.foreign.document_signs import DocumentSign, Recognition, recognise_by_signs
 from bridge.read.foreign.row_files import ROWS_FOLDER, load_rows
 from bridge.read.foreign.sentence import Sentence
-from bridge.read.foreign.setting_row import TablePart, SettingRow
+from bridge.read.foreign.setting_row import SettingRow, TablePart
 from bridge.read.text.settings import Settings
 
 if TYPE_CHECKING:

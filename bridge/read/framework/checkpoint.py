@@ -20,8 +20,8 @@ from bridge.preflight.file_reading import RunChoice
 from bridge.read.framework.hf_config import (
     MBRIDGE,
     BridgedModel,
-    list_unknown_fields,
     build_bridged_model,
+    list_unknown_fields,
     load_hf_config,
 )
 from bridge.read.text.repository_files import find_repository_file

@@ -37,7 +37,10 @@ MTP_REPEATED_LAYER_KEY = "mtp_use_repeated_layer"
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
 NO_LAYERS = "it states no {key}"
 UNSUPPORTED_BY_BRIDGE = "{bridge} makes no model of its model_type {family}"
-OTHER_PARTS_NOT_COUNTED = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+OTHER_PARTS_NOT_COUNTED = (
+    "{inner}: the other parts of the model, such as a vision tower, are neither planned "
+    "nor counted."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
-from bridge.read.framework.hf_config import MCORE_BRIDGE
 from bridge.read.framework.framework_options import GENERATION_PURPOSE
 from bridge.read.framework.framework_table import FrameworkTable, load_framework_table
-from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework.hf_config import MCORE_BRIDGE
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.text.document import Document

@@ -19,22 +19,22 @@ from bridge.read import framework_signs
 from bridge.read.framework import hf_config
 from bridge.read.framework.checkpoint import read_checkpoint
 from bridge.read.framework.framework_table import load_framework_table
-from bridge.read.framework.tree import TreeReading, read_tree
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.framework.tree import TreeReading, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.text.inherited_config import (
-    ConfigTree,
-    read_inherited_config,
-    is_unresolved,
-    resolve_interpolations,
-)
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.hydra_overrides import (
     HydraOverride,
-    parse_hydra_overrides,
     apply_hydra_overrides,
+    parse_hydra_overrides,
+)
+from bridge.read.text.inherited_config import (
+    ConfigTree,
+    is_unresolved,
+    read_inherited_config,
+    resolve_interpolations,
 )
 from bridge.read.text.repository_files import find_repository_file
 

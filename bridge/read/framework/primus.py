@@ -20,8 +20,8 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.megatron_lm.written_arguments import parse_runs
 
 TRAINER_MODULES = ("pre_trainer", "post_trainer")

@@ -1,4 +1,4 @@
-"""`build_reading_from_arguments`: a framework's settings that are arguments of Megatron-LM, by their names, as a run."""
+"""`build_reading_from_arguments`: a run whose settings are arguments of Megatron-LM by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReadi
 from bridge.read.framework.framework_options import read_framework_options, write_framework_effects
 from bridge.read.framework.framework_table import FrameworkTable
 from bridge.read.megatron_lm.argument_values import parse_argument_values
-from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.read.megatron_lm.other_sources import read_other_sources
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.importer import import_arguments
+from bridge.read.megatron_lm.other_sources import read_other_sources
 from bridge.read.megatron_lm.sections import (
-    collect_fields_of_no_config,
-    collect_late_fields,
     add_malformed_values,
     build_sections,
+    collect_fields_of_no_config,
+    collect_late_fields,
 )
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.target.fields import list_known_releases
 from bridge.target.versions import parse_version
 

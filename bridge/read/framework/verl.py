@@ -17,20 +17,20 @@ from bridge.errors import Finding, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
-from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.framework_table import load_framework_table
-from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.hydra_overrides import (
     HydraOverride,
-    parse_hydra_overrides,
     apply_hydra_overrides,
+    parse_hydra_overrides,
 )
+from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
 
 TABLE_NAME = "verl"
 

@@ -17,6 +17,7 @@ from bridge.read import framework_signs
 from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, roll, verl
 from bridge.read.text.inherited_config import DEFAULTS_KEY, read_inherited_config
 from bridge.read.text.document import Document
+from bridge.read.text.inherited_config import DEFAULTS_KEY, read_inherited_config
 
 
 class FrameworkReader(Protocol):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.conditions import ConditionResult, match_case_patterns
-from bridge.read.launch.notes import Note
-from bridge.read.launch.trace import Arm
-from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 from bridge.read.launch.commands import CommandInterpreter
+from bridge.read.launch.notes import Note
 from bridge.read.launch.shell_word import ShellWord, get_variable_name
+from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
+from bridge.read.launch.trace import Arm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from bridge.read.launch.bash.builtins import Builtins
 from bridge.read.launch.bash.condition_nodes import evaluate_condition
 from bridge.read.launch.notes import Note
+from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text, list_statements
 from bridge.read.launch.trace import ScriptTrace
-from bridge.read.launch.syntax_tree import WORD_NODES, list_statements, get_node_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.notes import NoteKind
-from bridge.read.launch.syntax_tree import MODE_OPTIONS
 from bridge.read.launch.command_line_rows import OTHER_PRECISION_OPTIONS, PRECISION_PATTERN
+from bridge.read.launch.notes import NoteKind
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.syntax_tree import MODE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

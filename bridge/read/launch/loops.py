@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from bridge.read.launch.bash.conditions import ConditionResult
 from bridge.read.launch.bash.counted_loop import CountedLoop
 from bridge.read.launch.branches import BranchInterpreter
-from bridge.read.launch.trace import Arm
-from bridge.read.launch.syntax_tree import list_statements, get_node_text
 from bridge.read.launch.commands import MAX_REPEATED_COMMANDS
 from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.syntax_tree import get_node_text, list_statements
+from bridge.read.launch.trace import Arm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

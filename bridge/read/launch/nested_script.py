@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.command_line_rows import NON_TRAINING_PROGRAMS, COMMAND_LINE_ROWS
+from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS, NON_TRAINING_PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

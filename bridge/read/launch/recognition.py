@@ -10,14 +10,14 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.ray_job import RAY_SUBMIT_COMMAND
-from bridge.read.launch.launch import Launch
-from bridge.read.launch.syntax_tree import MODE_OPTIONS
 from bridge.read.launch.command_line_rows import (
+    COMMAND_LINE_ROWS,
     MEGATRON_ARGUMENTS,
     NON_TRAINING_PROGRAMS,
-    COMMAND_LINE_ROWS,
 )
+from bridge.read.launch.launch import Launch
+from bridge.read.launch.ray_job import RAY_SUBMIT_COMMAND
+from bridge.read.launch.syntax_tree import MODE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.read.logs import golden_values, megatron, mlflow, nemo_rl, history, tensorboard
+from bridge.read.logs import golden_values, history, megatron, mlflow, nemo_rl, tensorboard
 from bridge.runtime.audit.run_log import RunLog
 
 MAX_LOG_BYTES = 512 * 2**20

@@ -23,8 +23,8 @@ from bridge.errors import UnreadFileError
 from bridge.read.logs.series import (
     Series,
     has_loss,
-    make_run_log,
     make_no_loss_error,
+    make_run_log,
     parse_number,
     parse_step,
 )

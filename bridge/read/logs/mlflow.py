@@ -13,8 +13,8 @@ from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
 from bridge.read.logs.series import (
     has_loss,
-    make_run_log,
     make_no_loss_error,
+    make_run_log,
     parse_number,
     parse_step,
 )

@@ -7,7 +7,7 @@ alone, which NeMo-RL writes too, is none.
 from pathlib import Path
 
 from bridge.extras import require_extra
-from bridge.read.logs.series import Series, has_loss, make_run_log, make_no_loss_error
+from bridge.read.logs.series import Series, has_loss, make_no_loss_error, make_run_log
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "a TensorBoard folder"

@@ -18,12 +18,12 @@ from functools import partial
 from bridge.read.megatron_bridge.expressions import (
     ExpressionEvaluator,
     Frame,
-    make_open_value,
     format_origin,
+    make_open_value,
 )
-from bridge.read.megatron_bridge.source_library import Library
 from bridge.read.megatron_bridge.modelled_calls import Call
 from bridge.read.megatron_bridge.operations import add_elements
+from bridge.read.megatron_bridge.source_library import Library
 from bridge.read.megatron_bridge.values import Function, Object, Value, is_plain, is_same
 from bridge.read.text.python_calls import format_source
 

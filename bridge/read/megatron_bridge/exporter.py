@@ -6,11 +6,11 @@ What its class lacks stands in the sections of Megatron's own.
 from typing import Any
 
 from bridge.errors import PayloadError, RunConfigError
+from bridge.precision.coercion import TORCH_NAMES
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
-from bridge.precision.coercion import TORCH_NAMES
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.export_builder import ExportBuilder

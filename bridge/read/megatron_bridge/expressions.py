@@ -1,4 +1,6 @@
-"""`ExpressionEvaluator`: the values of a program's expressions, by their syntax; a call of a function is left to the evaluator.
+"""`ExpressionEvaluator`: the values of a program's expressions, by their syntax.
+
+Calls of functions are left to the evaluator.
 
 An expression whose value only the run knows is open, with its text as what decides it.
 """
@@ -9,22 +11,21 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.megatron_bridge import operations
 from bridge.read.megatron_bridge.classes import collect_declared_fields, find_method
-from bridge.read.megatron_bridge.journal import ABSENT, Namespace, Journal
-from bridge.read.megatron_bridge.source_library import PACKAGE, Library, Module
+from bridge.read.megatron_bridge.journal import ABSENT, Journal, Namespace
 from bridge.read.megatron_bridge.modelled_calls import (
-    CONVERTER_CLASS,
     CHECKPOINT_MODEL_DEFAULTS,
+    CONVERTER_CLASS,
     MODEL_METHODS,
     NOT_MODELLED,
     Call,
     Starts,
-    is_checkpoint_model,
     evaluate_modelled_call,
+    is_checkpoint_model,
 )
 from bridge.read.megatron_bridge.operations import UnknownValue
+from bridge.read.megatron_bridge.source_library import PACKAGE, Library, Module
 from bridge.read.megatron_bridge.values import (
     Class,
     Constant,
@@ -34,9 +35,10 @@ from bridge.read.megatron_bridge.values import (
     Method,
     Object,
     Value,
-    is_same,
     evaluate_truth,
+    is_same,
 )
+from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.python_calls import format_source
 
 ATTRIBUTE_FUNCTIONS = ("hasattr", "getattr", "setattr")

@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
+from bridge.precision.coercion import DTYPE_SPELLINGS
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
-from bridge.precision.coercion import DTYPE_SPELLINGS
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognition
 from bridge.read.foreign.effective_fields import compute_effective_fields, find_equivalent_recipe
@@ -31,18 +31,18 @@ from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ImportReport, Unmapped
 from bridge.read.foreign.system import ContextKey, System
-from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.megatron_bridge.exporter import (
     DTYPE_FIELDS,
     OWNER_OF_MEGATRON_FIELD,
-    TABLE,
     PARAM_FIELD_ALIASES,
+    TABLE,
     export,
 )
 from bridge.read.megatron_bridge.program_precisions import collect_precisions
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_model_setting
 from bridge.read.megatron_lm.stage_files import LAYOUT_KEYS
+from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import parse_named_dtype

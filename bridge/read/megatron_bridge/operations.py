@@ -13,9 +13,9 @@ from bridge.read.megatron_bridge.values import (
     ImportedName,
     Object,
     Value,
+    evaluate_truth,
     is_open,
     is_plain,
-    evaluate_truth,
 )
 
 MAX_RESULT_SIZE = 4096

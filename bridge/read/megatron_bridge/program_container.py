@@ -1,4 +1,4 @@
-"""`build_reading_from_container`: the container that a program of Megatron Bridge makes, as what its file says of a run.
+"""`build_reading_from_container`: a run from the container that a program of Megatron Bridge makes.
 
 A field that a statement sets is stated, with the statement as its origin. A field that none sets has the default of its
 class, where the source of the class is at hand. What a checkpoint, a function that is not at hand or a condition
@@ -15,19 +15,19 @@ from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MEGATRON_BRIDGE
-from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY
 from bridge.read.megatron_bridge import saved_container
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
-from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, PACKAGE
 from bridge.read.megatron_bridge.modelled_calls import (
     CHECKPOINT_NOUN,
     is_checkpoint_model,
     is_config_model,
 )
-from bridge.read.megatron_bridge.plain_data import get_decider, has_open, convert_to_plain
+from bridge.read.megatron_bridge.plain_data import convert_to_plain, get_decider, has_open
+from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, PACKAGE
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
 from bridge.read.megatron_bridge.values import Class, FieldValue, Object, is_open
+from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY
 from bridge.read.tokenizers import find_vocab_size
 from bridge.registry.registry import REGISTRY
 from bridge.target.fields import OWNER_FIELDS

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator, collect_defaults
-from bridge.read.megatron_bridge.expressions import Frame, make_open_value, format_origin
-from bridge.read.megatron_bridge.source_library import Library, find_library
+from bridge.read.megatron_bridge.expressions import Frame, format_origin, make_open_value
 from bridge.read.megatron_bridge.plain_data import get_decider, get_decider_noun
 from bridge.read.megatron_bridge.saved_container import CONTAINER_NAME
+from bridge.read.megatron_bridge.source_library import Library, find_library
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
 from bridge.read.megatron_bridge.values import Function, Object, Value
-from bridge.read.text.python_calls import parse_python, format_source
+from bridge.read.run_keys import PRECISION_KEY
+from bridge.read.text.python_calls import format_source, parse_python
 
 if TYPE_CHECKING:
     from bridge.read.text.document import Document

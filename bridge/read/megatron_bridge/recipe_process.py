@@ -1,4 +1,6 @@
-"""`read_container_from_process`: the container of a recipe as Megatron Bridge itself makes it, in another process, on request.
+"""`read_container_from_process`: the container of a recipe as Megatron Bridge itself makes it.
+
+Another process makes it, on request.
 
 It runs the recipe, and what the recipe imports; a checkpoint's config may be downloaded. The container is
 written as the YAML that Megatron Bridge saves with a run, and read as such a file.

@@ -20,13 +20,13 @@ from bridge.read.debug_features import FEATURES, SECTION
 from bridge.read.framework_fields import (
     get_framework_fields,
     has_language_model,
-    list_newer_fields,
     list_framework_fields,
+    list_newer_fields,
 )
+from bridge.read.layer_source import find_spec_no_plan_reason, get_layer_settings
 from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY, SECTION_CLASSES
-from bridge.read.layer_source import get_layer_settings, find_spec_no_plan_reason
 from bridge.registry.config import drop_references
-from bridge.target.fields import OWNER_DEFAULTS, ENCODERS, OWNER_FIELDS
+from bridge.target.fields import ENCODERS, OWNER_DEFAULTS, OWNER_FIELDS
 
 TARGET_KEY = "_target_"
 NAME_KEY = "_name_"

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.precision.coercion import DTYPE_SPELLINGS
-from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.megatron_bridge.exporter import PARAM_FIELD_ALIASES
 from bridge.read.megatron_bridge.modelled_calls import PRECISION_CLASS, RECIPE_ORIGIN
-from bridge.read.megatron_bridge.plain_data import get_decider, has_open, convert_to_plain
+from bridge.read.megatron_bridge.plain_data import convert_to_plain, get_decider, has_open
 from bridge.read.megatron_bridge.saved_container import TARGET_KEY
 from bridge.read.megatron_bridge.values import ImportedName, Object, Value
+from bridge.read.run_keys import PRECISION_KEY
 from bridge.registry.registry import REGISTRY
 
 UNREGISTERED_RECIPE = "the recipe {name!r}, which is not registered here,"

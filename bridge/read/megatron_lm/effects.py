@@ -10,9 +10,9 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.launch.notes import NoteKind
-from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, bears_on_precision, format_option
 from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import LOSS_SCALER_FIELDS
 

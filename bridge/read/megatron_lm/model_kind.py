@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bridge.read.megatron_lm.argument_values import ArgumentValues
-from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.megatron_lm.flags import format_option
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
 OPTIONS_OF_MODEL: dict[str, tuple[str, ...]] = {
     "a vision model": (

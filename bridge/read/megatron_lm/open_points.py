@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.read.megatron_lm.parsed_run import EVALUATION_PROGRAMS, ParsedRun
-from bridge.read.megatron_lm.flags import get_argument_fields, find_misspelt, format_option
+from bridge.read.megatron_lm.flags import find_misspelt, format_option, get_argument_fields
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
+from bridge.read.megatron_lm.parsed_run import EVALUATION_PROGRAMS, ParsedRun
 
 FIELDS_WITHOUT_DEFAULT = (
     "model.num_layers",

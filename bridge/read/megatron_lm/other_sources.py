@@ -14,24 +14,23 @@ from typing import Any
 from bridge.errors import bounded
 from bridge.read.layer_source import (
     find_layer_implementation,
-    get_layer_settings,
     find_layers_no_plan_reason,
+    get_layer_settings,
 )
 from bridge.read.megatron_lm.argument_values import ArgumentValues
-from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.megatron_lm.deepspeed_engine import (
     DEEPSPEED_OPTION,
     EngineSettings,
+    describe_ineffective_arguments,
     read_engine_settings,
     uses_deepspeed_engine,
-    describe_ineffective_arguments,
 )
 from bridge.read.megatron_lm.deepspeed_file import DEEPSPEED_FILE_ARGUMENT
 from bridge.read.megatron_lm.flags import (
-    get_dest,
-    get_argument_fields,
     find_misspelt,
     format_option,
+    get_argument_fields,
+    get_dest,
 )
 from bridge.read.megatron_lm.precision_file import (
     QUANT_RECIPE_FIELD,
@@ -39,6 +38,7 @@ from bridge.read.megatron_lm.precision_file import (
     find_precision_file,
 )
 from bridge.read.megatron_lm.unread_options import find_unread_options
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
 PRECISION_FILE_ARGUMENT = "te_precision_config_file"
 READ_FILE_ARGUMENTS = frozenset({PRECISION_FILE_ARGUMENT, DEEPSPEED_FILE_ARGUMENT})

@@ -17,21 +17,21 @@ from typing import Any, Self
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision.coercion import parse_number
-from bridge.read.framework.miles import find_model_arguments
 from bridge.read.framework.framework_table import find_table_by_clone
+from bridge.read.framework.miles import find_model_arguments
 from bridge.read.launch.script_launches import read_launches
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
+from bridge.read.megatron_lm.flags import get_argument_fields
+from bridge.read.megatron_lm.other_sources import is_handled_source
+from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
+from bridge.read.megatron_lm.recognition import is_megatron_launch
 from bridge.read.megatron_lm.written_arguments import (
     INFERENCE_PROGRAMS,
     WrittenArguments,
     find_argument_groups,
-    parse_runs,
     parse_printed_runs,
+    parse_runs,
 )
-from bridge.read.megatron_lm.other_sources import is_handled_source
-from bridge.read.megatron_lm.flags import get_argument_fields
-from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
-from bridge.read.megatron_lm.recognition import is_megatron_launch
 from bridge.read.refusals import make_no_megatron_run_error
 from bridge.read.text.document import Document
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.read.megatron_lm import flags
-from bridge.read.megatron_lm.written_arguments import SWITCH_VALUES, WrittenArguments, Option
+from bridge.read.megatron_lm.written_arguments import SWITCH_VALUES, Option, WrittenArguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

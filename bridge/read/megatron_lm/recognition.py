@@ -7,12 +7,12 @@ from typing import Any
 
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognition
+from bridge.read.launch.command_line_rows import MEGATRON_ARGUMENTS
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.syntax_tree import MODE_OPTIONS
-from bridge.read.launch.command_line_rows import MEGATRON_ARGUMENTS
-from bridge.read.megatron_lm.written_arguments import MEGATRON_PROGRAMS, find_argument_groups
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, OTHER_SETTINGS, TABLE, get_dest
-from bridge.read.megatron_lm.printed_arguments import LOG_EVIDENCE, BLOCK_START
+from bridge.read.megatron_lm.printed_arguments import BLOCK_START, LOG_EVIDENCE
+from bridge.read.megatron_lm.written_arguments import MEGATRON_PROGRAMS, find_argument_groups
 from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 from bridge.read.text.document import Document
 

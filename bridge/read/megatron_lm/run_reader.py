@@ -20,29 +20,29 @@ from bridge.read.assumed_release import infer_release
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
     FrameworkEffects,
-    read_framework_options,
     count_ranks,
     parse_variables_argument,
+    read_framework_options,
     write_framework_effects,
 )
 from bridge.read.launch.shell_word import get_variable_name
-from bridge.read.megatron_lm.written_arguments import WrittenArguments, find_argument_groups
-from bridge.read.megatron_lm.other_sources import OtherSources, read_other_sources
-from bridge.read.megatron_lm.deepspeed_engine import uses_deepspeed_engine, drop_engine_fields
-from bridge.read.megatron_lm.parsed_run import TEST_GROUP, ParsedRun, read_runs
+from bridge.read.megatron_lm.deepspeed_engine import drop_engine_fields, uses_deepspeed_engine
 from bridge.read.megatron_lm.flags import TABLE
 from bridge.read.megatron_lm.importer import import_arguments
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
 from bridge.read.megatron_lm.open_points import describe_open_points
-from bridge.read.megatron_lm.printed_arguments import BLOCK_START
+from bridge.read.megatron_lm.other_sources import OtherSources, read_other_sources
+from bridge.read.megatron_lm.parsed_run import TEST_GROUP, ParsedRun, read_runs
 from bridge.read.megatron_lm.parser_refusals import find_refusals
+from bridge.read.megatron_lm.printed_arguments import BLOCK_START
 from bridge.read.megatron_lm.sections import (
-    collect_fields_of_no_config,
-    collect_late_fields,
     add_malformed_values,
     build_sections,
+    collect_fields_of_no_config,
+    collect_late_fields,
 )
 from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
+from bridge.read.megatron_lm.written_arguments import WrittenArguments, find_argument_groups
 from bridge.read.text.document import Document
 from bridge.target.fields import list_known_releases
 from bridge.target.versions import Version, parse_version

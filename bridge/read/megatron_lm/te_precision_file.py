@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
 from bridge.precision.matchers import (
-    TE_CONFIG_TYPE,
     EVALUATION,
     PAYLOAD_KEYS,
+    TE_CONFIG_TYPE,
     TRAINING,
     find_payload_faults,
 )

@@ -15,11 +15,11 @@ from bridge.errors import PayloadError
 from bridge.precision.coercion import FALSE_WORDS, TRUE_WORDS
 from bridge.read import framework_signs
 from bridge.read.framework.framework_table import FrameworkTable, load_framework_table
+from bridge.read.launch.command_line_rows import ARGUMENTS_VARIABLE_PATTERN, MEGATRON_ARGUMENTS
 from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.notes import NoteKind
+from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord, get_variable_name, join_words
 from bridge.read.launch.syntax_tree import MODE_OPTIONS
-from bridge.read.launch.command_line_rows import ARGUMENTS_VARIABLE_PATTERN, MEGATRON_ARGUMENTS
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord, join_words, get_variable_name
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.printed_arguments import PrintedBlock
 

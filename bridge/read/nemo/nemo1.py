@@ -21,7 +21,7 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.mode import get_mode
-from bridge.read.foreign.amp import make_amp_fields, export_as_amp
+from bridge.read.foreign.amp import export_as_amp, make_amp_fields
 from bridge.read.foreign.document_signs import Recognition
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.foreign.export_builder import ExportBuilder

@@ -1,4 +1,6 @@
-"""`format_checkpoint_arguments`: the arguments of a run in a checkpoint (`common.pt`), read without running code of the file.
+"""`format_checkpoint_arguments`: the arguments of a run in a checkpoint (`common.pt`).
+
+No code of the file is run.
 
 `torch.load(weights_only=True)` makes tensors, containers and `argparse.Namespace`. Megatron-LM's
 enums, paths and signals become values without a meaning; a file that names anything else is refused.

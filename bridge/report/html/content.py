@@ -10,8 +10,8 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
 from bridge.report.plan_table import make_line
-from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
+from bridge.runtime.audit.plan_comparison import format_gemms
 from bridge.runtime.audit.quantisation import select_last_step
 from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.runtime.audit.run_folder import RunFolder

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.precision.quantizer_factories import find_shipped_factory
 from bridge.precision.matchers import EVALUATION, TRAINING, find_payload_faults, parse_quant_recipes
+from bridge.precision.quantizer_factories import find_shipped_factory
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.import_paths import find_import_fault
 from bridge.rules.facts.module_violations import make_module_violation
@@ -13,8 +13,9 @@ from bridge.rules.violation import Violation
 from bridge.target.versions import is_at_least
 
 FACTORIES_SINCE_TE = "2.19"
-"""Releases of Transformer Engine before this one have none of the factories of `bridge.precision.quantizer_factories`: 2.16 to
-2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
+"""The first release of Transformer Engine with the factories of `quantizer_factories`.
+
+2.16 to 2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
 
 
 def list_payloads(context: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:

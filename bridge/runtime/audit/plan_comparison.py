@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, format_ranges
 from bridge.plan.plan_settings import PlanSettings
-from bridge.precision.schemes import GEMMS
+from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, format_ranges
 from bridge.precision.coercion import DTYPE_SPELLINGS
+from bridge.precision.schemes import GEMMS
 from bridge.runtime.audit.record import GemmRow, Record
 
 GEMM_MODULE_KINDS = frozenset({"linear", "head", "router", "gate"})

@@ -10,10 +10,10 @@ from typing import Any
 from bridge.errors import CheckpointError
 from bridge.precision.grouping import group_pairs
 from bridge.runtime.checkpoint.folder import (
-    list_resumable_iterations,
+    find_load_fault,
     get_step_folder,
     is_finished,
-    find_load_fault,
+    list_resumable_iterations,
 )
 from bridge.runtime.checkpoint.manifest import Manifest, compute_manifest_digest, list_file_sizes
 from bridge.runtime.checkpoint.pickles import METADATA_FILE, Tensor, read_listing

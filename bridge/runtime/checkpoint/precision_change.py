@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bridge.precision import subjects
 from bridge.precision.config import FIELDS, FIELDS_BY_SUBJECT
 from bridge.precision.fields import StatedField
-from bridge.precision.subjects import NEEDS_PERMISSION, IMPOSSIBLE, OUTCOMES
+from bridge.precision.subjects import IMPOSSIBLE, NEEDS_PERMISSION, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
 MODE_PATH = "mixed_precision mode"

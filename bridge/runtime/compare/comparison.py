@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from bridge.runtime.compare.arm import Arm
-from bridge.runtime.compare.gap import DEFAULT_GATE, LOG_INTERVAL_SETTING, LossCurve, Gap, judge_gap
+from bridge.runtime.compare.gap import DEFAULT_GATE, LOG_INTERVAL_SETTING, Gap, LossCurve, judge_gap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,21 +17,21 @@ from megatron.core.fp8_utils import get_fp8_recipe
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.matchers import ModulePrecision, list_matchers, parse_quant_recipes
 from bridge.rules.variables import (
-    list_scheme_variables,
     check_environment,
     format_set_variables,
+    list_scheme_variables,
     list_set_variables,
 )
 from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
 from bridge.runtime.megatron.emulation.parallel_linear import (
-    use_backward_override,
-    make_gemm_precision,
     get_layer_scheme,
+    make_gemm_precision,
+    use_backward_override,
 )
 from bridge.runtime.megatron.emulation.scale_updates import checkpoint_region
 from bridge.runtime.megatron.emulation.stored_weight import register_stored_weights
 from bridge.runtime.megatron.optimizer import gather_buckets_separately
-from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.te.machine import list_missing_for_te
 from bridge.runtime.megatron.te_cpu.install import TOO_LATE_MESSAGE, get_installed_te
 from bridge.target.gpus import make_gpu_of_capability

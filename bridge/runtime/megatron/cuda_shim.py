@@ -21,13 +21,13 @@ import torch
 
 from bridge.runtime.megatron.patching import (
     PatchTable,
-    replace_by_constant,
-    resolve_patches,
+    apply_patches,
     log_skipped_patch,
     redirect_to_cpu,
-    apply_patches,
+    replace_by_constant,
     replace_rng_getter,
     replace_rng_setter,
+    resolve_patches,
 )
 
 _CPU = torch.device("cpu")

@@ -24,8 +24,8 @@ from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.hybrid.model import build_hybrid
 from bridge.runtime.megatron.initial_weights import draw_weights, mark_weights
 from bridge.runtime.megatron.layer_spec import build_block_spec, build_mtp_spec
+from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.process import release_chunk_at_end
-from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
 from bridge.runtime.megatron.without_te import CHANGES_FOR_CONFIGS
 
 ACTIVATIONS = {

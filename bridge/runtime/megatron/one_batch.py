@@ -1,8 +1,8 @@
 """Comparison of the GEMMs of a model's linear layers between two passes over the same batch.
 
-`capture_linear_results` keeps the results of a forward and a backward pass, and `compute_relative_errors` compares two of
-them. The results are read by hooks on tensors, so that the layers may be Megatron's, Transformer
-Engine's or emulated. A sample of each result is kept, at fixed places, in FP32 on the CPU. The
+`capture_linear_results` keeps the results of a forward and a backward pass, and
+`compute_relative_errors` compares two of them. The results are read by hooks on tensors, so that
+the layers may be Megatron's, Transformer Engine's or emulated. A sample of each result is kept, at fixed places, in FP32 on the CPU. The
 results of the first micro-batch count; weight gradients are the sum over micro-batches.
 
 Experts have different numbers of tokens, and FP8 adds rows of zeros to them, so that the first
@@ -21,8 +21,8 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch.nn.utils.rnn import pad_sequence
 
 from bridge.runtime.compare.band import GemmLocation
-from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 from bridge.runtime.megatron.patching import Patch, apply_patches
+from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 
 MAX_SAMPLED_VALUES = 2**16
 """Least number of elements that a sample of a larger result has, at even distances."""

@@ -38,9 +38,9 @@ from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.runtime.megatron import cuda_shim, wide_gemm
 from bridge.runtime.megatron.agreement import require_agreement
 from bridge.runtime.megatron.hybrid.kernels import use_torch_fallbacks
+from bridge.runtime.megatron.patching import apply_patches, keep_compatible
 from bridge.runtime.megatron.peers import Peers, run_with_timeout
 from bridge.runtime.megatron.quiet_loggers import quiet_loggers
-from bridge.runtime.megatron.patching import keep_compatible, apply_patches
 from bridge.runtime.megatron.stop_request import StopRequest, catch_stop_signals
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 

@@ -18,9 +18,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import list_bucket_groups
 from bridge.runtime.megatron.optimizer import (
-    list_torch_optimizers,
     gather_params_once,
     list_chained_optimizers,
+    list_torch_optimizers,
 )
 from bridge.runtime.megatron.process import Process
 from bridge.runtime.megatron.record.not_finite import are_finite, find_first_not_finite

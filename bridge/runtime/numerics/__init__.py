@@ -15,13 +15,13 @@ version that both are compared with.
 """
 
 from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors
-from bridge.runtime.numerics.quantisation_error import (
-    measure_quantisation_error,
-    compute_what_if_sqnr,
-)
 from bridge.runtime.numerics.linear import Observer, WeightCache, scaled_linear
 from bridge.runtime.numerics.native import use
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
+from bridge.runtime.numerics.quantisation_error import (
+    compute_what_if_sqnr,
+    measure_quantisation_error,
+)
 from bridge.runtime.numerics.quantise import quantise
 from bridge.runtime.numerics.quantised import Quantised, pad_scales
 from bridge.runtime.numerics.spec import GemmPrecision, QuantSpec
@@ -34,13 +34,13 @@ __all__ = [
     "QuantSpec",
     "Quantised",
     "WeightCache",
+    "compute_what_if_sqnr",
     "make_operand",
-    "pad_scales",
+    "make_stored_operand",
     "measure_quantisation_error",
+    "pad_scales",
     "quantise",
     "scaled_linear",
-    "make_stored_operand",
     "update_scaling_factors",
     "use",
-    "compute_what_if_sqnr",
 ]

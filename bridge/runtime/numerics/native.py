@@ -16,8 +16,8 @@ import torch
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches
 from bridge.precision.formats import Format
 from bridge.precision.schemes import Tile
+from bridge.runtime.numerics.hadamard import HADAMARD_SIGNS, HADAMARD_SIZE
 from bridge.runtime.numerics.kernel_build import KernelBuild
-from bridge.runtime.numerics.hadamard import HADAMARD_SIZE, HADAMARD_SIGNS
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult

@@ -22,7 +22,7 @@ import torch
 
 from bridge.precision.formats import Format
 from bridge.runtime.numerics import dispatch
-from bridge.runtime.numerics.quantise import draw_seed, compute_tensor_scale
+from bridge.runtime.numerics.quantise import compute_tensor_scale, draw_seed
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.scaling import round_to_fp32
 from bridge.runtime.numerics.spec import QuantSpec

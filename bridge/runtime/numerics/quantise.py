@@ -30,9 +30,9 @@ from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics import dispatch
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.scaling import (
-    round_to_fp32,
     compute_nvfp4_tensor_scale,
     compute_scalar_scale,
+    round_to_fp32,
 )
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult

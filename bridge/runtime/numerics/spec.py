@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
-from bridge.precision.operand_copies import BACKWARD_OVERRIDES
 from bridge.precision.formats import FORMATS, Format
+from bridge.precision.operand_copies import BACKWARD_OVERRIDES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE_TENSOR, Tile
 
 EMULATED_SCHEMES = {

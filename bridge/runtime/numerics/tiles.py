@@ -25,13 +25,13 @@ import torch
 
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE_TENSOR, Tile
-from bridge.runtime.numerics.grid import encode, draw_random_units, round_to_grid
+from bridge.runtime.numerics.grid import draw_random_units, encode, round_to_grid
 from bridge.runtime.numerics.scaling import (
-    divide,
     compute_e8m0_exponent,
-    decode_e8m0,
     compute_nvfp4_block_scales,
     compute_scale,
+    decode_e8m0,
+    divide,
 )
 from bridge.runtime.numerics.spec import QuantSpec
 

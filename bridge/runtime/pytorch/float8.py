@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
+from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.matchers import SchemeChoice
 from bridge.precision.mode import get_scheme
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
 from bridge.precision.statements import get_field_value
-from bridge.precision.coercion import get_torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.pytorch.linear_schemes import linear_schemes
 from bridge.runtime.pytorch.loop import finalize_config, require_config

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.mode import get_mode
 from bridge.precision.coercion import get_torch_dtype
+from bridge.precision.mode import get_mode
 from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:

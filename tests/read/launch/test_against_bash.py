@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from bridge.read.launch.script_launches import read_launches
 from bridge.read.launch.launch import Launch
+from bridge.read.launch.script_launches import read_launches
 
 BASH = shutil.which("bash")
 STUB = r"""#!/bin/bash

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.convert.conversion import to_plain_data, format_records, import_runs
+from bridge.convert.conversion import format_records, import_runs, to_plain_data
 from bridge.errors import BridgeError
 from bridge.read.launch.script_launches import read_launches
 from bridge.read.megatron_lm import importer as megatron_lm

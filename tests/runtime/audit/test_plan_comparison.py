@@ -10,7 +10,7 @@ from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
-from bridge.runtime.audit.plan_comparison import GEMM_MODULE_KINDS, compare_with_plan, compare_records
+from bridge.runtime.audit.plan_comparison import GEMM_MODULE_KINDS, compare_records, compare_with_plan
 from bridge.runtime.audit.record import CensusRow, GemmRow, Record, make_layer_sort_key, merge_gemm_rows
 
 SHAPE = {"num_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 256, "bf16": True}

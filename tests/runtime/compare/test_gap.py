@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bridge.runtime.compare.gap import LossCurve, judge_gap, estimate_seeds_needed
+from bridge.runtime.compare.gap import LossCurve, estimate_seeds_needed, judge_gap
 
 STEPS = tuple(range(5, 101, 5))
 WARM_UP = 20

@@ -9,8 +9,8 @@ import pytest
 
 from bridge.runtime.audit.run_log import LogRecord, RunLog
 from bridge.runtime.compare.gap import LossCurve, find_common_steps
-from bridge.runtime.compare.logged_run import LoggedRun, make_curve, find_warm_up
 from bridge.runtime.compare.log_comparison import compare_logs
+from bridge.runtime.compare.logged_run import LoggedRun, find_warm_up, make_curve
 
 STEPS = range(1, 41)
 FIELDS = {"model.num_layers": 16, "optimizer.lr": 3e-4, "model.fp8": None}

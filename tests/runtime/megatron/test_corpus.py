@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bridge.errors import DataError
-from bridge.runtime.megatron.data.batches import Splits, iterate_batches, build_splits, compute_unigram_entropy
+from bridge.runtime.megatron.data.batches import Splits, build_splits, compute_unigram_entropy, iterate_batches
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, open_corpus
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.runtime.megatron.process import training_process

@@ -12,20 +12,20 @@ from megatron.core.pipeline_parallel import p2p_communication, schedules
 from bridge.runtime.megatron import cuda_shim
 from bridge.runtime.megatron.patching import resolve_patches
 
-pytestmark = pytest.mark.skipif(device.has_cuda(), reason="the shim does nothing where CUDA is present")
+pytestmark = pytest.mark.skipif(cuda_shim.has_cuda(), reason="the shim does nothing where CUDA is present")
 
 
 def state():
     """Every callable that the shim replaces, as it is now."""
-    return [(name, getattr(owner, name)) for owner, name, _ in resolve_patches(device.CUDA_PATCHES)]
+    return [(name, getattr(owner, name)) for owner, name, _ in resolve_patches(cuda_shim.CUDA_PATCHES)]
 
 
 def test_everything_is_as_before_after_the_block():
     before = state()
-    with device.cpu_as_cuda():
-        assert device.is_shim_installed()
+    with cuda_shim.cpu_as_cuda():
+        assert cuda_shim.is_shim_installed()
         during = state()
-    assert not device.is_shim_installed()
+    assert not cuda_shim.is_shim_installed()
     assert state() == before
     assert all(old != new for old, new in zip(before, during, strict=True))
 
@@ -36,7 +36,7 @@ def test_a_stage_may_empty_the_output_that_it_sends(monkeypatch: pytest.MonkeyPa
     group = SimpleNamespace(size=lambda: 4, rank=lambda: 0)
     nothing = dict.fromkeys(("tensor_send_prev", "tensor_recv_prev", "tensor_recv_next"))
     output = torch.ones(4, requires_grad=True) * 2
-    with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
         p2p_communication._p2p_ops(
             **nothing, tensor_send_next=output, group=group, prev_pipeline_rank=3, next_pipeline_rank=1
         )
@@ -50,7 +50,7 @@ def test_a_collective_of_one_rank_leaves_its_own_tensor_where_it_is(monkeypatch:
     asked: list[tuple[torch.Tensor, ...]] = []
     monkeypatch.setattr(param_and_grad_buffer, name, lambda *tensors, **_: asked.append(tensors))
     buffer, other = torch.ones(4), torch.empty(4)
-    with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
         collective = getattr(param_and_grad_buffer, name)
         collective(buffer, buffer[:4], group=SimpleNamespace(size=lambda: 1), async_op=False)
         assert asked == []
@@ -61,22 +61,22 @@ def test_a_collective_of_one_rank_leaves_its_own_tensor_where_it_is(monkeypatch:
 
 def test_everything_is_as_before_after_an_error():
     before = state()
-    with pytest.raises(RuntimeError, match="on the way"), device.cpu_as_cuda():
+    with pytest.raises(RuntimeError, match="on the way"), cuda_shim.cpu_as_cuda():
         raise RuntimeError("on the way")
     assert state() == before
 
 
 def test_inner_block_leaves_the_outer_one_installed():
-    with device.cpu_as_cuda():
-        with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
+        with cuda_shim.cpu_as_cuda():
             pass
-        assert device.is_shim_installed()
-    assert not device.is_shim_installed()
+        assert cuda_shim.is_shim_installed()
+    assert not cuda_shim.is_shim_installed()
 
 
 def test_every_row_says_who_needs_it_and_what_happens_without():
-    reasons = yaml.safe_load(Path(device.__file__).with_suffix(".yaml").read_text())
-    assert reasons.keys() == device.CUDA_PATCHES.keys()
+    reasons = yaml.safe_load(Path(cuda_shim.__file__).with_suffix(".yaml").read_text())
+    assert reasons.keys() == cuda_shim.CUDA_PATCHES.keys()
     assert all(reason["needed_by"] for reason in reasons.values())
     assert sum(reason["without"].startswith("SILENT") for reason in reasons.values()) == 5
 
@@ -84,17 +84,17 @@ def test_every_row_says_who_needs_it_and_what_happens_without():
 @pytest.mark.parametrize("make", [lambda d: torch.zeros(2, device=d), lambda d: torch.tensor([1.0], device=d)])
 @pytest.mark.parametrize("where", ["cuda", "cuda:0", torch.device("cuda")])
 def test_factories_make_cpu_tensors(make, where):
-    with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
         assert make(where).device.type == "cpu"
 
 
 def test_other_devices_are_left_alone():
-    with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
         assert torch.zeros(2, device="meta").device.type == "meta"
 
 
 def test_type_names_and_conversions():
-    with device.cpu_as_cuda():
+    with cuda_shim.cpu_as_cuda():
         assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
         assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
         assert torch.zeros(1).type(torch.float64).dtype == torch.float64
@@ -124,7 +124,7 @@ def test_tracked_random_states_differ_and_are_restored():
 
 def test_cuda_autocast_acts_on_the_cpu_and_ends():
     x, w = torch.randn(4, 4), torch.randn(4, 4)
-    with device.cpu_as_cuda(), torch.autocast("cuda", dtype=torch.bfloat16):
+    with cuda_shim.cpu_as_cuda(), torch.autocast("cuda", dtype=torch.bfloat16):
         assert (x @ w).dtype == torch.bfloat16
         assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") == torch.bfloat16

@@ -7,7 +7,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from bridge.runtime.megatron.backend import Backend, use_backend
 from bridge.runtime.megatron.emulation.parallel_linear import list_emulated_linears, make_gemm_precision
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import GPTConfig, build_gpt, adapt_config
+from bridge.runtime.megatron.gpt import GPTConfig, adapt_config, build_gpt
 from bridge.runtime.megatron.process import training_process
 from bridge.runtime.numerics import GemmPrecision, quantise, scaled_linear
 

@@ -6,11 +6,11 @@ import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron import cuda_shim
-from bridge.runtime.megatron.gpt import GPTConfig, compute_padded_vocab_size, adapt_config
+from bridge.runtime.megatron.gpt import GPTConfig, adapt_config, compute_padded_vocab_size
 from bridge.runtime.megatron.process import apply_tf32, training_process
 
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-needs_cpu = pytest.mark.skipif(device.has_cuda(), reason="settings for machines without CUDA")
+needs_cpu = pytest.mark.skipif(cuda_shim.has_cuda(), reason="settings for machines without CUDA")
 
 
 def test_activation_is_named_in_data():
@@ -69,7 +69,7 @@ def test_no_precision_field_is_touched(dtype):
 def test_tf32_is_said():
     before = torch.get_float32_matmul_precision()
     try:
-        effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
+        effect = "" if cuda_shim.has_cuda() else "; without a CUDA device it has no effect"
         assert apply_tf32(True) == f"TF32 is allowed (float32 matmul precision 'high'){effect}."
         assert apply_tf32(False) == f"TF32 is forbidden (float32 matmul precision 'highest'){effect}."
     finally:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, scan_chunks, convolve_and_scan
+from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, convolve_and_scan, scan_chunks
 from bridge.training.loop import pretrain
 from tests.runtime.megatron.test_model_kinds import SCHEMES, mismatches, parameters, run_of
 from tests.training.loop_tiny import tiny, trace

@@ -64,7 +64,7 @@ def test_megatron_finds_the_optional_packages_after_ours_was_imported(tmp_path: 
     assert (found["flags"]["jit"], found["flags"]["compiled"]) == ("compile", True)
 
 
-@pytest.mark.skipif(device.has_cuda(), reason="the stand-ins are for a CPU")
+@pytest.mark.skipif(cuda_shim.has_cuda(), reason="the stand-ins are for a CPU")
 def test_stand_ins_are_gone_after_a_run():
     from megatron.core.ssm import gated_delta_net
     from megatron.core.transformer.experimental_attention_variant import dsa

@@ -19,11 +19,11 @@ from bridge.runtime.megatron import cuda_shim
 from bridge.runtime.megatron.emulation.stored_weight import quantize_shards
 from bridge.runtime.megatron.one_batch import _RouterReplay
 from bridge.runtime.megatron.patching import (
-    resolve_patches,
+    apply_patches,
+    find_incompatibility,
     keep_compatible,
     log_skipped_patch,
-    find_incompatibility,
-    apply_patches,
+    resolve_patches,
 )
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 from bridge.runtime.pytorch.record import te_gemms
@@ -101,7 +101,7 @@ def test_an_attribute_that_a_block_creates_is_gone_after_it(library: ModuleType)
 
 
 def test_every_replacement_fits_the_installed_release():
-    rows = [(path, pkgutil.resolve_name(path), replace) for path, replace in device.CUDA_PATCHES.items()]
+    rows = [(path, pkgutil.resolve_name(path), replace) for path, replace in cuda_shim.CUDA_PATCHES.items()]
     assert [path for path, original, replace in rows if find_incompatibility(original, replace(original))] == []
     of_router = RouterReplay.get_replay_topk
     assert find_incompatibility(of_router, _RouterReplay.get_replay_topk) is None
@@ -118,7 +118,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Callable[..
     monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", gloo)
     log_skipped_patch.cache_clear()
     calls: list[Any] = []
-    start = device.CUDA_PATCHES["torch.distributed.ProcessGroupGloo.__init__"](
+    start = cuda_shim.CUDA_PATCHES["torch.distributed.ProcessGroupGloo.__init__"](
         lambda *args, **named: calls.append((args, named))
     )
 

@@ -20,16 +20,16 @@ from bridge.front.loader import load_run
 from bridge.preflight.check import check
 from bridge.rules.topics.system.train_script import find_unsupported_fields
 from bridge.rules.topics.system.train_script_fields import (
-    SUPPORTED_FIELDS,
+    FIELDS_WITHOUT_NUMERIC_EFFECT,
     NEED_TE_LAYERS,
     NEED_TE_ON_A_GPU,
-    FIELDS_WITHOUT_NUMERIC_EFFECT,
+    SUPPORTED_FIELDS,
 )
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.fields import OWNER_FIELDS
-from bridge.target.versions import is_at_least, get_installed_version
-from bridge.training.supported_fields import find_rule_errors, require_supported
+from bridge.target.versions import get_installed_version, is_at_least
 from bridge.training.loop import pretrain
+from bridge.training.supported_fields import find_rule_errors, require_supported
 from tests.training.loop_tiny import tiny, trace
 
 CLASSES: dict[str, Any] = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}

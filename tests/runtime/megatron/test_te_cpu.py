@@ -21,7 +21,7 @@ from bridge.precision.schemes import GEMMS
 from bridge.preflight.declared_gpu import declare
 from bridge.runtime.megatron.backend import choose_backend
 from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.runtime.megatron.te_cpu import shards, storage, multi_tensor
+from bridge.runtime.megatron.te_cpu import multi_tensor, shards, storage
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 from bridge.runtime.megatron.te_cpu.extension import build_extension
 from bridge.runtime.megatron.te_cpu.install import find_te
@@ -429,14 +429,14 @@ def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
 def test_a_master_of_a_bf16_parameter_and_its_low_half_steps_as_the_whole_one():
     whole, gradient = torch.randn(64, generator=torch.Generator().manual_seed(1)), torch.full((64,), 0.1)
     halves = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.int16)
-    support._split_master(whole, *halves)
-    assert torch.equal(support._join_master(*halves), whole)
+    multi_tensor._split_master(whole, *halves)
+    assert torch.equal(multi_tensor._join_master(*halves), whole)
     rows = [[gradient], [whole.bfloat16()], [torch.zeros(64)], [torch.zeros(64)], [whole]]
     split = [[gradient], [halves[0]], [torch.zeros(64)], [torch.zeros(64)], [halves[1]]]
     for step in (1, 2, 3):
         for tensors in (rows, split):
-            support.multi_tensor_adam(0, None, tensors, 1e-3, 0.9, 0.95, 1e-8, step, 1, True, 0.1)
-    assert torch.equal(support._join_master(*halves), whole)
+            multi_tensor.multi_tensor_adam(0, None, tensors, 1e-3, 0.9, 0.95, 1e-8, step, 1, True, 0.1)
+    assert torch.equal(multi_tensor._join_master(*halves), whole)
     assert (halves[0].float() - whole).abs().max() <= 2**-8 * whole.abs().max()
 
 

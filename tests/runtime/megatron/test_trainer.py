@@ -10,9 +10,9 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from bridge.runtime.megatron.data.batches import iterate_batches, build_splits
+from bridge.runtime.megatron.data.batches import build_splits, iterate_batches
 from bridge.runtime.megatron.data.corpus import open_corpus
-from bridge.runtime.megatron.gpt import GPTConfig, build_gpt, count_parameters, adapt_config, unwrap_model
+from bridge.runtime.megatron.gpt import GPTConfig, adapt_config, build_gpt, count_parameters, unwrap_model
 from bridge.runtime.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.runtime.megatron.process import training_process
 from bridge.runtime.megatron.trainer import Trainer

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.runtime.megatron.wide_gemm import WIDENED_OPERATORS, is_widened, find_slow_dtypes, widen_gemms
+from bridge.runtime.megatron.wide_gemm import WIDENED_OPERATORS, find_slow_dtypes, is_widened, widen_gemms
 
 HALF = (torch.bfloat16, torch.float16)
 

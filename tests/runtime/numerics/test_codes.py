@@ -10,7 +10,7 @@ import reference_quantisers as reference
 import torch
 
 from bridge.precision.formats import FORMATS
-from bridge.runtime.numerics.grid import list_code_values, decode, encode, draw_random_units, round_to_grid
+from bridge.runtime.numerics.grid import decode, draw_random_units, encode, list_code_values, round_to_grid
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

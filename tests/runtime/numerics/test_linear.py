@@ -20,9 +20,9 @@ from bridge.runtime.numerics import (
     Observer,
     WeightCache,
     make_operand,
+    make_stored_operand,
     quantise,
     scaled_linear,
-    make_stored_operand,
     use,
 )
 from bridge.runtime.numerics.gemm import compute_output_factor

@@ -21,26 +21,26 @@ from bridge.runtime.numerics import kernel_build, native
 from bridge.runtime.numerics.kernel_build import KernelBuild
 from tests import warm
 
-REQUIRES = pytest.mark.skipif(build._find_compiler() is None, reason="needs a C compiler")
+REQUIRES = pytest.mark.skipif(kernel_build._find_compiler() is None, reason="needs a C compiler")
 
 
-QUICK = tuple("-O0" if flag.startswith("-O") else flag for flag in build.COMPILER_FLAGS)
+QUICK = tuple("-O0" if flag.startswith("-O") else flag for flag in kernel_build.COMPILER_FLAGS)
 """For tests of what becomes of a library: compiled in a tenth of the time, and never called."""
 
 
 @pytest.fixture
 def quick_flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compile with `QUICK` in this process."""
-    monkeypatch.setattr(build, "COMPILER_FLAGS", QUICK)
-    build._hash_build_inputs.cache_clear()
+    monkeypatch.setattr(kernel_build, "COMPILER_FLAGS", QUICK)
+    kernel_build._hash_build_inputs.cache_clear()
     yield
-    build._hash_build_inputs.cache_clear()
+    kernel_build._hash_build_inputs.cache_clear()
 
 
 def slow_compiler(folder: Path, first: str) -> Path:
     """Return a compiler that runs a shell command before it compiles, with the optimisation of `QUICK`."""
     path = folder / "cc"
-    path.write_text(f'#!/bin/sh\n[ "$1" = -dM ] || {first}\nexec {build._find_compiler()} "$@" -O0\n')
+    path.write_text(f'#!/bin/sh\n[ "$1" = -dM ] || {first}\nexec {kernel_build._find_compiler()} "$@" -O0\n')
     path.chmod(0o755)
     return path
 
@@ -71,7 +71,7 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
 def test_without_a_compiler_plain_torch_runs_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_find_compiler", lambda: None)
+    monkeypatch.setattr(kernel_build, "_find_compiler", lambda: None)
     found = KernelBuild()
     assert found.library(wait=True) is None
     assert found.library(wait=False) is None
@@ -88,11 +88,11 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "broken.c"
     source.write_text("int broken(void) { return }\n")
-    monkeypatch.setattr(build, "KERNEL_SOURCE", source)
-    build._hash_build_inputs.cache_clear()
+    monkeypatch.setattr(kernel_build, "KERNEL_SOURCE", source)
+    kernel_build._hash_build_inputs.cache_clear()
     found = KernelBuild()
     assert found.library(wait=True) is None
-    build._hash_build_inputs.cache_clear()
+    kernel_build._hash_build_inputs.cache_clear()
     assert "failed:" in (found.problem or "")
     assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
 
@@ -103,8 +103,8 @@ def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, mon
     (tmp_path / "cc").write_text(f"#!/bin/sh\n{macros}\nexec sleep 1000\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_find_compiler", lambda: str(tmp_path / "cc"))
-    monkeypatch.setattr(build, limit, 0.2)
+    monkeypatch.setattr(kernel_build, "_find_compiler", lambda: str(tmp_path / "cc"))
+    monkeypatch.setattr(kernel_build, limit, 0.2)
     found = KernelBuild()
     assert found.library(wait=True) is None
     assert "0.2 s" in (found.problem or "")
@@ -116,7 +116,7 @@ def test_a_compiler_that_does_not_name_its_processor_makes_no_kernel(
     (tmp_path / "cc").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_find_compiler", lambda: str(tmp_path / "cc"))
+    monkeypatch.setattr(kernel_build, "_find_compiler", lambda: str(tmp_path / "cc"))
     found = KernelBuild()
     assert found.library(wait=True) is None
     assert "does not say which processor it compiles for" in (found.problem or "")
@@ -132,7 +132,7 @@ def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     temporary.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    assert build.get_cache_folder() is None
+    assert kernel_build.get_cache_folder() is None
     assert KernelBuild().library(wait=True) is not None
     assert not list(temporary.iterdir())
 
@@ -146,16 +146,16 @@ def test_a_cache_that_is_open_to_others_is_not_used(
     folder = tmp_path / "precision-bridge" / "kernels"
     folder.mkdir(parents=True)
     folder.chmod(mode)
-    assert build.get_cache_folder() is None
+    assert kernel_build.get_cache_folder() is None
     assert "must be a folder of this user with mode 0700, got owner" in caplog.text
 
 
 @REQUIRES
 def test_a_cache_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.get_cache_folder() is not None
+    assert kernel_build.get_cache_folder() is not None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert build.get_cache_folder() is None
+    assert kernel_build.get_cache_folder() is None
 
 
 def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "precision-bridge").mkdir()
     (tmp_path / "precision-bridge" / "kernels").symlink_to(tmp_path / "elsewhere")
-    assert build.get_cache_folder() is None
+    assert kernel_build.get_cache_folder() is None
 
 
 def truncated(library: Path) -> None:
@@ -173,7 +173,9 @@ def truncated(library: Path) -> None:
 def foreign(library: Path) -> None:
     source = library.with_name("foreign.c")
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) void run(void) { abort(); }\n")
-    subprocess.run([str(build._find_compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [str(kernel_build._find_compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True
+    )
     source.unlink()
 
 
@@ -199,7 +201,8 @@ def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled = f"from bridge.runtime.numerics import kernel_build; build.FLAGS = {QUICK}; assert build.Build().library(wait=True)"
+    compiled = "from bridge.runtime.numerics import kernel_build as build"
+    compiled += f"; build.COMPILER_FLAGS = {QUICK}; assert build.KernelBuild().library(wait=True)"
     assert warm.run(["python", "-c", compiled]).returncode == 0
     (library,) = (tmp_path / "precision-bridge" / "kernels").glob("*.so")
     sound = library.read_bytes()
@@ -234,7 +237,7 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("selection_restored")
 def test_a_missing_kernel_names_the_call_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_find_compiler", lambda: None)
+    monkeypatch.setattr(kernel_build, "_find_compiler", lambda: None)
     monkeypatch.setattr(native, "_build", KernelBuild())
     monkeypatch.setattr(native, "_kernel", None)
     assert native.use("native") == "There is no C compiler (cc, gcc or clang) on the PATH."

@@ -10,8 +10,8 @@ from hypothesis import given
 from torch import nn
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.precision.mode import get_scheme
 from bridge.precision.coercion import get_torch_dtype
+from bridge.precision.mode import get_scheme
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime import pytorch

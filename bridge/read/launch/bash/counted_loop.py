@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from bridge.read.launch.bash.arithmetic import evaluate_arithmetic
-from bridge.read.launch.syntax_tree import get_node_text
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.syntax_tree import get_node_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

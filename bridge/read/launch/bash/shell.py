@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.variables import Variables
-from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

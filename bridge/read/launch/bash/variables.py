@@ -13,17 +13,17 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.read.launch.bash.arithmetic import evaluate_arithmetic
-from bridge.read.launch.syntax_tree import get_node_text
 from bridge.read.launch.shell_word import (
     BRACES_REGEX,
     DEFAULT_PATTERN,
-    FIELD_PATTERN,
     DEFERRED_REGEX,
+    FIELD_PATTERN,
     UNKNOWN_PATTERN,
     ShellWord,
-    join_texts,
     get_variable_name,
+    join_texts,
 )
+from bridge.read.launch.syntax_tree import get_node_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from bridge.rules.facts.gemm_sizes import (
     Width,
-    get_alignment,
     collect_low_precision_modules,
     compute_tokens_per_rank,
     compute_widths_per_rank,
+    get_alignment,
 )
 from bridge.rules.facts.packing import get_packing
 from bridge.rules.rule import error, info, warning

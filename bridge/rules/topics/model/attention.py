@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK_SOURCE, error, mcore, no_effect, warning
 from bridge.rules.violation import Violation
-from bridge.target.versions import is_at_least, format_dotted
+from bridge.target.versions import format_dotted, is_at_least
 
 
 def find_missing_attention_backend(context: RuleContext) -> Iterator[Violation]:

@@ -1,7 +1,7 @@
 """The residual stream in FP32: layers that refuse it, and releases that cast it down."""
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE
-from bridge.model.shape import TRANSFORMER_KIND, MOE_SUFFIX, is_moe_kind
+from bridge.model.shape import MOE_SUFFIX, TRANSFORMER_KIND, is_moe_kind
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
 from bridge.rules.run_context import RunContext

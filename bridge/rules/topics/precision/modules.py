@@ -6,19 +6,19 @@ from bridge.precision.matchers import ModulePrecision, list_matchers
 from bridge.precision.module_schemes import make_row_matchers, make_stage_recipes
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
-from bridge.rules.facts.payloads import find_factories_of_later_te, find_missing_factories
 from bridge.rules.facts.module_violations import (
     MAX_LISTED,
-    make_module_violation,
-    find_empty_rows,
-    find_shadowed_rows,
     find_choices_for_unread_modules,
-    find_unmatched_layers,
-    find_rows_leaving_no_module,
-    find_stage_dependent_matchers,
-    get_stated_rows,
+    find_empty_rows,
     find_rows_in_another_stored_scheme,
+    find_rows_leaving_no_module,
+    find_shadowed_rows,
+    find_stage_dependent_matchers,
+    find_unmatched_layers,
+    get_stated_rows,
+    make_module_violation,
 )
+from bridge.rules.facts.payloads import find_factories_of_later_te, find_missing_factories
 from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation

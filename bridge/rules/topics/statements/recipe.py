@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.statements import get_recipe_name, get_ambiguous_fields
+from bridge.precision.statements import get_ambiguous_fields, get_recipe_name
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import no_effect, sync_error, sync_info, sync_warning, warning
 from bridge.rules.run_context import RunContext

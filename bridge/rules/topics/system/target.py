@@ -7,7 +7,7 @@ from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.target.versions import Version, is_at_least, format_dotted
+from bridge.target.versions import Version, format_dotted, is_at_least
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
-from bridge.model.hybrid_pattern import HybridPattern
 from bridge.model.attention_variants import DELTA_NET_VARIANTS, SPARSE_VARIANT
+from bridge.model.hybrid_pattern import HybridPattern
 from bridge.rules.rule import error
 from bridge.rules.run_context import RunContext
 from bridge.rules.topics.system.train_script_fields import (
-    SUPPORTED_FIELDS,
+    FIELDS_WITHOUT_NUMERIC_EFFECT,
     NEED_TE_LAYERS,
     NEED_TE_ON_A_GPU,
+    SUPPORTED_FIELDS,
     UNSUPPORTED_IN_HYBRIDS,
-    FIELDS_WITHOUT_NUMERIC_EFFECT,
 )
 from bridge.rules.violation import Violation
 from bridge.target.fields import OWNER_DEFAULTS, is_different

@@ -12,7 +12,10 @@ NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 FIXED_SPLIT_FLASH_VERSIONS = (3, 4)
 """Major versions of FlashAttention whose number of splits can be fixed."""
 BATCH_INVARIANT_SOURCE = "megatron-core 0.19.2 transformer_config.py __post_init__"
-GEMM_SOURCE = "megatron-core 0.16.1 and 0.19.2 transformer/custom_layers/batch_invariant_kernels.py _te_general_gemm_patched"
+GEMM_SOURCE = (
+    "megatron-core 0.16.1 and 0.19.2 transformer/custom_layers/batch_invariant_kernels.py "
+    "_te_general_gemm_patched"
+)
 TRAINING_SOURCE = (
     "Megatron-LM core_v0.16.1 to core_v0.18.2 training/arguments.py; megatron-core 0.19.2 "
     "training/determinism.py; Megatron Bridge 0.6.2 training/config.py "

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bridge.errors import CheckpointError, DamagedCheckpointError
 from bridge.runtime.checkpoint.folder import (
     LATEST_FILE,
-    list_resumable_iterations,
+    find_load_fault,
     get_step_folder,
     is_finished,
     list_iterations,
-    find_load_fault,
+    list_resumable_iterations,
     rename_aside,
 )
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, select_rank_files
@@ -29,24 +29,24 @@ from bridge.runtime.checkpoint.pickles import find_pickle_fault
 from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     Position,
+    build_sharded_state,
     collect_identity,
     get_parallel_layout,
     name_chunks,
     restore_random_states,
-    build_sharded_state,
 )
 from bridge.runtime.megatron.emulation.requantisation import (
+    pause_amax_recording,
     requantise_stored_weights,
     round_masters_to_weights,
-    pause_amax_recording,
 )
 from bridge.runtime.megatron.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import (
-    list_torch_optimizers,
     gather_params_once,
+    list_torch_optimizers,
     unshare_steps,
 )
-from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.trainer import Trainer
 
 logger = logging.getLogger(__name__)

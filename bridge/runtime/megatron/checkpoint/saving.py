@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bridge.errors import CheckpointError, TrainingError
 from bridge.runtime.checkpoint.folder import (
     LATEST_FILE,
+    find_newest_finished,
     get_step_folder,
     is_finished,
-    find_newest_finished,
     rename_aside,
 )
 from bridge.runtime.checkpoint.manifest import (
@@ -32,15 +32,15 @@ from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_f
 from bridge.runtime.megatron.checkpoint.state import (
     SHARDING_METADATA,
     Position,
+    build_sharded_state,
     collect_identity,
     get_parallel_layout,
-    build_sharded_state,
 )
 from bridge.runtime.megatron.patching import (
     PatchTable,
+    apply_patches,
     replace_by_constant,
     resolve_patches,
-    apply_patches,
 )
 from bridge.runtime.megatron.trainer import Trainer
 

@@ -24,7 +24,7 @@ from bridge.runtime.megatron.emulation.fp8_regions import list_delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import compute_padded_vocab_size, unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
-from bridge.runtime.megatron.patching import Patch, keep_compatible, apply_patches
+from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.trainer import Trainer
 
 SHARDING_METADATA: dict[str, Any] = {

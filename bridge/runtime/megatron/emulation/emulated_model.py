@@ -7,16 +7,16 @@ import torch
 from megatron.core.quantization.utils import get_quant_config_or_none
 
 from bridge.precision.matchers import parse_quant_recipes
-from bridge.runtime.megatron.emulation.layer_numbers import number_layers
-from bridge.runtime.megatron.emulation.parallel_linear import (
-    EMULATED_CLASSES,
-    list_emulated_linears,
-    make_gemm_precision,
-    is_low_layer,
-)
 from bridge.runtime.megatron.emulation.fp8_regions import (
     attach_delayed_updates,
     list_delayed_updates,
+)
+from bridge.runtime.megatron.emulation.layer_numbers import number_layers
+from bridge.runtime.megatron.emulation.parallel_linear import (
+    EMULATED_CLASSES,
+    is_low_layer,
+    list_emulated_linears,
+    make_gemm_precision,
 )
 from bridge.runtime.megatron.emulation.stored_weight import store_weight
 from bridge.runtime.numerics import GemmPrecision

@@ -34,7 +34,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from bridge.precision.matchers import EVALUATION, TRAINING, SchemeChoice, ModulePrecision
+from bridge.precision.matchers import EVALUATION, TRAINING, ModulePrecision, SchemeChoice
 from bridge.runtime.megatron.emulation.scale_updates import DelayedUpdates, use_pass_scales
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.numerics import (

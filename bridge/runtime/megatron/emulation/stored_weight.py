@@ -25,9 +25,9 @@ from megatron.core.optimizer import distrib_optimizer
 
 from bridge.runtime.megatron.patching import (
     Patch,
+    apply_patches,
     get_first_argument,
     keep_compatible,
-    apply_patches,
 )
 from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 

@@ -18,7 +18,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
-from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, scan_chunks, convolve_and_scan
+from bridge.runtime.megatron.hybrid.state_space import GatedRMSNorm, convolve_and_scan, scan_chunks
 from bridge.runtime.megatron.patching import apply_patches
 
 

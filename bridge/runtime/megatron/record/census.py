@@ -14,9 +14,9 @@ from bridge.runtime.megatron.gpt import list_bucket_groups, unwrap_model
 from bridge.runtime.megatron.optimizer import list_torch_optimizers
 from bridge.runtime.pytorch.record.modules import get_dtype_name
 from bridge.runtime.pytorch.record.operand_format import (
-    is_quantised,
-    get_operand_format,
     count_stored_bytes,
+    get_operand_format,
+    is_quantised,
 )
 
 LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)

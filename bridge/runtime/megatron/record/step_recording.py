@@ -16,7 +16,7 @@ from typing import Any
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.runtime.audit.plan_comparison import Mismatch, compare_with_plan
 from bridge.runtime.audit.record import CensusRow, Record
-from bridge.runtime.megatron.record.weight_copies import WeightCopy, watch_copies, find_wrong_copies
+from bridge.runtime.megatron.record.weight_copies import WeightCopy, find_wrong_copies, watch_copies
 from bridge.runtime.pytorch.live_audit import gather_record
 from bridge.runtime.pytorch.record.gemm_watch import GemmWatch
 

@@ -25,10 +25,10 @@ from bridge.runtime.numerics import (
     GemmOperand,
     Observer,
     Quantised,
-    make_operand,
-    measure_quantisation_error,
-    make_stored_operand,
     compute_what_if_sqnr,
+    make_operand,
+    make_stored_operand,
+    measure_quantisation_error,
 )
 
 TE_OPERANDS = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}

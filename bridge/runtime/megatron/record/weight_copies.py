@@ -20,9 +20,9 @@ from bridge.runtime.audit.record import make_layer_sort_key
 from bridge.runtime.megatron.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
-from bridge.runtime.pytorch.record.health import get_error_limit, clamp_to_range, find_scale
+from bridge.runtime.pytorch.record.health import clamp_to_range, find_scale, get_error_limit
 from bridge.runtime.pytorch.record.modules import label_modules
-from bridge.runtime.pytorch.record.operand_format import is_quantised, get_operand_format
+from bridge.runtime.pytorch.record.operand_format import get_operand_format, is_quantised
 
 MAX_SAMPLED_VALUES = 4096
 """Elements of a weight that are compared between ranks, at equal distances."""

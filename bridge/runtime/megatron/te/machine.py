@@ -9,7 +9,7 @@ import torch
 from bridge.precision.schemes import Scheme, find_scheme
 from bridge.target.machine import detect_target
 from bridge.target.target import Target
-from bridge.target.versions import Version, is_at_least, format_dotted
+from bridge.target.versions import Version, format_dotted, is_at_least
 
 
 def list_missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
 from bridge.runtime.megatron.patching import replace_by_constant
-from bridge.runtime.megatron.te_cpu import attention, gemm, norms, shards, storage, multi_tensor
+from bridge.runtime.megatron.te_cpu import attention, gemm, multi_tensor, norms, shards, storage
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 
 EXTENSION_NAME = "transformer_engine_torch"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bridge.precision.schemes import GEMMS
-from bridge.runtime.megatron.te_cpu.storage import make_storage_operand, get_shape, get_torch_dtype
+from bridge.runtime.megatron.te_cpu.storage import get_shape, get_torch_dtype, make_storage_operand
 from bridge.runtime.numerics.gemm import compute_output_factor, multiply_operands
 from bridge.runtime.pytorch.record.operand_format import is_quantised
 from bridge.runtime.pytorch.record.te_gemms import (

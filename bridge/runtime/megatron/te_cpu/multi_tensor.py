@@ -11,7 +11,7 @@ import torch
 from bridge.precision.formats import FORMATS
 from bridge.runtime.megatron.te_cpu.storage import FORMAT_NAMES
 from bridge.runtime.numerics.delayed import update_layers_together
-from bridge.runtime.numerics.scaling import divide, compute_e8m0_exponent, compute_scale
+from bridge.runtime.numerics.scaling import compute_e8m0_exponent, compute_scale, divide
 
 Tensors = list[list[torch.Tensor]]
 _PART_ELEMENTS = 1 << 16

@@ -21,8 +21,8 @@ from torch import Tensor
 from bridge.runtime.megatron.te_cpu.storage import (
     create_empty_quantized_tensor,
     get_quantizer_name,
-    quantize,
     get_torch_dtype,
+    quantize,
 )
 
 FUSED_QUANTIZERS = {"Float8Quantizer"}

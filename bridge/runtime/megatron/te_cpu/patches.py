@@ -15,9 +15,9 @@ import torch
 
 from bridge.runtime.megatron.patching import (
     PatchTable,
-    replace_by_constant,
-    redirect_to_cpu,
     apply_patches,
+    redirect_to_cpu,
+    replace_by_constant,
     replace_rng_getter,
     replace_rng_setter,
 )

@@ -25,9 +25,9 @@ from bridge.runtime.numerics import (
     GemmOperand,
     Quantised,
     QuantSpec,
+    make_stored_operand,
     pad_scales,
     quantise,
-    make_stored_operand,
 )
 from bridge.runtime.numerics.dispatch import lay_out_codes
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, get_tile

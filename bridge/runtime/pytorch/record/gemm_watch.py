@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.precision.schemes import GEMMS
-from bridge.runtime.audit.record import GemmRow, HealthRow, merge_gemm_rows, format_tile
+from bridge.runtime.audit.record import GemmRow, HealthRow, format_tile, merge_gemm_rows
 from bridge.runtime.numerics.linear import Observer, observe_calls
 from bridge.runtime.numerics.operand import GemmOperand
 from bridge.runtime.pytorch.record import te_gemms
@@ -28,16 +28,16 @@ from bridge.runtime.pytorch.record.health import measure_emulated_health, measur
 from bridge.runtime.pytorch.record.modules import (
     ModuleTracker,
     get_dtype_name,
-    mixes_tokens,
     label_modules,
+    mixes_tokens,
 )
 from bridge.runtime.pytorch.record.operand_format import (
     OperandFormat,
     get_autocast_scheme,
     get_dtype_token,
+    get_operand_format,
     is_quantised,
     is_te_module,
-    get_operand_format,
 )
 from bridge.runtime.pytorch.record.te_gemms import TeGemm
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bridge.precision.schemes import SCHEMES, Tile
 from bridge.precision.coercion import DTYPE_SPELLINGS
+from bridge.precision.schemes import SCHEMES, Tile
 from bridge.runtime.audit.record import format_tile
 
 AUTOCAST_MODULES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
