@@ -150,7 +150,7 @@ def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str
     assert (run.model["attention_backend"], run.model["moe_token_dispatcher_type"]) == ("flash", "alltoall")
     assert run.origin_of("model.attention_backend") == "verl at start"
     assert run.model.get("bias_activation_fusion") is bool(bridge)
-    assert run.reading.uncounted == ()
+    assert run.reading.uncertainty.uncounted_options == ()
 
 
 @pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])
