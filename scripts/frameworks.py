@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
@@ -64,9 +64,10 @@ do not state its sizes. Where its `config.json` is at hand, by the name in the f
 or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
-Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork from
-before Megatron Core, so that each answer names what its parser and DeepSpeed's JSON may decide otherwise. GPT-NeoX,
-nanotron, OLMo, lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
+Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork whose
+layers are its own and not Megatron Core's, so that each answer names what its parser and DeepSpeed's JSON may decide
+otherwise. No table has its defaults: a script does not say which of several forks it starts. GPT-NeoX, nanotron, OLMo,
+lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
 OF_A_RUN = ("its file is not found", "names no file of the run", "only the run knows its container")
@@ -104,9 +105,8 @@ def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
     for file in files[:1]:
         verdict_of(table, file)
     for file in files:
-        begun = time.process_time()
-        verdict, reason = verdict_of(table, file)
-        slowest = max(slowest, time.process_time() - begun)
+        verdict, reason, seconds = verdict_of(table, file)
+        slowest = max(slowest, seconds)
         verdicts[verdict] += 1
         if reason:
             reasons[f"{verdict}: {_general(reason, file, clone)}"] += 1
@@ -138,17 +138,32 @@ def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
             yield file
 
 
-def verdict_of(table: FrameworkTable, file: Path) -> tuple[str, str]:
+class Verdict(NamedTuple):
+    """What a file is answered."""
+
+    kind: str
+    reason: str
+    """Why it is not planned; empty where it is."""
+    seconds: float
+    """Processor time of the first answer: of the plan, or of its refusal."""
+
+
+def verdict_of(table: FrameworkTable, file: Path) -> Verdict:
     """Return what a file is answered, and why it is not planned."""
+    begun = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             run = load_run(config_file=file)
             run.plan  # noqa: B018  made when it is asked
         except BridgeError as error:
+            seconds = time.process_time() - begun
             kind = _kind_of(table, file)
-            return ("checked" if kind == "refused" and _is_checked(file) else kind), str(error)
-    return ("answered" if run.reading.framework == table.title else "named"), ""
+            if kind == "refused" and _is_checked(file):
+                kind = "checked"
+            return Verdict(kind, str(error), seconds)
+    kind = "answered" if run.reading.framework == table.title else "named"
+    return Verdict(kind, "", time.process_time() - begun)
 
 
 def _is_checked(file: Path) -> bool:
@@ -221,7 +236,7 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
     if table.release:
         yield f"Megatron Core counts as {table.release['megatron_core']}: {table.release['because']}."
     if count:
-        yield f"Its files were counted on {count['date']} at `{count['commit']}`; the slowest took"
+        yield f"Its files were counted on {count['date']} at `{count['commit']}`; the slowest answer took"
         yield f"{count['slowest_seconds']} seconds of processor time."
     yield ""
     yield "| it sets at start | value | when | source |"

@@ -419,8 +419,8 @@ def _list_notes(run: Prediction) -> Iterator[str]:
     for role in ("model", "optimizer", "ddp"):
         for name, versions in run.absent[role].items():
             yield (
-                f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field "
-                f"({versions})."
+                f"{role}.{name} has no effect in megatron-core {run.target.mcore}, which has no such "
+                f"field ({versions})."
             )
     model = run.values["model"]
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):

@@ -23,6 +23,7 @@ The config
     mode.py             mode and scheme of a precision, and its label
     yaml_text.py        a precision as YAML text, and back
     strict_yaml.py      YAML as plain data, of limited size
+    package_yaml.py     YAML files of the package itself
     owners.py           the configs that a sync writes into, for type checkers
 
 Formats and schemes

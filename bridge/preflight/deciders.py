@@ -24,11 +24,12 @@ EQUIVALENT_SETTINGS = {
     "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
 }
 """Setting -> another name of the same setting; if one name is stated, both values are known."""
-SIZE_OPTION = re.compile(r"--[\w-]+-size")
-"""An option of a size that is not read.
+OVERRIDING_SOURCE = re.compile(r"--[\w-]+-size|DeepSpeed's engine")
+"""A source that is not read and decides a setting even if the file states the setting.
 
-A fork may have it in the place of a setting that the file states too: `--moe-expert-parallel-size`
-of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Then the statement decides nothing.
+A fork may have an option of a size in the place of a setting that the file states too:
+`--moe-expert-parallel-size` of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Under
+DeepSpeed's engine its JSON decides, whatever the arguments state. The statement then decides nothing.
 """
 NO_RELEASE_NAMED = "the file names no release"
 """Decider of an assumed release of Megatron Core."""
@@ -57,25 +58,25 @@ class Deciders:
             return None
         if path in MODE_SETTINGS:
             return self._find_mode_decider()
-        return self._find_unread_source(path) or self._find_value_decider(path)
+        return self.find_unread_source(path) or self._find_value_decider(path)
 
     def is_open(self, path: str) -> bool:
         """Return whether the start of the run, or a source that is not read, decides a setting."""
         uncertainty = self.reading.uncertainty
         return path in uncertainty.unread_sources or path in uncertainty.late_values
 
-    def _find_unread_source(self, path: str) -> str | None:
+    def find_unread_source(self, path: str) -> str | None:
         """Return the source that is not read and may change a setting.
 
         The source counts if the file does not state the setting, if the run has no plan, or if the
-        source is an option of a size.
+        source decides the setting whatever the file states.
         """
         uncertainty = self.reading.uncertainty
         source = uncertainty.unread_sources.get(path)
         if source is None:
             return None
-        is_size = SIZE_OPTION.fullmatch(source) is not None
-        if is_size or uncertainty.no_plan_reason is not None or not self._is_stated(path):
+        is_overriding = OVERRIDING_SOURCE.fullmatch(source) is not None
+        if is_overriding or uncertainty.no_plan_reason is not None or not self._is_stated(path):
             return source
         return None
 

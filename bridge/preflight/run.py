@@ -401,7 +401,7 @@ class Run:
             elif name == "quant_recipe":
                 paths = [*LAYER_SETTINGS]
             else:
-                return None
+                return self._deciders.find_unread_source(f"mixed_precision.{name}")
         for deciding_path in paths:
             decider = self.find_decider(deciding_path)
             if decider is not None:

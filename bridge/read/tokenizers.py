@@ -11,6 +11,8 @@ import functools
 import re
 from pathlib import Path
 
+from bridge.precision.package_yaml import load_package_yaml
+
 
 def find_vocab_size(name: object) -> int | None:
     """Return the size of the vocabulary of a model or a tokenizer; None for an unknown name.
@@ -35,7 +37,5 @@ def find_vocab_size(name: object) -> int | None:
 @functools.cache
 def _load_vocab_sizes() -> dict[str, int]:
     """Return beginning of a name, in lower case -> size of the vocabulary."""
-    import yaml  # most runs state their vocabulary
-
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {str(beginning).lower(): size for beginning, size in yaml.safe_load(text).items()}
+    rows = load_package_yaml(Path(__file__).with_suffix(".yaml"))
+    return {str(beginning).lower(): size for beginning, size in rows.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding, did_you_mean
+from bridge.precision.package_yaml import load_package_yaml
 from bridge.precision.schemes import find_scheme
 
 
@@ -86,9 +87,7 @@ class EnvironmentVariable:
 @cache
 def load_nvte_variables() -> Mapping[str, EnvironmentVariable]:
     """Return the variables by name, in the order of the file. The file has their sources."""
-    import yaml  # a run without such variables does not need it
-
-    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    rows = load_package_yaml(Path(__file__).with_suffix(".yaml"))
     made: dict[str, EnvironmentVariable] = {}
     for name, row in rows.items():
         columns: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.precision.config import FIELDS
+from bridge.precision.package_yaml import load_package_yaml
 
 OWNER_CLASS_NAMES = {
     "model": "TransformerConfig",
@@ -165,8 +166,5 @@ def load_route_notes() -> dict[str, dict[str, Any]]:
 
     The key "not_routed" has owner name -> field of Megatron -> why no field of a precision sets it.
     """
-    import yaml  # only reports need the notes, so that a sync does not import it
-
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    notes: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    notes: dict[str, dict[str, Any]] = load_package_yaml(Path(__file__).with_suffix(".yaml"))
     return notes

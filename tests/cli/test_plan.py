@@ -160,7 +160,7 @@ def test_plan_heeds_the_version_of_the_target():
     old, new = (
         run(*words, "--target", f"b200x8,mcore{version}", COLUMNS="160").stdout for version in ("0.16.1", "0.18.2")
     )
-    assert "model.fp8_output_proj has no effect: megatron-core 0.16.1 has no such field" in old
+    assert "model.fp8_output_proj has no effect in megatron-core 0.16.1, which has no such field" in old
     assert "24 of 25 linear layers compute in FP8 (mxfp8 scaling)." in old
     assert "25 of 25 linear layers compute in FP8 (mxfp8 scaling)." in new
 

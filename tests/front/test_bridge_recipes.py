@@ -272,7 +272,10 @@ def test_a_file_without_a_recipe_is_no_run(recipe: Recipe, body: str, remedy: st
     path = recipe(body)
     with pytest.raises(UnreadFileError) as error:
         load_run(config_file=path)
-    rule = "imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one"
+    rule = (
+        "imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() "
+        "or finetune()"
+    )
     assert str(error.value) == f"{path}: {rule}. {remedy}"
 
 
@@ -319,6 +322,20 @@ def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(re
     run = launched(recipe, "$MORE")
     assert "$MORE: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
     assert run.reading.uncertainty.uncounted_options == ("$MORE",)
+
+
+def test_gpus_in_the_name_of_a_recipe_do_not_count_where_a_launch_states_parallel_sizes(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    name = "tiny_pretrain_32gpu_h100_bf16_config"
+    recipes = tmp_path / "src" / "megatron" / "bridge" / "recipes"
+    (recipes / "tiny.py").write_text(IMPORTS + TINY.replace("tiny_pretrain_config", name))
+    (recipes / "__init__.py").write_text(f"from megatron.bridge.recipes.tiny import {name} as tiny_config\n")
+    of_recipe = launched(recipe, "-mb 4").reading.uncertainty
+    assert any("has 32 of them" in sentence for sentence in of_recipe.open_points)
+    of_launch = launched(recipe, "model.tensor_model_parallel_size=$TP").reading.uncertainty
+    assert not any("has 32 of them" in sentence for sentence in of_launch.open_points)
+    assert any("states parallel sizes over those of the recipe" in sentence for sentence in of_launch.open_points)
 
 
 def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

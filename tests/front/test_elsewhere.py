@@ -320,13 +320,36 @@ class TestDeepSpeed:
         assert run.reading.uncertainty.unread_sources["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
         assert run.plan.settings.grad_reduce == "fp16"
 
-    @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
-    def test_bf16_gradients_are_kept_in_fp32_without_zero_and_masters_are_sharded_all_the_same(
-        self, tmp_path, stage, reduced
-    ):
-        content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
+    def test_bf16_masters_are_sharded_without_zero_too(self, tmp_path):
+        content = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 0}}'
         settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").plan.settings
-        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, True)
+        assert (settings.mode, settings.distributed) == ("bf16", True)
+
+    @pytest.mark.parametrize(
+        ("block", "clause"),
+        [
+            ('"zero_optimization": {"stage": 1}', ""),
+            (
+                '"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32", '
+                '"zero_optimization": {"stage": 1}',
+                "",
+            ),
+            (
+                '"data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 1}',
+                "the engine accumulates gradients in fp32 and sends them between ranks in bf16",
+            ),
+            (
+                '"zero_optimization": {"stage": 0}',
+                "without ZeRO the engine accumulates gradients in fp32 before DeepSpeed 0.17.6",
+            ),
+        ],
+    )
+    def test_gradients_that_no_switch_of_megatron_describes_are_open(self, tmp_path, block, clause, capsys):
+        script = heredoc(f'{{"bf16": {{"enabled": true}}, {block}}}') + f"{ENGINE} --bf16\n"
+        _, printed = answered(tmp_path, script, "check", capsys=capsys)
+        chain = next(line for line in printed.splitlines() if "gradients:" in line)
+        assert ("ddp.grad_reduce_in_fp32" in chain) is bool(clause)
+        assert (f"  ddp.grad_reduce_in_fp32: {clause}" in printed) is bool(clause)
 
     @pytest.mark.parametrize(
         ("block", "setting"),

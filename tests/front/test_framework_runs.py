@@ -229,6 +229,15 @@ def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: P
     assert run.model["ffn_hidden_size"] == 2816
 
 
+@pytest.mark.parametrize("option", ["--use-gated-attention", "--post-self-attn-layernorm", "--post-mlp-layernorm"])
+def test_an_option_of_slimes_own_megatron_is_known_and_not_planned(tmp_path: Path, option: str) -> None:
+    run = slime(tmp_path, option)
+    assert not [one for one in check(run).findings if one.id == "PB801"]
+    reason = run.reading.uncertainty.no_plan_reason
+    assert reason is not None
+    assert reason.startswith(f"{option}: slime's patch of Megatron-LM adds it to each layer")
+
+
 def test_int4_weights_of_slime_are_not_planned(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
@@ -248,7 +257,10 @@ def test_convert_knows_the_mode_of_slime_too(tmp_path: Path) -> None:
     assert run.imported.decided_by is None
 
 
-def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "name"), [("", "tiny"), ('MODEL_TYPE="tiny"\n', "${MODEL_TYPE}"), ("MODEL_TYPE=tiny\n", "$MODEL_TYPE")]
+)
+def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path, before: str, name: str) -> None:
     (tmp_path / "miles" / "backends" / "megatron_utils").mkdir(parents=True)
     (tmp_path / "scripts" / "models").mkdir(parents=True)
     (tmp_path / "scripts" / "models" / "tiny.py").write_text(
@@ -259,7 +271,7 @@ def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path
         "            f'--moe-layer-freq {moe_layer_freq(nlayers=nlayers, first_k_dense_replace=1)} --num-experts 4 ')\n"
     )
     (tmp_path / "run.sh").write_text(
-        'LINE="$(python3 "${ROOT}/miles/utils/external_utils/model_args_utils.py" "tiny")" || exit 1\n'
+        f'{before}LINE="$(python3 "${{ROOT}}/miles/utils/external_utils/model_args_utils.py" "{name}")" || exit 1\n'
         'read -ra MODEL_ARGS <<< "${LINE}"\n'
         "python3 train.py --hf-checkpoint a --rollout-batch-size 8 ${MODEL_ARGS[@]} --use-dynamic-batch-size "
         "--max-tokens-per-gpu 2048\n"
@@ -311,6 +323,33 @@ def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -
     mended = primus(tmp_path, *experts, "fp8_recipe: tensorwise")
     assert formats_of_experts(mended) == {"e4m3"}
     assert not [one for one in check(mended).findings if one.id == "PB801"]
+
+
+@pytest.mark.parametrize("switch", ["use_turbo_grouped_gemm: true", "moe_use_legacy_grouped_gemm: true"])
+def test_a_switch_of_experts_is_no_finding_in_a_dense_model_of_primus(tmp_path: Path, switch: str) -> None:
+    dense = ("moe_grouped_gemm: true", "enable_primus_turbo: true", switch)
+    run = primus(tmp_path, *dense)
+    found = check(run).findings
+    assert not [one for one in found if one.id in ("PB281", "PB801")]
+    assert run.model.get("quant_recipe") is None
+    assert [one for one in check(primus(tmp_path, *dense, "num_experts: 4")).findings if one.id == "PB801"]
+
+
+def test_experts_of_primus_turbo_that_are_not_padded_are_no_finding(tmp_path: Path) -> None:
+    experts = ("num_experts: 4", "moe_grouped_gemm: true", "fp8_recipe: tensorwise", "use_turbo_grouped_gemm: true")
+    padded = check(primus(tmp_path, *experts, "enable_primus_turbo: true")).findings
+    assert ["cannot be judged" in one.rule for one in padded if one.id == "PB421"] == [False]
+    option = "turbo_grouped_gemm_without_padding: true"
+    not_padded = check(primus(tmp_path, *experts, "enable_primus_turbo: true", option)).findings
+    assert ["cannot be judged" in one.rule for one in not_padded if one.id == "PB421"] == []
+
+
+def test_advice_about_nvfp4_is_none_for_mxfp4(tmp_path: Path) -> None:
+    no_fp8 = ("model.fp8=null",)
+    mxfp4 = check(primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4", words=no_fp8)).findings
+    assert not [one for one in mxfp4 if one.id == "PB249"]
+    nvfp4 = check(primus(tmp_path, "fp4: e2m1", "fp4_recipe: nvfp4", words=no_fp8)).findings
+    assert [one for one in nvfp4 if one.id == "PB249"]
 
 
 def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:

@@ -207,7 +207,10 @@ def test_a_field_that_the_target_does_not_have_counts_as_not_set():
     old, new = (precision_plan(None, mxfp8, mcore=Version(version)) for version in ("0.16.1", "0.18.2"))
     assert (old.format_of("output", "output_layer"), new.format_of("output", "output_layer")) == ("bf16", "e4m3")
     assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
-    note = "model.fp8_output_proj has no effect: megatron-core 0.16.1 has no such field (megatron-core from 0.18.2)."
+    note = (
+        "model.fp8_output_proj has no effect in megatron-core 0.16.1, which has no such field "
+        "(megatron-core from 0.18.2)."
+    )
     assert (old.settings.notes, new.settings.notes) == ((note,), ())
 
 

@@ -224,8 +224,8 @@ def test_a_program_is_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     for command in ("check", "plan", "memory"):
         assert main([command, "--config", "recipe.py"]) == 2
         assert capsys.readouterr().err == (
-            "recipe.py: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training "
-            "with one. It names recipes of other files: give one of those.\n"
+            "recipe.py: imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls "
+            "pretrain() or finetune(). It names recipes of other files: give one of those.\n"
         )
         assert main([command, "--config", "train.py"]) == 2
         assert capsys.readouterr().err == (

@@ -25,7 +25,7 @@ optimizer: {_target_: torch.optim.AdamW}
 """
 SWIFT = "model: m\ndataset: [d]\nmicro_batch_size: 1\nsplit_dataset_ratio: 0.01\nbf16: true\n"
 PRIME = '[trainer.model]\nname = "m"\n[trainer.model.quantization]\ntype = "mxfp8"\n[inference.model]\nname = "m"\n'
-ROLL = "actor_train: {strategy_args: {strategy_name: megatron_train}}\npretrain: m\n"
+ROLL = "sft_train: {strategy_args: {strategy_name: megatron_train}}\npretrain: m\n"
 AREAL = "experiment_name: e\ntrial_name: t\ngconfig: {n: 1}\nactor: {backend: 'megatron:d4p1t1', dtype: bfloat16}\n"
 TITAN = '[job]\ndump_folder = "out"\n[training]\nlocal_batch_size = 8\nmixed_precision_param = "bfloat16"\n'
 FACTORY = (
@@ -65,7 +65,7 @@ FILES = {
     "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),
     "rl.toml": (PRIME, "prime-rl", "has `trainer.model` and `inference`", "without Megatron Core"),
-    "roll.yaml": (ROLL, "ROLL", "has `actor_train.strategy_args`", "trains on Megatron Core here"),
+    "roll.yaml": (ROLL, "ROLL", "has `sft_train.strategy_args`", "where the strategy of its trainer is megatron_train"),
     "rlinf.yaml": (
         "actor: {training_backend: fsdp}\nrunner: {a: 1}\n",
         "RLinf",
@@ -118,7 +118,6 @@ LAUNCHES = {
         "starts `skyrl.",
     ),
     "python -m openrlhf.cli.train_ppo_ray --bf16": ("OpenRLHF", "starts `openrlhf.cli.train_ppo_ray`"),
-    "python examples/start_rlvr_pipeline.py --config_path a --config_name b": ("ROLL", "starts `start_rlvr_pipe"),
 }
 PLANNED = {
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron": ("verl", "starts `verl.trainer"),

@@ -9,7 +9,7 @@ checkpoint.py     the checkpoint that a model's config is made of; hf_config.py,
 start.py          values that a framework sets when the run starts
 files.py          `read_framework`: a YAML file, by the reader of its framework
 launches.py       `maybe_read_script`: a launch script, by the reader of its framework
-nemo_rl.py, verl.py, ms_swift.py           frameworks whose settings are a tree of their own
+nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree of their own
 primus.py, flagscale.py, miles.py          frameworks whose settings are Megatron-LM's arguments
 
 A framework is added by its table, a row in `read/rows/frameworks.yaml`, and what its files need:

@@ -4,22 +4,28 @@
     model: {num_layers: 24, hidden_size: 2048, optimizer: {clip_grad: 1.0}}
 
 A mapping within them only groups arguments: its own name does not count. A list is several values, `true` is a switch,
-and what is `false` is not given. The experiment's file names such a file in its `defaults`.
+and what is `false` is not given. The experiment's file names such a file in its `defaults`, and the program that is
+started. It lies in the folder above.
 
 Source: flagos-ai/FlagScale 16a2dd5b flagscale/runner/runner_train.py _get_args_megatron; flagscale/runner/utils.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bridge.errors import PayloadError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.megatron_lm.written_arguments import parse_runs
+from bridge.read.text.document import Document
+from bridge.read.text.dotted import get_dotted_value
 from bridge.target.fields import parse_integer
 
 ARGUMENT_BLOCKS = ("system", "model", "data")
@@ -27,6 +33,17 @@ ARGUMENT_BLOCKS = ("system", "model", "data")
 WIDTH_IS_ROUNDED = (
     "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
 )
+ENTRYPOINT_KEY = "experiment.task.entrypoint"
+"""Key of an experiment's file with the program that is started."""
+TOWER_ENTRYPOINT_KEY = "task.entrypoint"
+"""That key of a program with a vision tower, in the place of `ENTRYPOINT_KEY`."""
+GPT_PROGRAMS = ("train_gpt.py", "train_aquila_sft.py")
+"""Programs whose model is Megatron Core's GPT."""
+TOWER_PROGRAM = re.compile(r"train_(?:llava\w*|qwen2_5_vl|robobrain_x0)\.py")
+"""A program with a vision tower in front of a language model of Megatron Core."""
+MAX_EXPERIMENTS = 50
+"""Most experiments' files that are read in the folder above."""
+OTHER_MODEL_KIND = "none of Megatron Core's ({program})"
 EXPERIMENT_FILE_NOT_READ = (
     "The experiment's file, which names this one in its defaults, may set further arguments."
 )
@@ -47,6 +64,12 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         content = config.get(block)
         if isinstance(content, Mapping):
             arguments |= dict(_flatten_block(content))
+    program = _find_other_program(path)
+    if program is not None:
+        key = ENTRYPOINT_KEY
+        if TOWER_PROGRAM.fullmatch(PurePosixPath(program).name):
+            key = TOWER_ENTRYPOINT_KEY
+        arguments[key] = program
     read_too = []
     width = _compute_rounded_width(arguments)
     if width is not None:
@@ -54,7 +77,7 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         read_too.append(WIDTH_IS_ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
     (run,) = parse_runs([*_format_command_line(arguments)])
     run.framework = load_framework_table("flagscale")
-    return build_reading_from_arguments(
+    reading = build_reading_from_arguments(
         run,
         run.framework,
         str(path),
@@ -62,6 +85,50 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         read_too=read_too,
         unknown=[EXPERIMENT_FILE_NOT_READ],
     )
+    if ENTRYPOINT_KEY in arguments:
+        kind = OTHER_MODEL_KIND.format(program=PurePosixPath(arguments[ENTRYPOINT_KEY]).name)
+        uncertainty = replace(reading.uncertainty, other_model_kind=kind)
+        reading = replace(reading, uncertainty=uncertainty)
+    return reading
+
+
+def _find_other_program(path: Path) -> str | None:
+    """Return the program of the file's experiment that builds another model than GPT; None if none does.
+
+    Experiments whose `defaults` name the file count first, then those of other files of its folder.
+    One experiment with GPT is enough: the file can be planned.
+    """
+    programs: list[str] = []
+    programs_of_file: list[str] = []
+    for file in sorted(path.absolute().parent.parent.glob("*.yaml"))[:MAX_EXPERIMENTS]:
+        try:
+            experiment = Document.load(file).mapping
+        except PayloadError:
+            continue
+        program = get_dotted_value(experiment, ENTRYPOINT_KEY)
+        names = _list_default_files(experiment.get("defaults"), path.parent.name)
+        if program is None or not names:
+            continue
+        programs.append(str(program))
+        if path.stem in names:
+            programs_of_file.append(str(program))
+    candidates = programs_of_file or programs
+    for program in candidates:
+        if PurePosixPath(program).name in GPT_PROGRAMS:
+            return None
+    if candidates:
+        return candidates[0]
+    return None
+
+
+def _list_default_files(defaults: object, group: str) -> list[str]:
+    """Return the files of a group that `defaults` names."""
+    names: list[str] = []
+    if isinstance(defaults, list):
+        for entry in defaults:
+            if isinstance(entry, Mapping) and group in entry:
+                names.append(str(entry[group]))
+    return names
 
 
 def _flatten_block(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import Finding, UnreadFileError, bounded
-from bridge.read.framework.framework_table import DroppedOption, FrameworkOption, FrameworkTable
+from bridge.read.framework.framework_table import (
+    OFF_VALUES,
+    DroppedOption,
+    FrameworkOption,
+    FrameworkTable,
+)
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.unread_options import is_known_option
 from bridge.target.fields import parse_integer
@@ -218,7 +223,9 @@ def _iterate_active_options(
     """Yield each name that is on, with its value and the row that knows it; options first, then variables."""
     for name, value in arguments.items():
         row = table.find_option(name)
-        if row is not None and row.is_on(value) and _matches(row.where, arguments):
+        if row is None or not row.is_on(value):
+            continue
+        if _matches(row.where, arguments) and _are_on(row.needs, arguments):
             yield table.shown(name), value, row
     for name, text in variables.items():
         for row in table.variables:
@@ -253,6 +260,11 @@ def _matches(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -
         if stated not in map(str, values):
             return False
     return True
+
+
+def _are_on(names: Sequence[str], arguments: Mapping[str, Any]) -> bool:
+    """Return whether every argument of a row's `needs` is on."""
+    return all(arguments.get(name) not in OFF_VALUES for name in names)
 
 
 def _iterate_ignored_options(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:

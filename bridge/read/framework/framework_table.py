@@ -38,9 +38,9 @@ on the run have `opens`, the settings that they may change, or `says`, a sentenc
 changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`. `in_bf16` is
 a pattern of the modules that it takes out of FP8 and FP4; `warns` is what to do where the name is a fault, a clause.
 `harmless` are the values that switch it off; `where` is argument -> the values of which it needs another argument to
-have one. A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`,
-the release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
-`instead`, the key that reaches it.
+have one, and `needs` are arguments that have to be on. A row of `drops` has `names` and `where` as one of `own`,
+`because`, `source`, and where it is known `mended`, the release or commit that forwards them, `into`, the setting that
+they do not reach where it has another name, and `instead`, the key that reaches it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
+from bridge.precision.package_yaml import load_package_yaml
 
 TABLES_FOLDER = files("bridge.read").joinpath("framework")
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 KEY_IS_NOT_READ = "its code does not read the key"
 """Reason of a name that lies in a place and is none of those that reach Megatron."""
 COMMIT_DIGITS = 8
@@ -104,6 +103,8 @@ class FrameworkOption:
     """With them no language model trains on Megatron Core, so that no command reads the run."""
     harmless: Sequence[Any]
     where: Mapping[str, Sequence[Any]]
+    needs: Sequence[str]
+    """Arguments without which they change nothing."""
     source: str
 
     def is_on(self, value: object) -> bool:
@@ -241,10 +242,7 @@ class FrameworkTable:
 @cache
 def load_framework_table(name: str) -> FrameworkTable:
     """Return the table of a framework."""
-    columns = yaml.load(
-        TABLES_FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8"),
-        YAML_LOADER,  # noqa: S506  a safe loader
-    )
+    columns = load_package_yaml(TABLES_FOLDER.joinpath(f"{name}.yaml"))
     return FrameworkTable(
         name=name,
         title=columns["title"],
@@ -330,6 +328,7 @@ def _parse_option(columns: Mapping[str, Any]) -> FrameworkOption:
         is_refused=columns.get("refuses", False),
         harmless=columns.get("harmless", ()),
         where=columns.get("where", {}),
+        needs=_as_tuple(columns.get("needs", ())),
         source=columns["source"],
     )
 

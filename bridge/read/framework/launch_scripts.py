@@ -14,7 +14,7 @@ from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import ms_swift, nemo_rl, verl
+from bridge.read.framework import ms_swift, nemo_rl, roll, verl
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.script_launches import read_launches
 from bridge.read.megatron_bridge import launch as megatron_bridge
@@ -29,6 +29,7 @@ LAUNCH_READERS: Mapping[str, LaunchReader] = {
     MEGATRON_BRIDGE_TABLE: megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
+    "roll": roll.read_launch,
     "verl": verl.read_launch,
 }
 """Table of a framework -> the function that reads a launch of it."""

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 MODEL_ARGUMENTS_CALL = re.compile(
-    r"(?P<line>\w+)=\"?\$\(\s*python3?\s+[^\n|;]*model_args_utils\.py\"?\s+\"?(?P<model>[\w.-]+)\"?\s*\)[^\n]*\n"
+    r"(?P<line>\w+)=\"?\$\(\s*python3?\s+[^\n|;]*model_args_utils\.py\"?\s+\"?(?P<model>[\w.${}-]+)\"?\s*\)[^\n]*\n"
     r"[\s\S]*?read\s+-ra\s+(?P<name>\w+)\s+<<<\s*\"?\$\{?(?P=line)\}?"
 )
+A_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+"""A variable with the name of the model's file; it is read where the script writes one text into it."""
 MODELS_FOLDER = Path("scripts", "models")
 MODEL_FUNCTION = "model_args"
 MAX_SOURCED_FILES = 4
@@ -42,7 +44,7 @@ def find_model_arguments(text: str, path: str) -> ModelArguments:
     variables: dict[str, str] = {}
     read_too: list[str] = []
     for call in MODEL_ARGUMENTS_CALL.finditer(text):
-        name = f"{call['model']}.py"
+        name = f"{_text_of(call['model'], text)}.py"
         file = _find_model_file(Path(path), name)
         if file is None:
             continue
@@ -53,6 +55,20 @@ def find_model_arguments(text: str, path: str) -> ModelArguments:
                 ARGUMENTS_READ_FROM_FILE.format(name=call["name"], path=MODELS_FOLDER / name)
             )
     return ModelArguments(variables, tuple(read_too))
+
+
+def _text_of(word: str, script: str) -> str:
+    """Return a word of a script; a variable that one plain text is written into is that text."""
+    variable = A_VARIABLE.fullmatch(word)
+    if variable is None:
+        return word
+    written: list[str] = re.findall(rf"(?<![\w-]){variable[1]}=(\S*)", script)
+    if len(written) != 1:
+        return word
+    text = written[0].strip("\"'")
+    if re.fullmatch(r"[\w.-]+", text) is None:
+        return word
+    return text
 
 
 def evaluate_model_file(

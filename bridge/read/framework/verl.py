@@ -104,7 +104,7 @@ ADAPTER_NOT_KNOWN = (
     "all weights are counted as trained."
 )
 REFERENCE_NOT_COUNTED = (
-    "{key}=True: the reference model's weights lie on GPUs too, and are not counted."
+    "{key}=True: a reference model computes too, and its weights are not counted."
 )
 ROLLOUT_IS_QUANTISED = (
     "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."

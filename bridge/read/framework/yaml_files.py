@@ -15,7 +15,7 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
+from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, roll, verl
 from bridge.read.text.document import Document
 from bridge.read.text.inherited_config import DEFAULTS_KEY, read_inherited_config
 
@@ -34,6 +34,7 @@ ARGUMENT_READERS: Sequence[FrameworkReader] = (primus, flagscale)
 TREE_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read_config,
     "nemo_rl": nemo_rl.read_config,
+    "roll": roll.read_config,
     "verl": verl.read_config,
 }
 """Table of a framework -> the function that reads a YAML file of it."""

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.read.launch.bash.builtins import find_whole_read_variable
 from bridge.read.launch.bash.environment import compute_environment
 from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
@@ -305,8 +306,10 @@ class ScriptInterpreter(LoopInterpreter):
         for redirect in redirects:
             self.run_nodes(child for child in redirect.named_children if child.type == "pipeline")
         self._record_written_file(get_command_name(inner), redirects)
-        is_only_printed = get_command_name(inner) == "cat" and len(redirects) == 1
-        if not is_only_printed and any(map(_has_precision_text, redirects)):
+        is_followed = get_command_name(inner) == "cat" and len(redirects) == 1
+        if get_command_name(inner) == "read":
+            is_followed = self._read_heredoc(inner, redirects)
+        if not is_followed and any(map(_has_precision_text, redirects)):
             noun = f"heredoc on line {self.line_of(node)}"
             self.trace.note(Note(noun, NoteKind.HERE_DOCUMENT))
 
@@ -319,6 +322,19 @@ class ScriptInterpreter(LoopInterpreter):
         if end_word.startswith(("'", '"', "\\")):
             return text
         return self.expand_text(text, is_quoted=True)
+
+    def _read_heredoc(self, command: Node, redirects: Sequence[Node]) -> bool:
+        """Set the variable of `read -d '' NAME <<EOF` to the here-document.
+
+        Returns:
+            Whether the command is such a `read`.
+        """
+        heredocs = [redirect for redirect in redirects if redirect.type == "heredoc_redirect"]
+        variable = find_whole_read_variable(self.expand_command(command))
+        if variable is None or len(heredocs) != 1:
+            return False
+        self.set(variable, [self._get_heredoc_text(heredocs[0]).strip()])
+        return True
 
     def _record_written_file(self, command: str, redirects: Sequence[Node]) -> None:
         """Record the text of a file that `cat` writes from a here-document.

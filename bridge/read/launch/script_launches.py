@@ -169,13 +169,24 @@ def _merge_launches(launches: Sequence[Launch], branches: Sequence[_Branch]) -> 
     """Return the launches with nothing set, and those of other branches with a new precision."""
     added = _collect_new_launches(launches, branches)
     decisions = _collect_decisions(launches, branches)
-    starts_elsewhere = any(launch.line for launch in added)
     merged: list[Launch] = []
     for launch in launches:
-        is_empty = not (launch.line or launch.arguments)
-        if not (is_empty and starts_elsewhere):
-            merged.append(replace(launch, decisions=decisions[launch.line]))
-    return merged + sorted(added, key=lambda launch: launch.line)
+        merged.append(replace(launch, decisions=decisions[launch.line]))
+    merged += sorted(added, key=lambda launch: launch.line)
+    return [launch for launch in merged if launch.line or not _is_started(launch, added)]
+
+
+def _is_started(collected: Launch, added: Sequence[Launch]) -> bool:
+    """Return whether another branch starts a program with the arguments that variables hold.
+
+    Args:
+        collected: The arguments in variables of a script that starts no program with them.
+        added: The launches of other branches.
+    """
+    started = [launch for launch in added if launch.line]
+    if not collected.arguments:
+        return bool(started)
+    return any(launch.flags & collected.flags for launch in started)
 
 
 def _collect_new_launches(launches: Sequence[Launch], branches: Sequence[_Branch]) -> list[Launch]:

@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bridge.errors import UnreadFileError
+from bridge.precision.package_yaml import load_package_yaml
 from bridge.runtime.audit.run_log import LogRecord, RunLog
 
 Series = Mapping[str, Mapping[int, float]]
@@ -37,8 +36,8 @@ RECORD_FIGURES = (
 @cache
 def _load_metric_names() -> dict[str, list[dict[str, Any]]]:
     """Return the content of `metrics.yaml`: figure -> rows with the names of its series."""
-    text = resources.files("bridge.read.logs").joinpath("metrics.yaml").read_text(encoding="utf-8")
-    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
+    file = resources.files("bridge.read.logs").joinpath("metrics.yaml")
+    table: dict[str, list[dict[str, Any]]] = load_package_yaml(file)
     return table
 
 

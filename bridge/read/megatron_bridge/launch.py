@@ -56,6 +56,12 @@ DETERMINISTIC_OVERRIDE = "model.deterministic_mode=true"
 OVERRIDES_NOT_READ = "{word}: may hold further overrides, which are not read."
 NOTE_NOT_READ = "{note}: is not read."
 LENGTH_ORIGIN = "{program} sets model.seq_length to that of the dataset"
+NUMBER_OF_GPUS = "The number of GPUs: "
+"""Beginning of the sentence about the GPUs in a recipe's name."""
+OTHER_SIZES_STATED = (
+    f"{NUMBER_OF_GPUS}the command line states parallel sizes over those of the recipe, "
+    "and not the GPUs."
+)
 BENCHMARK_ORIGIN = "{program}, for a recipe of its benchmarks in BF16"
 RECIPE_IS_FOUND = "The recipe is {name} of {module}."
 PRECISION_MODES = ("fp32", "fp16", "bf16")
@@ -90,6 +96,8 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     reading = apply_overrides(reading, overrides, f"{script.name}:{launch.line}")
     if function is not None:
         reading = _apply_program_settings(reading, launch, function, overrides)
+    if any(override.key.endswith("_parallel_size") for override in overrides):
+        reading = _replace_gpu_sentence(reading)
     return _add_launch_notes(reading, launch, arguments)
 
 
@@ -124,6 +132,19 @@ def _add_launch_notes(
         uncounted_options=(*reading.uncertainty.uncounted_options, *late_words),
     )
     return replace(reading, environment=environment, uncertainty=uncertainty)
+
+
+def _replace_gpu_sentence(reading: FileReading) -> FileReading:
+    """Return a reading without the sentence about the GPUs in the name of its recipe.
+
+    The command line states other parallel sizes, for which that number does not count.
+    """
+    sentences: list[str] = []
+    for sentence in reading.uncertainty.open_points:
+        if not sentence.startswith(NUMBER_OF_GPUS):
+            sentences.append(sentence)
+    open_points = (*sentences, OTHER_SIZES_STATED)
+    return replace(reading, uncertainty=replace(reading.uncertainty, open_points=open_points))
 
 
 def _build_reading_without_recipe(name: str) -> FileReading:

@@ -32,13 +32,13 @@ START_NAMES = ("pretrain", "finetune")
 READ_WITH_SOURCE = "Read by its syntax: {label}, with the source of Megatron Bridge next to it."
 READ_WITHOUT_SOURCE = "Read by its syntax: {label}; the source of Megatron Bridge is not at hand."
 NO_RUN_OF_ALIASES = (
-    "{path}: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one. "
-    "It names recipes of other files: give one of those."
+    "{path}: imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() "
+    "or finetune(). It names recipes of other files: give one of those."
 )
 """Refusal of a file without functions."""
 NO_RUN_OF_PART = (
-    "{path}: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one. "
-    "Give the program, or the recipe, that uses it."
+    "{path}: imports Megatron Bridge, and no public function of it returns a new ConfigContainer or calls pretrain() "
+    "or finetune(). Give the program, or the recipe, that uses it."
 )
 """Refusal of a file whose functions make no run."""
 NO_CONTAINER = (

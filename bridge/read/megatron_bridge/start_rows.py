@@ -229,7 +229,8 @@ START_ROWS: tuple[StartupRow, ...] = (
     *make_startup_rows(
         {"model.vocab_size": _get_tokenizer_vocab_size},
         _get_tokenizer_vocab_size,
-        because="the vocabulary of the tokenizer's name",
+        because="the published vocabulary of the tokenizer's name, of which the tokenizer may "
+        "lack 0.5 %",
         source="training/setup.py: _validate_and_set_vocab_size; bridge/read/tokenizers.yaml",
         is_default=True,
     ),

@@ -262,17 +262,40 @@ def find_misspelt(names: Iterable[str]) -> dict[str, str]:
     Both names have the same number of words, so that no name with one more word is taken for a
     misspelt one.
     """
-    arguments = _list_argument_names()
     argument_of_name: dict[str, str] = {}
-    for name in sorted({*names} - arguments):
-        for argument in get_close_matches(name, arguments, 1, MIN_SIMILARITY):
-            if argument.count("_") == name.count("_"):
-                argument_of_name[name] = argument
+    for name in sorted(names):
+        argument = _find_closest_argument(name)
+        if argument is not None and argument.count("_") == name.count("_"):
+            argument_of_name[name] = argument
     return argument_of_name
 
 
-def _list_argument_names() -> set[str]:
-    """Return the names of every argument that is read here."""
+@functools.lru_cache(maxsize=4096)
+def _find_closest_argument(name: str) -> str | None:
+    """Return the argument whose name is closest; None for an argument, and if none is close.
+
+    The ratio of `get_close_matches` is 2 * matches / total letters. A letter that only one of the
+    two names has matches nothing, nor do the letters by which one name is longer. Names that cannot
+    reach the ratio are left out first, since the search is slow.
+    """
+    letters_of_argument = _collect_argument_letters()
+    if name in letters_of_argument:
+        return None
+    letters = frozenset(name)
+    likely: list[str] = []
+    for argument, argument_letters in letters_of_argument.items():
+        total = len(name) + len(argument)
+        unmatched = max(len(letters ^ argument_letters), abs(len(name) - len(argument)))
+        if (total - unmatched) / total >= MIN_SIMILARITY:
+            likely.append(argument)
+    for argument in get_close_matches(name, likely, 1, MIN_SIMILARITY):
+        return argument
+    return None
+
+
+@functools.cache
+def _collect_argument_letters() -> dict[str, frozenset[str]]:
+    """Return the name of every argument that is read here -> its letters."""
     names = {
         *FLAG_OF_NAME,
         *ARGUMENT_OF_OPTION,
@@ -284,4 +307,4 @@ def _list_argument_names() -> set[str]:
     names.update(flag.field for flag in FLAG_OF_NAME.values())
     for owner_name in OWNERS:
         names.update(OWNER_FIELDS[owner_name])
-    return names
+    return {name: frozenset(name) for name in names}

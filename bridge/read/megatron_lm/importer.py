@@ -138,14 +138,15 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     file = EngineFile()
     if has_engine:
         file = load_engine_file(written, written.path)
-    engine_fields = parse_engine_settings(file.content).fields
-    if engine_fields is not None:
-        mode = _Mode(get_mode(MixedPrecisionConfig.from_dict(engine_fields)), is_stated=True)
+    engine_settings = parse_engine_settings(file.content)
+    if engine_settings.fields is not None:
+        precision = MixedPrecisionConfig.from_dict(engine_settings.fields)
+        mode = _Mode(get_mode(precision), is_stated=True)
     elif has_engine:
         is_complete = False
     _map_settings(written, builder, has_engine=has_engine)
     if has_engine:
-        report_engine(written, builder, file, engine_fields)
+        report_engine(written, builder, file, engine_settings)
     else:
         state_reduction(written, mode.name, builder)
     if not mode.is_stated:
@@ -154,7 +155,7 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     effects.report_unread_settings(written, builder)
     effects.report_sharding(written, builder)
     effects.map_environment(written.launch.environment, builder)
-    reads_engine_file = engine_fields is not None and file.name in written.launch.files
+    reads_engine_file = engine_settings.fields is not None and file.name in written.launch.files
     effects.report_undecided(written, builder, reads_engine_file=reads_engine_file)
     semantics = "megatron_o2"
     if mode.name == "fp32":

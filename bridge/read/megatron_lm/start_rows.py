@@ -203,7 +203,8 @@ START_ROWS: tuple[StartupRow, ...] = (
     *_make_default_rows(
         {"model.vocab_size": _find_vocab_size},
         lambda settings: _find_vocab_size(settings) is not None,
-        because="the vocabulary of the tokenizer's name",
+        because="the published vocabulary of the tokenizer's name, of which the tokenizer may "
+        "lack 0.5 %",
     ),
     *_make_pattern_rows({"model.num_layers": _count_pattern_layers}, _count_pattern_layers),
     *_make_pattern_rows({"model.mtp_num_layers": _count_pattern_depths}, _count_pattern_depths),

@@ -55,3 +55,33 @@ def test_a_name_of_its_own_leaves_memory_without_a_verdict(run_of, line: str, pa
     run = run_of(TRAINING.replace("MORE", line), "7b.yaml")
     assert run.reading.uncertainty.uncounted_options
     assert path in run.reading.uncertainty.unread_sources
+
+
+def experiment(program: str, name: str) -> str:
+    return (
+        f"defaults:\n- train: {name}\n- _self_\nexperiment:\n  task: {{type: train, entrypoint: ./train/{program}}}\n"
+    )
+
+
+def test_a_program_with_a_model_of_its_own_has_no_plan(run_of, tmp_path) -> None:
+    (tmp_path / "train.yaml").write_text(experiment("train_rwkv.py", "3b"))
+    run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    sentence = "experiment.task.entrypoint=./train/train_rwkv.py: the program builds its model by code of its own"
+    assert run.reading.uncertainty.no_plan_reason is not None
+    assert run.reading.uncertainty.no_plan_reason.startswith(sentence)
+    assert not [one for one in check(run).findings if one.id == "PB132"]
+
+
+@pytest.mark.parametrize(("program", "is_planned"), [("train_gpt.py", True), ("train_rwkv.py", False)])
+def test_the_experiment_that_names_the_file_goes_before_others(run_of, tmp_path, program: str, is_planned) -> None:
+    (tmp_path / "a.yaml").write_text(experiment("train_gpt.py", "3b"))
+    (tmp_path / "b.yaml").write_text(experiment(program, "7b"))
+    run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    assert (run.reading.uncertainty.no_plan_reason is None) is is_planned
+
+
+def test_a_program_with_a_vision_tower_leaves_memory_without_a_verdict(run_of, tmp_path) -> None:
+    (tmp_path / "train.yaml").write_text(experiment("train_llava.py", "7b"))
+    run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    assert run.reading.uncertainty.no_plan_reason is None
+    assert "task.entrypoint" in run.reading.uncertainty.uncounted_options

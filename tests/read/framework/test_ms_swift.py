@@ -115,4 +115,4 @@ def test_the_group_train_of_a_file_for_ray_stands_over_the_arguments_of_all_role
         assert run.reading.generation == {"vllm_tensor_parallel_size": 4}
         lines = " ".join(run.reading.lines)
         assert "The number of GPUs: train.gpus=4. Add --target h100x4, for example." in lines
-        assert "tuner_type=lora: the model is frozen and adapters train" in lines
+        assert "tuner_type=lora: weights are frozen and adapters train" in lines

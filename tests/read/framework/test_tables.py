@@ -49,6 +49,7 @@ def test_a_framework_that_reads_files_reads_launches_too() -> None:
         ("uv run examples/run_grpo.py --config a.yaml policy.precision=float16", "nemo_rl"),
         ("python3 -m verl.trainer.main_ppo model_engine=megatron", "verl"),
         ("megatron sft --model m", "ms_swift"),
+        ("python examples/start_rlvr_pipeline.py --config_path a --config_name b", "roll"),
         ("python pretrain_gpt.py --bf16", ""),
     ],
 )

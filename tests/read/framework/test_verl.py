@@ -157,7 +157,7 @@ def test_quantisation_aware_training_has_no_plan(run_of) -> None:
 
 def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_of) -> None:
     kl = "actor_rollout_ref.actor.use_kl_loss=True"
-    reference = "the reference model's weights lie on GPUs too"
+    reference = "a reference model computes too, and its weights are not counted"
     whole = run_of(script(kl), "whole.sh")
     assert any(reference in line for line in whole.reading.uncertainty.open_points)
     words = f"{kl} actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.target_modules=['linear_proj']"

@@ -311,6 +311,28 @@ def test_a__the_branches_that_its_precision_depends_on(script: str, decisions) -
     assert [launch.decisions for launch in read_launches(script)] == decisions
 
 
+def test_arguments_of_a_launch_on_another_branch_are_no_run_of_their_own() -> None:
+    script = 'ARGS=(--bf16 --num-layers 4)\nif [ "$1" -eq 0 ]; then torchrun pretrain_gpt.py ${ARGS[@]}; fi\n'
+    assert [launch.name for launch in read_launches(script)] == ["pretrain_gpt.py"]
+    other = script.replace("${ARGS[@]}", "--fp16")
+    assert [launch.name for launch in read_launches(other)] == ["ARGS", "pretrain_gpt.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("read -r -d '' INNER <<'EOF' || true", [("train.py", ("--bf16", "$MODE"))]),
+        ("MODE=--fp16; read -d '' INNER <<EOF", [("train.py", ("--bf16", "--fp16"))]),
+        ("read -r INNER <<'EOF'", []),
+    ],
+)
+def test_a_script_that_read_takes_from_a_here_document_is_started(command: str, started) -> None:
+    script = f'{command}\n\ncd /opt\npython train.py --bf16 $MODE\n\nEOF\nsrun bash -c "${{INNER}}"\n'
+    found = [launch for launch in read_launches(script) if launch.line]
+    assert [(launch.name, launch.arguments) for launch in found] == started
+    assert not [note for launch in found for note in launch.notes]
+
+
 def test_a_file_that_is_sourced_on_the_branch_is_named() -> None:
     (launch,) = read_launches('if [ "$1" ]; then :; else source conf.sh; fi\ntorchrun t.py --bf16')
     assert [str(note) for note in launch.notes] == ["source conf.sh"]
@@ -400,6 +422,7 @@ def test_the_variables_of_a_program_are_those_that_bash_gives_it(script: str, ex
         "if !",
         "until",
         "command",
+        "python -m coverage run -a",
     ],
 )
 def test_a_program_behind_another_command_is_a_launch(before: str) -> None:
@@ -425,7 +448,7 @@ def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
             "getopts ab A",
             "read -n 3 A",
         ),
-        *("read A <<< --bf16", "read -r -d '' A <<'X'\n--fp8\nX"),
+        *("read A <<< --bf16", "read -r A <<'X'\n--fp8\nX"),
         *(
             "(( A = $1 ))",
             "(( A = 1 ))",

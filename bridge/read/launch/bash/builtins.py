@@ -202,3 +202,13 @@ def parse_short_options(
             options.update(later[0])
             return options, later[1]
     return options, []
+
+
+def find_whole_read_variable(words: Sequence[str]) -> str | None:
+    """Return the variable of `read -d '' NAME`, which takes all of its input; None for other commands."""
+    options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE["read"])
+    if words[:1] != ["read"] or options.get("d") != [""]:
+        return None
+    if len(names) != 1 or NAME_PATTERN.fullmatch(names[0]) is None:
+        return None
+    return names[0]

@@ -1,7 +1,7 @@
 """`EngineSettings`: the settings of a run of Megatron-DeepSpeed that DeepSpeed's engine decides by its JSON.
 
-The engine casts the weights, keeps masters and optimizer states, and reduces gradients in the dtype
-of the weights. Megatron's own optimizer and its reduction in FP32 do not run. The bytes of the
+The engine casts the weights, keeps masters and optimizer states, and accumulates and sends gradients
+in the dtypes of its JSON. Megatron's own optimizer and its reduction in FP32 do not run. The bytes of the
 engine's own buffers are not counted.
 
 Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_optimizer.py;
@@ -48,6 +48,7 @@ FP16_FIELDS = {
 ENGINE_NAME = "DeepSpeed's engine"
 FORK_NAME = "the fork of Megatron-LM for DeepSpeed"
 REDUCTION_SETTING = "ddp.grad_reduce_in_fp32"
+REDUCTION_SETTINGS = (REDUCTION_SETTING, "mixed_precision.grad_reduce_in_fp32")
 SHARDING_SETTINGS = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
 BUFFERS_NOT_COUNTED = (
     f"{DEEPSPEED_OPTION}: the engine keeps weights, gradients and states in buffers of its own, "
@@ -66,6 +67,7 @@ ARGUMENTS_WITHOUT_EFFECT = (
 NO_PLAN_REASON = (
     "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
 )
+REDUCED_OTHERWISE = f"{REDUCTION_SETTING}: {{clause}}."
 FILE_IS_NOT_READ = (
     f"{DEEPSPEED_OPTION}: the engine does what its JSON says about formats and shards; "
     "{file} is not read."
@@ -115,7 +117,7 @@ def report_engine(
     written: WrittenArguments,
     builder: ImportBuilder,
     file: EngineFile,
-    stated_fields: Mapping[str, object] | None,
+    stated: EngineFileSettings,
 ) -> None:
     """Report the arguments that have no effect under the engine, and map its JSON.
 
@@ -123,8 +125,7 @@ def report_engine(
         written: The arguments as they are written.
         builder: The report.
         file: The JSON.
-        stated_fields: The fields of a precision that the JSON states; None if it states none or is
-            not read.
+        stated: The settings that the JSON states.
 
     Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer
     under --deepspeed and leaves the arguments of its own scaler unread.
@@ -140,12 +141,15 @@ def report_engine(
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", DEEPSPEED_OPTION, True)
         return
     option, name = file_setting.name, file_setting.shown
-    if stated_fields is None:
+    if stated.fields is None:
         builder.report(option, name, *OTHER_SETTINGS[DEEPSPEED_FILE_ARGUMENT].sentence)
         return
     for field_name in (*MODES, "params_dtype", "pipeline_dtype"):
         builder.fields.pop(field_name, None)
-    builder.map(option, **stated_fields)
+    builder.map(option, **stated.fields)
+    if stated.reduction is not None:
+        sentence = "megatron_deepspeed.gradients-of-the-engine"
+        builder.record(sentence, option, name, clause=stated.reduction)
     builder.record("megatron_deepspeed.read", option, name, place=file.location)
 
 
@@ -195,9 +199,11 @@ def read_engine_settings(
     if stage is None:
         open_settings.update(dict.fromkeys(SHARDING_SETTINGS, ENGINE_NAME))
     open_settings.update(dict.fromkeys(expert_settings, FORK_NAME))
-    if file.content is None or precision is None:
-        open_settings[REDUCTION_SETTING] = ENGINE_NAME
+    if file.content is None or precision is None or stated.reduction is not None:
+        open_settings.update(dict.fromkeys(REDUCTION_SETTINGS, ENGINE_NAME))
     unknown = list(_describe_unknown(stage, file))
+    if stated.reduction is not None:
+        unknown.append(REDUCED_OTHERWISE.format(clause=stated.reduction))
     if expert_settings:
         unknown.append(EXPERTS_DECIDED_BY_FORK)
     return EngineSettings(

@@ -38,6 +38,14 @@ UNFOLLOWED_SETTINGS = re.compile(
     r"|\w+_master_weights_and_grads|bf16_optimizer_states"
 )
 """Settings of the JSON that give layers or masters other formats than a plan of the mode shows."""
+ACCUMULATED_AND_SENT = (
+    "the engine accumulates gradients in {accumulated} and sends them between ranks in {sent}, "
+    "and Megatron has one switch for both"
+)
+BY_THE_RELEASE = (
+    "without ZeRO the engine accumulates gradients in fp32 before DeepSpeed 0.17.6 and in bf16 "
+    "from it on, and sends them between ranks in {sent}"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +120,8 @@ class EngineFileSettings(NamedTuple):
     """The stage of ZeRO; None if the JSON does not decide it."""
     unfollowed: tuple[str, ...] = ()
     """Settings that change formats and that no plan follows."""
+    reduction: str | None = None
+    """Why no switch of Megatron describes the engine's gradients, as a clause; None: one does."""
 
 
 def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSettings:
@@ -127,14 +137,33 @@ def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSet
     if report.decided_by is not None:
         return EngineFileSettings(stage=stage, unfollowed=unfollowed)
     fields = report.config.to_dict()
+    reduction = None
+    for mode in ("bf16", "fp16"):
+        if fields.get(mode):
+            reduction = _describe_other_reduction(content, mode, stage)
+    if reduction is not None:
+        del fields["grad_reduce_in_fp32"]
+    return EngineFileSettings(fields, stage, unfollowed, reduction)
+
+
+def _describe_other_reduction(
+    content: Mapping[str, object], mode: str, stage: int | None
+) -> str | None:
+    """Return why no switch of Megatron describes the engine's gradients; None if one does.
+
+    Source: DeepSpeed 0.9.2 to 0.19.8 runtime/engine.py, get_data_types and communication_data_type.
+    """
     data_types = content.get("data_types")
-    states_accumulation = (
-        isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") is not None
-    )
-    # Without ZeRO the engine accumulates BF16 gradients in FP32, unless the JSON states a dtype.
-    if fields.get("bf16") and not stage and not states_accumulation:
-        fields["grad_reduce_in_fp32"] = True
-    return EngineFileSettings(fields, stage, unfollowed)
+    stated_dtype = None
+    if isinstance(data_types, Mapping):
+        stated_dtype = data_types.get("grad_accum_dtype")
+    sent = str(content.get("communication_data_type") or mode).lower()
+    if stated_dtype is None and mode == "bf16" and not stage:
+        return BY_THE_RELEASE.format(sent=sent)
+    accumulated = deepspeed.DTYPE_NAMES.get(str(stated_dtype), mode)
+    if accumulated != sent:
+        return ACCUMULATED_AND_SENT.format(accumulated=accumulated, sent=sent)
+    return None
 
 
 def _parse_stage(content: Mapping[str, object]) -> int | None:

@@ -191,7 +191,7 @@ RULES = (
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
         when=lambda context: (
-            context.is_fp4
+            context.is_nvfp4
             and not (
                 context.model.first_last_layers_bf16 and context.model.num_layers_at_end_in_bf16
             )

@@ -1,0 +1,197 @@
+"""ROLL's files of a run: YAML with a section for each worker, and launch scripts of its pipelines.
+
+The strategy of `actor_train` chooses the engine: `megatron_train` trains on Megatron Core by mcore_adapter, which is a
+part of ROLL. It makes the model's config of the checkpoint, and writes `strategy_config` over it.
+
+Source: alibaba/ROLL 8eb27cc2 roll/distributed/strategy/megatron_strategy.py; roll/configs/worker_config.py;
+mcore_adapter/src/mcore_adapter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from bridge.errors import PayloadError, UnreadFileError
+from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.run_choice import RunChoice
+from bridge.read import framework_signs
+from bridge.read.framework.checkpoint import CONFIG_FILE, UNNAMED_CHECKPOINT, Checkpoint
+from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.framework.reading_from_tree import build_reading_from_tree
+from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.launch.launch import Launch
+from bridge.read.text.document import Document
+from bridge.read.text.dotted import get_dotted_value
+from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
+from bridge.read.text.repository_files import find_repository_file
+
+TABLE_NAME = "roll"
+
+# Keys of its files.
+ACTOR = "actor_train"
+STRATEGY_KEY = f"{ACTOR}.strategy_args.strategy_name"
+STRATEGY_CONFIG = f"{ACTOR}.strategy_args.strategy_config"
+DTYPE_KEY = f"{ACTOR}.model_args.dtype"
+MODEL_KEYS = (f"{ACTOR}.model_args.model_name_or_path", "pretrain")
+GPUS_KEY = f"{ACTOR}.device_mapping"
+
+# Values.
+MEGATRON_STRATEGY = "megatron_train"
+DEFAULT_DTYPE = "bf16"
+DEVICE_RANGE = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
+"""Devices of a worker, as its files list them."""
+DEFAULTS_ENTRY = re.compile(r"(?P<name>.+?)(?:@_here_)?")
+"""An entry of `defaults`: a file whose content is the base of the file."""
+BRIDGE = "mcore_adapter"
+
+# Sentences.
+NUMBER_OF_GPUS = (
+    "The number of GPUs: {key} has {count} of them. Add --target h100x{count}, for example."
+)
+BASE_NOT_READ = "defaults: {name} may state settings of the actor, and is not read."
+OTHER_STRATEGY = (
+    "{path}: states {key}={strategy}, which trains without Megatron Core. Give a run of the strategy "
+    f"{MEGATRON_STRATEGY}."
+)
+NO_STRATEGY = "{path}: does not state {key}, and describes no training that is read. Give a file that states it."
+FILE_WAS_READ = "--config_name {stem}: read from {path}."
+NO_FILE = "{path}: starts {name} with the file {file}, which is not found from here. Give that YAML file itself."
+
+
+def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
+    """Return what a YAML file says of a run.
+
+    Raises:
+        UnreadFileError: Its actor trains without Megatron Core.
+    """
+    choice.refuse_checkpoint(path)
+    values = resolve_interpolations(dict(config))
+    _refuse_other_trainers(config, values, path)
+    table = load_framework_table(TABLE_NAME)
+    tree = read_tree(table, values)
+    _read_mode(tree, values)
+    _read_batch(tree, values)
+    for owner_name in ("model", "optimizer", "ddp"):
+        tree.sections.setdefault(owner_name, {})
+    reading = build_reading_from_tree(table, tree, _get_checkpoint(values))
+    open_points = (
+        *_describe_gpus(values),
+        *_describe_unread_bases(config, path),
+        *reading.uncertainty.open_points,
+    )
+    return replace(
+        reading,
+        base=MEGATRON_CORE,
+        uncertainty=replace(reading.uncertainty, open_points=open_points),
+        checkpoint_model=replace(reading.checkpoint_model, may_be_stated=False),
+    )
+
+
+def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
+    """Return what one launch of a script says: the YAML file that its two options name.
+
+    Raises:
+        UnreadFileError: The file is not found, or its actor trains without Megatron Core.
+    """
+    options = {str(word): str(value) for word, value in pairwise(launch.arguments)}
+    folder, stem = options.get("--config_path", ""), options.get("--config_name", "")
+    file = f"{folder}/{stem.removesuffix('.yaml')}.yaml"
+    path = find_repository_file(file, script)
+    if path is None:
+        sentence = NO_FILE.format(path=script, name=launch.name, file=file)
+        raise UnreadFileError(sentence, kind="its file is not found")
+    try:
+        config = Document.load(path).mapping
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
+    reading = read_config(config, path, choice)
+    environment: dict[str, str] = {}
+    for name, value in launch.environment.items():
+        if not value.is_unknown:
+            environment[name] = str(value)
+    reading = replace(reading, environment=environment)
+    return reading.with_notes(FILE_WAS_READ.format(stem=stem, path=path))
+
+
+def _refuse_other_trainers(config: Mapping[str, object], values: ConfigTree, path: Path) -> None:
+    """Raise UnreadFileError where the actor does not train on Megatron Core, or another worker trains."""
+    strategy = get_dotted_value(values, STRATEGY_KEY)
+    if strategy == MEGATRON_STRATEGY:
+        return
+    if strategy is not None:
+        sentence = OTHER_STRATEGY.format(path=path, key=STRATEGY_KEY, strategy=strategy)
+        raise UnreadFileError(sentence, kind="ROLL without Megatron Core")
+    document = Document(path=str(path), text="", kind="yaml", of=config)
+    framework = framework_signs.recognise_file(document)
+    if framework is not None:
+        sentence = replace(framework, tree="").refusal(str(path))
+        raise UnreadFileError(sentence, kind=f"looks like {framework.name}")
+    raise UnreadFileError(
+        NO_STRATEGY.format(path=path, key=STRATEGY_KEY), kind="states no strategy"
+    )
+
+
+def _read_mode(tree: TreeReading, values: ConfigTree) -> None:
+    """Write the switches of the mode: those of the strategy, or the dtype of the actor's model."""
+    dtype = get_dotted_value(values, DTYPE_KEY) or DEFAULT_DTYPE
+    for mode in ("bf16", "fp16"):
+        key = f"{STRATEGY_CONFIG}.{mode}"
+        switch = get_dotted_value(values, key)
+        if switch is not None:
+            tree.put(f"model.{mode}", switch, key)
+        elif is_late(dtype):
+            tree.put(f"model.{mode}", dtype, DTYPE_KEY)
+        else:
+            tree.put(f"model.{mode}", dtype == mode, DTYPE_KEY)
+
+
+def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
+    """Write the tokens of a micro-batch: samples of the greatest length, or samples up to a number of tokens."""
+    is_dynamic = get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True
+    tokens = get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
+    if is_dynamic and tokens is not None:
+        tree.put("model.seq_length", tokens)
+        tree.put("train.micro_batch_size", 1)
+        return
+    length = get_dotted_value(values, "sequence_length")
+    if length is not None:
+        tree.put("model.seq_length", length)
+
+
+def _get_checkpoint(values: ConfigTree) -> Checkpoint:
+    """Return the checkpoint of the actor, whose config.json mcore_adapter reads by rules that are not known here."""
+    for key in MODEL_KEYS:
+        name = get_dotted_value(values, key)
+        if name is not None:
+            return Checkpoint(source=f"{CONFIG_FILE} of {name}", bridge=BRIDGE)
+    return Checkpoint(source=f"{CONFIG_FILE} of {UNNAMED_CHECKPOINT}", bridge=BRIDGE)
+
+
+def _describe_gpus(values: ConfigTree) -> Iterator[str]:
+    """Yield a sentence about the number of the actor's GPUs if the file lists them as a range."""
+    device_range = DEVICE_RANGE.fullmatch(str(get_dotted_value(values, GPUS_KEY)))
+    if device_range is not None:
+        count = int(device_range[2]) - int(device_range[1])
+        yield NUMBER_OF_GPUS.format(key=GPUS_KEY, count=count)
+
+
+def _describe_unread_bases(config: Mapping[str, object], path: Path) -> Iterator[str]:
+    """Yield a sentence for each file that `defaults` names and that may state settings of the actor."""
+    entries = config.get("defaults")
+    if not isinstance(entries, list):
+        return
+    for entry in entries:
+        name = DEFAULTS_ENTRY.fullmatch(str(entry))
+        if name is None or name["name"] == "_self_":
+            continue
+        try:
+            base = Document.load(path.parent / f"{name['name']}.yaml").mapping
+        except PayloadError:
+            yield BASE_NOT_READ.format(name=entry)
+            continue
+        if ACTOR in base:
+            yield BASE_NOT_READ.format(name=entry)

@@ -1,0 +1,124 @@
+"""ROLL's files: the actor that trains on Megatron Core, and what ROLL sets, drops and leaves open."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import RunConfigError, UnreadFileError
+from bridge.front.loader import load_run
+from bridge.preflight.check import check
+from bridge.preflight.run_choice import RunChoice
+
+FILE = """\
+defaults:
+- envs@_here_
+pretrain: org/a-model
+sequence_length: 4096
+actor_train:
+  model_args: {dtype: MODE}
+  training_args: {per_device_train_batch_size: 2}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config:
+      tensor_model_parallel_size: 2
+      expert_model_parallel_size: 2
+      use_distributed_optimizer: true
+      recompute_granularity: full
+      MORE: null
+  device_mapping: list(range(0,16))
+"""
+SCRIPT = "CONFIG_PATH=$(basename $(dirname $0))\npython examples/start_rlvr_pipeline.py --config_path $CONFIG_PATH \\\n"
+
+
+def file(mode: str = "bf16", more: str = "MORE: null") -> str:
+    return FILE.replace("MODE", mode).replace("MORE: null", more)
+
+
+def test_settings_of_the_strategy_reach_the_configs_of_megatron(run_of) -> None:
+    run = run_of(file(), "run.yaml")
+    model = run.model
+    assert (
+        model["tensor_model_parallel_size"],
+        model["seq_length"],
+        run.section("train")["micro_batch_size"],
+    ) == (
+        *(2, 4096),
+        2,
+    )
+    assert run.section("ddp")["use_distributed_optimizer"] is True
+    assert run.find_decider("model.num_layers") == "config.json of org/a-model"
+    assert (
+        "defaults: envs@_here_ may state settings of the actor, and is not read." in run.reading.uncertainty.open_points
+    )
+    assert any("has 16 of them. Add --target h100x16" in sentence for sentence in run.reading.uncertainty.open_points)
+
+
+def test_values_set_at_start_have_roll_as_their_origin(run_of) -> None:
+    run = run_of(file(), "run.yaml")
+    wanted = {
+        "model.bf16": True,
+        "model.params_dtype": "bf16",
+        "model.sequence_parallel": True,
+        "model.recompute_method": "uniform",
+        "ddp.grad_reduce_in_fp32": True,
+    }
+    for path, value in wanted.items():
+        section, _, name = path.partition(".")
+        assert run.section(section)[name] == value, path
+    assert run.origin_of("ddp.grad_reduce_in_fp32") == "ROLL at start"
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "switches"),
+    [
+        ("fp16", "MORE: null", (False, True)),
+        ("fp32", "MORE: null", (False, False)),
+        ("fp32", "bf16: true", (True, False)),
+        ("null", "MORE: null", (True, False)),
+    ],
+)
+def test_the_mode_is_the_dtype_unless_the_strategy_states_it(run_of, mode: str, more: str, switches) -> None:
+    run = run_of(file(mode, more), "run.yaml")
+    assert (run.model.get("bf16"), run.model.get("fp16")) == switches
+
+
+def test_a_setting_of_the_optimizer_that_its_strategy_does_not_hand_on_is_warned_of(run_of) -> None:
+    found = check(run_of(file(more="optimizer_cpu_offload: true"), "run.yaml")).findings
+    (dropped,) = [one for one in found if "ROLL does not forward it" in one.rule]
+    assert dropped.path == "optimizer.optimizer_cpu_offload"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            file().replace("megatron_train", "fsdp2_train"),
+            "strategy_name=fsdp2_train, which trains without Megatron Core",
+        ),
+        (
+            file().replace("actor_train", "student"),
+            "trains on Megatron Core where the strategy of its trainer is",
+        ),
+    ],
+)
+def test_a_file_of_another_trainer_is_named_by_its_script_too(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "run.sh").write_text(f"{SCRIPT}  --config_name run\n")
+    with pytest.raises(UnreadFileError, match=sentence):
+        load_run(config_file=tmp_path / "run.sh")
+
+
+def test_a_script_is_read_with_the_file_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(file())
+    (tmp_path / "run.sh").write_text(f"{SCRIPT}  --config_name run\n")
+    run = load_run(config_file=tmp_path / "run.sh", strict=False)
+    assert run.model["tensor_model_parallel_size"] == 2
+    (tmp_path / "run.yaml").unlink()
+    with pytest.raises(UnreadFileError, match="which is not found from here"):
+        load_run(config_file=tmp_path / "run.sh")
+
+
+def test_a_checkpoint_is_refused_since_its_bridge_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(file())
+    with pytest.raises(RunConfigError, match="checkpoint"):
+        load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
