@@ -25,7 +25,7 @@ from bridge.target.versions import (
 )
 
 _PART_RULE = "must be a GPU such as h100x8 or a version such as te2.8"
-"""The rule in the error about a part that is neither."""
+"""The rule in the error about a part of the text that is neither."""
 PLAUSIBLE_VERSIONS = {
     "mcore": SpecifierSet("<3"),
     "te": SpecifierSet("<6"),
@@ -36,11 +36,11 @@ PLAUSIBLE_VERSIONS = {
 """Product -> plausible versions. Any other version is taken for a typing error."""
 TARGET_EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY_KEY = "memory"
-"""The part and the key of the memory of a GPU."""
+"""The word before the memory of a GPU. It is also its key among the fields of a target."""
 MEMORY_UNITS = {"gib": 2**30, "gb": 10**9}
 """Unit -> bytes."""
 MAX_PART_LENGTH = 60
-"""The most characters of a part."""
+"""The most characters of a part of the text."""
 MAX_GPUS = 10**7
 """The most GPUs. No run has so many, and a larger number is taken for a typing error."""
 _ONE_VERSION = {name: f"one version of {title}" for name, title in PRODUCT_TITLES.items()}
@@ -54,7 +54,7 @@ def parse_target(text: str) -> Target:
     """Return the target that a text declares.
 
     Args:
-        text: Tokens separated by commas. A part is a GPU with or without its number ("h100x8",
+        text: Parts separated by commas. A part is a GPU with or without its number ("h100x8",
             "sm90", "cpu"), a product with its version ("te2.8", "cuda12.9", "cudnn9.13.1",
             "mcore0.16", "torch2.9", "te-none"), or the memory of the GPU ("memory=288GiB") if it is
             not the common size. "auto" is this machine, and the parts after it replace its values.
@@ -113,10 +113,12 @@ def make_target(declared: Target | str | Sequence[str] | None) -> Target:
 
 
 def _parse_part(part: str) -> dict[str, Any]:
-    """Return the fields of `Target` that a part states, and `MEMORY_KEY` for the GPU's memory.
+    """Return the fields of `Target` that a part of the text states.
+
+    The memory of the GPU, which is no field of `Target`, has the key `MEMORY_KEY`.
 
     Raises:
-        RunConfigError: The part states no part of a target.
+        RunConfigError: It is neither a GPU, nor a version, nor a memory size.
     """
     if len(part) > MAX_PART_LENGTH:
         raise _make_error(_PART_RULE, part, f"Write {TARGET_EXAMPLE}, for example.")
@@ -138,7 +140,7 @@ def _parse_part(part: str) -> dict[str, Any]:
 
 
 def _parse_product(part: str, product: str, version: Version) -> dict[str, Any]:
-    """Return the fields that a part with the version of a product states.
+    """Return the fields that the version of a product states, as in te2.8.
 
     Raises:
         RunConfigError: The product has no such version.
@@ -169,10 +171,10 @@ def _parse_gpu_count(part: str, gpu: Gpu, number: str | None) -> dict[str, Any]:
 
 
 def _parse_gpu(part: str) -> dict[str, Any]:
-    """Return the fields that a part with the name of a GPU states.
+    """Return the fields that the name of a GPU states, with or without its number.
 
     Raises:
-        RunConfigError: The part names no GPU.
+        RunConfigError: No GPU has this name.
     """
     gpus_by_name = {}
     for gpu in GPUS.values():
@@ -192,11 +194,11 @@ def _parse_gpu(part: str) -> dict[str, Any]:
 
 
 def _make_unknown_error(part: str, letters: str, gpu_names: Iterable[str]) -> RunConfigError:
-    """Return the error about a part that states no part of a target.
+    """Return the error about a part of the text that is neither a GPU nor a version.
 
     Args:
-        part: The part.
-        letters: The part without hyphens and underscores.
+        part: The part of the text.
+        letters: The same without hyphens and underscores.
         gpu_names: The names of all GPUs.
     """
     if part in PRODUCTS:
