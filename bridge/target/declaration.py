@@ -1,7 +1,9 @@
 """`parse_target`: the target that a user declares as text.
 
-parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
-parse_target("auto")  # this machine; imports torch
+    parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
+    parse_target("auto")  # this machine; imports torch
+
+A text has parts, separated by commas. Each part states a GPU, a version or a memory size.
 """
 
 import re
