@@ -81,7 +81,7 @@ def _get_package_path(file: str) -> str:
 
 
 def _iterate_conditions(file: str, line: int) -> Iterator[list[str]]:
-    """Yield the attributes that each condition around a line reads, the innermost condition first."""
+    """Yield the attributes that each condition around a line reads, innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

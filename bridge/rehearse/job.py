@@ -45,7 +45,7 @@ class StepRecord(TypedDict):
 
 
 class RankError(TypedDict, total=False):
-    """The error that ended a rank: either `findings`, or the four keys that describe another error."""
+    """The error that ended a rank: `findings`, or the four keys of another error."""
 
     at: float
     """Time of the error, in seconds since the epoch."""

@@ -324,7 +324,7 @@ def _count_planned_gemms(plan: PrecisionPlan) -> int:
 
 
 def _check_resumed_loss(outcome: RankOutcome) -> list[Finding]:
-    """Return a finding if a step has another loss after a resume than in the run without a break."""
+    """Return a finding if a step has another loss after a resume than without a break."""
     loss = outcome["loss"]
     resumed = outcome.get("resumed_loss", loss)
     if resumed == loss:

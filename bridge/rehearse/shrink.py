@@ -53,7 +53,8 @@ FSDP_PREFIXES = (
 )
 """Prefixes of the fields of DDP that have an effect only under Megatron-FSDP."""
 INITIALISER_FIELDS = ("init_method", "output_layer_init_method", "embedding_init_method")
-"""Fields with functions, which a file can hold only as text. Megatron makes them from other fields."""
+"""Fields with functions, which a file can hold only as text. Megatron makes them from other
+fields."""
 CUDA_GRAPH_FIELDS = ("cuda_graph_scope", "cuda_graph_modules")
 """Parts of a run that its CUDA graphs capture. A CPU captures none.
 
@@ -141,7 +142,7 @@ def _copy_run(
 
 
 def _remove_fields(small_run: SmallRun) -> None:
-    """Remove the fields of the model that would hinder a launch, or that each launch sets itself."""
+    """Remove model fields that would hinder a launch, or that each launch sets itself."""
     launch_fields = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
     for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *launch_fields):
         small_run.model.pop(name, None)

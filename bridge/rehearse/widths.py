@@ -2,9 +2,9 @@
 
 A small width keeps two properties of the width in the full run. The first is its ratio to the
 hidden size. The second is its alignment: the greatest common divisor of a rank's part and the
-multiple that the scaling scheme needs. Heads and channels depend on each other, so they are found by
-search: the alignments of the full run are computed, and the smallest counts with the same alignments
-are taken.
+multiple that the scaling scheme needs. Heads and channels depend on each other, so they are found
+by search: the alignments of the full run are computed, and the smallest counts with the same
+alignments are taken.
 """
 
 from dataclasses import replace
@@ -248,8 +248,8 @@ def _shrink_experts(small_run: SmallRun, experts: Experts, hidden: int) -> None:
         count += 1
     reason = "two experts on each of two ranks, or four on one"
     small_run.set("model.num_moe_experts", min(count, experts.num_experts), reason)
-    # Two experts per token are not reduced to one: Megatron's router takes a single expert only if its
-    # softmax is before the choice.
+    # Two experts per token are not reduced to one: Megatron's router takes a single expert only if
+    # its softmax is before the choice.
     small_run.set(
         "model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer"
     )

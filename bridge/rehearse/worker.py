@@ -224,7 +224,7 @@ def _remove_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> 
 def _find_unsupported_fields(
     section: str, values: dict[str, Any], *, backend: str
 ) -> dict[str, str]:
-    """Return each field of a section that a run of scripts/train.py does not support -> the reason."""
+    """Return each field that a run of scripts/train.py does not support -> the reason."""
     faults = [
         *find_unsupported_fields(section, values, backend=backend),
         *find_unsupported_values(section, values, backend=backend),
@@ -442,7 +442,7 @@ def _train_rank(
 
 
 def _make_step_records(first: Record, last: Record) -> list[StepRecord]:
-    """Return the records of two audited steps as plain data. They are one if the steps are equal."""
+    """Return the records of two audited steps as plain data. Equal steps have one record."""
     records: list[StepRecord] = []
     for record in {first.step: first, last.step: last}.values():
         gemms = list(map(dataclasses.asdict, record.gemms))
@@ -452,7 +452,7 @@ def _make_step_records(first: Record, last: Record) -> list[StepRecord]:
 
 
 def _build_checkpoint_section(work: Work, folder: str, steps: int) -> dict[str, Any]:
-    """Return the checkpoint section of a run that saves after some steps, resumes, or does neither."""
+    """Return the checkpoint section for a rank's work. Only saving and resuming need one."""
     if work == "train_and_save":
         return {"save": folder, "save_interval": steps, "save_last": False}
     if work == "resume":

@@ -5,8 +5,8 @@
     declaration.py   `parse_target`: a target as a user writes it, "h100x8,te2.8"
     machine.py       `detect_target`: this machine as a target
     versions.py      versions of products, the installed versions, and version ranges
-    fields.py        the fields of Megatron's configs, with their defaults and the releases that have
-                     them
+    fields.py        the fields of Megatron's configs, with their defaults and the releases that
+                     have them
     megatron_fields.json
                      the table of these fields; scripts/write_megatron_fields.py writes it from the
                      classes of new releases

@@ -1,9 +1,9 @@
-"""`OWNER_FIELDS`: the fields of Megatron's configs, with kind, default and the versions that have them.
+"""`OWNER_FIELDS`: the fields of Megatron's configs, with kinds, defaults and versions.
 
 ``scripts/write_megatron_fields.py`` writes `megatron_fields.json` from the class definitions of the
-releases that the file names. A default is that of the newest release. This module adds three tables:
-the settings of a run that no class of Megatron Core has, the pairs of settings of two configs that
-must be equal, and the switches of sharding that two configs have.
+releases that the file names. A default is that of the newest release. This module adds three
+tables: the settings of a run that no class of Megatron Core has, the pairs of settings of two
+configs that must be equal, and the switches of sharding that two configs have.
 """
 
 import json
@@ -255,7 +255,8 @@ optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp
 """
 
 SHARED_SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
-"""Switches that optimizer and DDP config both have. A switch that is on in one is turned on in both."""
+"""Switches that optimizer and DDP config both have. A switch that is on in one is turned on in
+both."""
 
 
 def get_gradient_dtypes(
@@ -268,8 +269,8 @@ def get_gradient_dtypes(
         mode: The dtype of the run's mode: fp32, fp16 or bf16.
         mcore: The version of megatron-core. An unknown version counts as the newest.
 
-    Source: megatron-core 0.16.1 distributed_data_parallel.py. Since 0.19 Megatron-FSDP reads its own
-    fields (distributed/fsdp/mcore_fsdp_adapter.py).
+    Source: megatron-core 0.16.1 distributed_data_parallel.py. Since 0.19 Megatron-FSDP reads its
+    own fields (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
     if is_fsdp and is_at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:

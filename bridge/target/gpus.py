@@ -18,7 +18,8 @@ class Gpu:
     generation: str
     """The name of the architecture."""
     capability: tuple[int, int] | None
-    """CUDA compute capability. None for a machine without a GPU, and for GPUs that are not NVIDIA's."""
+    """CUDA compute capability. None for a machine without a GPU, and for GPUs that are not
+    NVIDIA's."""
     memory_gib: int
     """Device memory as the driver reports it, rounded down. 0 if it is not known.
 

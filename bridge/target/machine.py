@@ -11,8 +11,8 @@ from bridge.target.versions import Version, get_installed_version, parse_version
 def detect_target() -> Target:
     """Return this machine as a target. It imports torch.
 
-    Without a visible GPU the target is the CPU. The number of GPUs is `WORLD_SIZE` if a launcher has
-    set it, and otherwise the number of visible GPUs.
+    Without a visible GPU the target is the CPU. The number of GPUs is `WORLD_SIZE` if a launcher
+    has set it, and otherwise the number of visible GPUs.
     """
     import torch  # heavy, and only this module of the folder needs it
 
@@ -43,8 +43,8 @@ def detect_target() -> Target:
 def _detect_cudnn() -> Version | None:
     """Return the version of cuDNN that torch uses.
 
-    The version of an installed package is preferred, since loading the library can find another one,
-    for example through `LD_LIBRARY_PATH`.
+    The version of an installed package is preferred, since loading the library can find another
+    one, for example through `LD_LIBRARY_PATH`.
 
     Returns:
         None if torch has no cuDNN, or refuses the cuDNN that it finds.

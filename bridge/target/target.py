@@ -1,7 +1,7 @@
 """`Target`: the GPUs of a run, and the releases of the packages that it runs with.
 
-A version that a target does not state is None. A rule that needs this version reports that it is not
-known. It does not guess.
+A version that a target does not state is None. A rule that needs this version reports that it is
+not known. It does not guess.
 """
 
 from dataclasses import dataclass

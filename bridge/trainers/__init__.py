@@ -1,4 +1,4 @@
-"""Recipes in other trainers, for the training scripts of a team. Nothing in this project calls them.
+"""Recipes in other trainers, for a team's training scripts. Nothing in this project calls them.
 
     arguments.py         `exported`: a recipe for a trainer, refused if the trainer would compute in
                          another format; arguments of transformers and of NeMo 2

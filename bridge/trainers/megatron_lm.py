@@ -3,8 +3,8 @@
     args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
 
 The hook runs before Megatron-LM parses its command line. The values of the recipe become the
-defaults of the parser's arguments, so Megatron-LM validates them like arguments of the command line.
-An argument on the command line is stated over the recipe.
+defaults of the parser's arguments, so Megatron-LM validates them like arguments of the command
+line. An argument on the command line is stated over the recipe.
 """
 
 import argparse

@@ -20,5 +20,5 @@
                          has it
     measurements.py      `check_gradients` and `measure_quantisation`: passes of a built run
 
-This folder imports Megatron only through `bridge.runtime.megatron`.
+The folder imports Megatron only through `bridge.runtime.megatron`.
 """

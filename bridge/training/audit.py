@@ -1,7 +1,7 @@
 """`Audit`: compares what single steps of a run ran in with the plan of the run.
 
-The first two steps, the first step of each phase and the last step are audited, and further steps at
-an interval.
+The first two steps, the first step of each phase and the last step are audited, and further steps
+at an interval.
 """
 
 import logging
@@ -36,8 +36,8 @@ class Audit:
         self.record = Record(gemms=())
         """The record of the last audited step."""
         self.failure: AuditError | None = None
-        """The mismatch of a step after the first step. The run saves a checkpoint before it ends with
-        this error."""
+        """The mismatch of a step after the first step. The run saves a checkpoint before it ends
+        with this error."""
 
     def _is_due(self) -> bool:
         """Return whether the next step, which is not the first, is audited."""

@@ -50,11 +50,11 @@ class DataConfig:
     """The training data."""
 
     path: str | None = None
-    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair. None is the text of CPython's
-    documentation."""
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair. None is the text of
+    CPython's documentation."""
     vocab_size: int | None = None
-    """Size of the vocabulary of a ``.bin``/``.idx`` pair, which needs it. None is the 256 bytes of a
-    text file."""
+    """Size of the vocabulary of a ``.bin``/``.idx`` pair, which needs it. None is the 256 bytes of
+    a text file."""
     split: str = "90,5,5"
     """Shares of the documents for training, validation and test, in Megatron's spelling."""
     seed: int = 1234
@@ -75,8 +75,8 @@ class TrainConfig:
     micro_batch_size: int = 8
     """Sequences per forward pass on a data-parallel rank."""
     global_batch_size: int = 8
-    """Sequences per optimizer step over all ranks. Gradients are accumulated over `global_batch_size`
-    / (`micro_batch_size` * data-parallel ranks) micro-batches."""
+    """Sequences per optimizer step over all ranks. Gradients are accumulated over
+    `global_batch_size` / (`micro_batch_size` * data-parallel ranks) micro-batches."""
     eval_interval: int = 100
     """Steps between two validations. 0 validates only after the last step."""
     eval_iters: int = 8
@@ -90,17 +90,17 @@ class TrainConfig:
     seed: int = 1234
     """Seed of the weights and of dropout."""
     distributed_timeout_minutes: float = 30.0
-    """Minutes that a collective waits for a rank that stalls. After that all ranks end. It applies to
-    validations and saves too."""
+    """Minutes that a collective waits for a rank that stalls. After that all ranks end. It applies
+    to validations and saves too."""
     check_for_nan_in_loss: bool = True
-    """End the run if the loss is not finite. Switch it off under FP16 with a dynamic loss scale, which
-    overflows by design."""
+    """End the run if the loss is not finite. Switch it off under FP16 with a dynamic loss scale,
+    which overflows by design."""
     audit: str = "error"
-    """Reaction to a step whose GEMMs or tensors differ from the plan: error (end the run), warn (log
-    it and go on), or off (no comparison)."""
+    """Reaction to a step whose GEMMs or tensors differ from the plan: error (end the run), warn
+    (log it and go on), or off (no comparison)."""
     audit_interval: int = 0
-    """Steps between two further audits. 0 audits only the first two steps, the first step of each phase
-    and the last step."""
+    """Steps between two further audits. 0 audits only the first two steps, the first step of each
+    phase and the last step."""
 
 
 @dataclass(kw_only=True)
@@ -119,8 +119,8 @@ class CheckpointConfig:
     """Write a checksum of every file into the manifest, and compare it before a file is read. False
     compares only sizes."""
     trust: bool = False
-    """Load a checkpoint that has no manifest because another program wrote it. Code in it is refused in
-    any case."""
+    """Load a checkpoint that has no manifest because another program wrote it. Code in it is
+    refused in any case."""
 
 
 @dataclass(kw_only=True)
@@ -136,8 +136,8 @@ class LoggingConfig:
     """The files that a run writes about itself."""
 
     run_dir: str | None = None
-    """Folder for metrics, plots, configs and reports. None is Hydra's run folder, or ``runs/<time>``
-    without Hydra."""
+    """Folder for metrics, plots, configs and reports. None is Hydra's run folder, or
+    ``runs/<time>`` without Hydra."""
     log_interval: int = 10
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the
     log."""
@@ -146,8 +146,8 @@ class LoggingConfig:
     plots: bool = True
     """Draw the curves of the run as pictures."""
     mlflow: str | None = None
-    """Tracking store of MLflow that gets the same values, for example ``http://tracking:5000``. None
-    sends nothing."""
+    """Tracking store of MLflow that gets the same values, for example ``http://tracking:5000``.
+    None sends nothing."""
     wandb: str | None = None
     """Project of Weights & Biases that gets the same values. None sends nothing."""
     quantisation_interval: int = 50
@@ -170,8 +170,8 @@ class ConfigContainer:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
-    """The name of a recipe, or a config of our class or of Megatron Bridge's class. None leaves model,
-    optimizer and DDP config as they are."""
+    """The name of a recipe, or a config of our class or of Megatron Bridge's class. None leaves
+    model, optimizer and DDP config as they are."""
     precision_backend: str = "auto"
     """Backend of FP8 and FP4 matmuls: te (Transformer Engine), emulated (the same values, on any
     machine), te_cpu (Transformer Engine's Python on a CPU: slow, and a proof of the emulation), or
@@ -187,16 +187,17 @@ class ConfigContainer:
     """The recipe that ``mixed_precision=auto`` was resolved to, with the reason, and the rejected
     recipes. None without ``auto``."""
     set_by: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Dotted key -> origin -> value. Origins are files and the command line, in the order in which they
-    set the key. The last value is in effect."""
+    """Dotted key -> origin -> value. Origins are files and the command line, in the order in which
+    they set the key. The last value is in effect."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     """Resolve the container's precision, and write it into the model, optimizer and DDP config.
 
-    Settings that Megatron is known to refuse later are refused here. A switch of sharding that is on
-    in the optimizer config or in the DDP config is turned on in both. Then both are finalized, if
-    their checks waited for that. A warning is logged for each replaced value that an owner had set.
+    Settings that Megatron is known to refuse later are refused here. A switch of sharding that is
+    on in the optimizer config or in the DDP config is turned on in both. Then both are finalized,
+    if their checks waited for that. A warning is logged for each replaced value that an owner had
+    set.
 
     Args:
         config: The container. Its `mixed_precision` is the resolved config afterwards.

@@ -92,9 +92,9 @@ class Display:
     def show_record(self, record: TrainRecord | ValidationRecord) -> None:
         """Show the record of a step or a validation."""
         if self._bar is None:
-            self.note(
-                f"step {record.step:{len(str(self._total))}}/{self._total}  {_format_record(record)}"
-            )
+            width = len(str(self._total))
+            step = f"step {record.step:{width}}/{self._total}"
+            self.note(f"{step}  {_format_record(record)}")
             return
         if isinstance(record, ValidationRecord) or record.skipped:
             self.note(f"step {record.step}  {_format_record(record)}")
@@ -141,8 +141,8 @@ class RunSummary:
     failure: str | None
     """Why a run that took its last step has failed: most steps were skipped. None for a success."""
     stop_signal: int | None
-    """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The exit
-    code is 128 + the number. None if no signal did."""
+    """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The
+    exit code is 128 + the number. None if no signal did."""
     train_loss: float | None
     """Mean over the last `logging.log_interval` steps, in nats per token. None without a step."""
     validation_loss: float | None
@@ -152,13 +152,13 @@ class RunSummary:
     unigram_entropy: float
     """Loss of the best model that reads no context, on the validation tokens, in nats per token."""
     tokens_per_second: float | None
-    """Speed over all steps except the first, without the time of validations and checkpoints. None with
-    fewer than two steps."""
+    """Speed over all steps except the first, without the time of validations and checkpoints. None
+    with fewer than two steps."""
     seconds: float
     """Time from the start of `pretrain` to its end."""
     peak_memory_bytes: int | None
-    """Peak memory of this rank: allocated on its GPU or, without a GPU, resident in its process. None
-    if it is not known."""
+    """Peak memory of this rank: allocated on its GPU or, without a GPU, resident in its process.
+    None if it is not known."""
     parameters: int
     """Parameters of the whole model, with the padding of the vocabulary."""
     gemms: tuple[GemmRow, ...]

@@ -1,7 +1,7 @@
 """`compute_fingerprint`: every setting that must be equal on all ranks of a run, as text.
 
-Ranks compare their fingerprints before they train. A checkpoint's manifest keeps the fingerprint, and
-a resumed run compares its precision with it.
+Ranks compare their fingerprints before they train. A checkpoint's manifest keeps the fingerprint,
+and a resumed run compares its precision with it.
 """
 
 import dataclasses

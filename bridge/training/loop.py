@@ -351,7 +351,7 @@ def _find_unsound_state(run: TrainingRun, result: StepResult) -> str | None:
 
 
 def _find_failure(run: TrainingRun) -> str | None:
-    """Return the reason why the run has failed: more than half of its steps were skipped. Else None."""
+    """Return why the run has failed, if more than half of its steps were skipped. Else None."""
     skipped = run.skipped_steps - get_skipped_steps(run.start)
     if 2 * skipped <= run.steps:
         return None

@@ -71,8 +71,8 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
     """Build a run, train some steps, and return the quantisation errors of its operands.
 
     Args:
-        config: The run. Its recipe is not yet written into its sections. `checkpoint.load` names the
-            weights to begin with.
+        config: The run. Its recipe is not yet written into its sections. `checkpoint.load` names
+            the weights to begin with.
         steps: Steps to train, of which some are measured. 0 measures a pass without a step.
 
     Raises:

@@ -165,8 +165,8 @@ class ValidationRecord:
     kind: ClassVar = "validation"
     step: int
     loss: float
-    """Mean loss of `train.eval_iters` global batches, in nats per token. All validations of a run have
-    the same batches."""
+    """Mean loss of `train.eval_iters` global batches, in nats per token. All validations of a run
+    have the same batches."""
 
 
 class Metrics:

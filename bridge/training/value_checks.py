@@ -1,4 +1,4 @@
-"""Values that no run can begin with: numbers out of range, unknown names, batches that do not fit."""
+"""Values that no run can begin with: numbers out of range, unknown names, misfit batches."""
 
 from __future__ import annotations
 

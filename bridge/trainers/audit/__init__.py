@@ -7,9 +7,9 @@
     megatron_lm.py       `audited_training`: around the `pretrain` of Megatron-LM
     slime.py             `before_train_step`: for the option of slime that names such a function
 
-The plan is made from the configs of the model, the optimizer and Megatron's DDP. The first two steps
-are audited, and the settings of all ranks are compared once. Everything that an audit adds to a
-model, an optimizer or a module is removed after the last audited step.
+The plan is made from the configs of the model, the optimizer and Megatron's DDP. The first two
+steps are audited, and the settings of all ranks are compared once. Everything that an audit adds to
+a model, an optimizer or a module is removed after the last audited step.
 """
 
 from bridge.trainers.audit.attached_audit import AttachedAudit, attach_audit

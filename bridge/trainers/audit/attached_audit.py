@@ -83,8 +83,8 @@ def attach_audit(
 ) -> AttachedAudit:
     """Audit the next steps of a model.
 
-    Every rank calls it, since it compares the settings of the ranks. The audit is detached after the
-    last audited step.
+    Every rank calls it, since it compares the settings of the ranks. The audit is detached after
+    the last audited step.
 
     Args:
         model: A Megatron model, or this rank's list of its chunks.

@@ -4,8 +4,8 @@
         pretrain(...)
 
 Megatron-LM's loop takes no callbacks. It looks up `train_step` in its module for every step
-(megatron-core 0.16 to 0.19, megatron/training/training.py, `train`). So this function is replaced in
-the module until the block ends.
+(megatron-core 0.16 to 0.19, megatron/training/training.py, `train`). So this function is replaced
+in the module until the block ends.
 """
 
 from __future__ import annotations

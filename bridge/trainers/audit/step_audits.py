@@ -1,7 +1,7 @@
 """`StepAudits`: the audits of single steps of another trainer's loop.
 
-Without an expected precision, the plan is made from the live configs of the model, the optimizer and
-Megatron's DDP. A loop calls `begin` before a step and `end` after it, on every rank.
+Without an expected precision, the plan is made from the live configs of the model, the optimizer
+and Megatron's DDP. A loop calls `begin` before a step and `end` after it, on every rank.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ An absent GEMM may run in a CUDA graph or a fused kernel, which the hooks do not
 GEMM may be that of an adapter or a value head, which the configs do not describe.
 """
 STAGE_SETTINGS = frozenset({"ddp.bucket_size"})
-"""Settings that differ between pipeline stages: Megatron-LM computes them from a stage's parameters."""
+"""Settings that differ between pipeline stages: Megatron-LM computes them from a stage's
+parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +61,8 @@ class AuditOptions:
     configs; a recipe can.
     """
     on_mismatch: Literal["error", "warn"] = "error"
-    """The reaction to a mismatch: "error" raises an `AuditError` on every rank, and "warn" lets the first
-    rank log it."""
+    """The reaction to a mismatch: "error" raises an `AuditError` on every rank, and "warn" lets the
+    first rank log it."""
     interval: int = 0
     """Steps between two further audits. With 0 only the first two steps are audited."""
     folder: Path | str | None = None
