@@ -166,7 +166,7 @@ def class_of(run: Run) -> str:
     scheme = None
     if run.prediction.precision is not None:
         scheme = get_scheme(run.prediction.precision)
-    return f"{', '.join(layers)} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
+    return f"{', '.join(layers)} | {scheme or 'bf16'} | {'; '.join(map(str, small.launches))}"
 
 
 def classes(folder: Path) -> dict[str, list[Path]]:
@@ -196,7 +196,7 @@ def rehearsed(path: Path) -> dict[str, Any]:
         "equal": sum(launch.equal or 0 for launch in answer.launches),
         "resumed": all(launch.loss is not None and launch.loss == launch.resumed_loss for launch in answer.launches),
         "seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
-        "replaced": [change.field for change in answer.small.changes if REPLACED.search(change.reason)],
+        "replaced": [change.field for change in answer.small_run.changes if REPLACED.search(change.reason)],
         "left_out": [finding.path for finding in answer.left_out],
         "findings": [f"{finding.path}: {finding.rule}" for finding in answer.findings],
     }

@@ -1,15 +1,20 @@
 """`precision-bridge rehearse`: a run, shrunk, in Megatron's real classes on this machine's CPU.
 
-    SmallRun       model, optimizer, ddp and train of a run, made small, with each `Change` and its
-                   reason, the kept layers, and the launches that together have the run's layout
-      Round        a launch of a few processes: kinds of parallelism of the run, each at size 2
-      Split          how the layers are shared by two pipeline stages
-    find_cause     the settings in the condition that raised an error of Megatron Core or
-                   Transformer Engine
-    Rehearsal      the answer: values kept, shrunk and left out, `Launched` rounds, verdict
+    shrink.py            `shrink`: makes the `SmallRun`, without Megatron
+      layers.py            the layers that are kept
+      widths.py            the widths: heads, channels, hidden size, experts
+    small_run.py         `SmallRun`: the sections of the small run, each `Change` with its reason,
+                         and the launches
+    layout.py            `LaunchLayout`: the kinds of parallelism of a launch, each at size 2;
+                         `LayerSplit`: the layers of two pipeline stages
+    release.py           the release of Megatron Core that is imported
+    rehearse.py          `rehearse`: starts the worker, and compares its records with the plan
+    job.py               `Job` and `JobAnswer`: the JSON that `rehearse` and the worker exchange
+    worker.py            the process that imports Megatron, and forks the ranks of each launch
+    error_cause.py       `find_cause`: the settings in the condition that raised an error of
+                         Megatron Core or Transformer Engine
+    rehearsal.py         `Rehearsal`: the result, with a `LaunchResult` for each launch
+    rehearsal_table.py   the result for people and as JSON
 
-`shrink` (layers.py, widths.py) makes the `SmallRun` without Megatron. `rehearse` hands it to a
-process of its own, worker.py, as JSON: that one imports Megatron once and forks each round's ranks,
-which train, save and resume. `rehearse` then compares their records with the plan of the small run.
-rehearsal_table.py shows the result.
+Only the worker process imports Megatron.
 """

@@ -1,9 +1,9 @@
-"""The settings behind an error of Megatron Core or Transformer Engine, by its condition.
+"""The settings that caused an error of Megatron Core or Transformer Engine.
 
-An error's text is for people; the condition that raised it is code, and names the fields, as in
-``if self.num_layers % self.pipeline_model_parallel_size: raise``. So the source of the frames of
-these two packages is parsed, from the innermost outwards, and the attributes in a condition around
-the failing line that are fields of the configs are the answer.
+The text of an error often names no field. The condition that raised it does, as in
+``if self.num_layers % self.pipeline_model_parallel_size: raise``. So the source of the traceback's
+frames in these two packages is parsed, from the innermost frame outwards. The attributes that a
+condition around the failing line reads are compared with the fields of the configs.
 """
 
 import ast
@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import Any
 
 TRACED_PACKAGES = ("megatron", "transformer_engine")
+"""Packages whose frames are parsed."""
+BRIDGE_FOLDER = Path(__file__).parents[1]
+"""Folder of this project, which has a folder named megatron too."""
 
 
 def find_root_error(error: BaseException) -> BaseException:
-    """Return the error that an error was raised from: Megatron's, where ours reports it."""
+    """Return the first error of a chain of causes.
+
+    It is Megatron's own error if an error of this project was raised from it.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -26,11 +32,16 @@ def find_root_error(error: BaseException) -> BaseException:
 def find_cause(
     error: BaseException, sections: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, list[str]]:
-    """Return where an error was raised, and section.field of each setting in its condition.
+    """Return the line that raised an error, and section.field of each setting in its condition.
 
-    The settings stand in the order in which the condition reads them. The place is a file and a
-    line within its package: "megatron/core/transformer/transformer_config.py:1088". Both
-    are empty for an error of another package.
+    Args:
+        error: The error, with its traceback.
+        sections: Section -> field -> value of the configs.
+
+    Returns:
+        The file within its package and the line, as in
+        "megatron/core/transformer/transformer_config.py:1088"; and the settings in the order in
+        which the condition reads them. Both are empty for an error of another package.
     """
     frames = []
     for frame in traceback.extract_tb(error.__traceback__):
@@ -38,20 +49,20 @@ def find_cause(
             frames.append(frame)
     if not frames:
         return "", []
-    last = frames[-1]
-    where = f"{_get_package_path(last.filename)}:{last.lineno}"
+    innermost = frames[-1]
+    location = f"{_get_package_path(innermost.filename)}:{innermost.lineno}"
     for frame in reversed(frames):
-        for names in _find_conditions(frame.filename, frame.lineno or 0):
-            fields = _find_fields(names, sections)
+        for attributes in _iterate_conditions(frame.filename, frame.lineno or 0):
+            fields = _find_fields(attributes, sections)
             if fields:
-                return where, fields
-    return where, []
+                return location, fields
+    return location, []
 
 
-def _find_fields(names: list[str], sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return section.field of each name that is a field of a section."""
+def _find_fields(attributes: list[str], sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return section.field of each attribute that is a field of a section."""
     fields = []
-    for name in names:
+    for name in attributes:
         for section, values in sections.items():
             if name in values:
                 fields.append(f"{section}.{name}")
@@ -59,29 +70,31 @@ def _find_fields(names: list[str], sections: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _get_package_path(file: str) -> str:
-    """Return a file's path from its package on, empty for a file of another package."""
+    """Return a file's path from its package on, or "" for a file of another package."""
+    if Path(file).is_relative_to(BRIDGE_FOLDER):
+        return ""
     parts = Path(file).parts
-    for place, part in enumerate(parts):
-        if part in TRACED_PACKAGES and parts[place - 1] != "bridge":
-            return "/".join(parts[place:])
+    for index, part in enumerate(parts):
+        if part in TRACED_PACKAGES:
+            return "/".join(parts[index:])
     return ""
 
 
-def _find_conditions(file: str, line: int) -> Iterator[list[str]]:
-    """Yield the attributes that each condition around a line reads, the innermost first."""
+def _iterate_conditions(file: str, line: int) -> Iterator[list[str]]:
+    """Yield the attributes that each condition around a line reads, innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return
-    around = []
+    conditions = []
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert):
-            last = node.end_lineno or node.lineno
-            if node.lineno <= line <= last:
-                around.append(node)
-    for condition in sorted(around, key=lambda node: -node.lineno):
-        names: dict[str, None] = {}
+            last_line = node.end_lineno or node.lineno
+            if node.lineno <= line <= last_line:
+                conditions.append(node)
+    for condition in sorted(conditions, key=lambda node: -node.lineno):
+        attributes: list[str] = []
         for node in ast.walk(condition.test):
-            if isinstance(node, ast.Attribute):
-                names[node.attr] = None
-        yield list(names)
+            if isinstance(node, ast.Attribute) and node.attr not in attributes:
+                attributes.append(node.attr)
+        yield attributes

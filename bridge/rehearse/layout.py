@@ -1,35 +1,60 @@
-"""The layout of a run at size 2: its kinds of parallelism, the launches, and two stages."""
+"""The parallel layout of a rehearsal, in which every kind of parallelism has the size 2.
+
+`LaunchLayout` is the layout of the whole run or of one launch. A machine has fewer processes than
+the whole layout needs, so `split_into_launches` spreads its kinds over several launches.
+`LayerSplit` describes how the two pipeline stages of a launch share the layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bridge.model.layout import CUSTOM_LAYOUT_FIELD, ParallelLayout
 
 PARALLELISM_KINDS = ("tensor", "pipeline", "data", "expert", "context")
-"""Kinds of parallelism, by the names of the fields of `Parallel`."""
+"""Kinds of parallelism, by the names of the fields of `ParallelLayout`."""
 RANKS_PER_KIND = 2
 """Ranks of each kind of parallelism in a rehearsal."""
+
+FIRST_STAGE_FIELD = "num_layers_in_first_pipeline_stage"
+LAST_STAGE_FIELD = "num_layers_in_last_pipeline_stage"
+EMBEDDING_FIELD = "account_for_embedding_in_pipeline_split"
+LOSS_FIELD = "account_for_loss_in_pipeline_split"
+SPLIT_FIELDS = (
+    FIRST_STAGE_FIELD,
+    LAST_STAGE_FIELD,
+    CUSTOM_LAYOUT_FIELD,
+    EMBEDDING_FIELD,
+    LOSS_FIELD,
+)
+"""Fields of the model that state how the layers are split over the stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchLayout:
-    """One launch, or a whole run: the kinds of parallelism that it has, each at size 2."""
+    """The layout of one launch, or of a whole run: its kinds of parallelism, each at size 2."""
 
     kinds: tuple[str, ...] = ()
-    """Some of `KINDS`."""
+    """Some of `PARALLELISM_KINDS`."""
     sequence_parallel: bool = False
     virtual: int = 1
     """Model chunks of a pipeline stage."""
     expert_tensor: int = 1
+    """Tensor-parallel ranks that share an expert."""
     split: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the model that split the layers over the stages otherwise than evenly."""
+    """Fields of the model that split the layers unevenly over the stages."""
 
     @classmethod
     def from_parallel(cls, parallel: ParallelLayout, *, is_sharded: bool) -> LaunchLayout:
-        """Return all kinds of a run's layout."""
+        """Return the layout of a whole run at size 2.
+
+        Args:
+            parallel: The parallel layout of the run.
+            is_sharded: Whether the optimizer state is sharded. Then the rehearsal has data
+                parallelism even if the run has a single replica.
+        """
         kinds = []
         for kind in PARALLELISM_KINDS:
             if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded):
@@ -41,15 +66,24 @@ class LaunchLayout:
             expert_tensor=min(parallel.expert_tensor, RANKS_PER_KIND),
         )
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> LaunchLayout:
+        """Return the layout of fields that `to_dict` returned, which may have been through JSON."""
+        return cls(**{**fields, "kinds": tuple(fields["kinds"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of the layout as plain data."""
+        return asdict(self)
+
     def size(self, kind: str) -> int:
-        """Return the ranks of a kind."""
+        """Return the number of ranks of a kind of parallelism."""
         if kind in self.kinds:
             return RANKS_PER_KIND
         return 1
 
     @property
     def processes(self) -> int:
-        """Processes of the launch; experts are spread over ranks that are there already."""
+        """Number of processes. Experts are spread over ranks of other kinds, and need no more."""
         return (
             self.size("tensor") * self.size("pipeline") * self.size("context") * self.size("data")
         )
@@ -71,8 +105,8 @@ class LaunchLayout:
             return fields
         if self.virtual > 1:
             fields["virtual_pipeline_model_parallel_size"] = self.virtual
-            # Without it Megatron's two interleaved stages take messages of both directions for
-            # each other.
+            # Without these two, each of Megatron's two interleaved stages confuses the messages
+            # of both directions.
             fields["overlap_p2p_comm"] = True
             fields["batch_p2p_comm"] = False
         return {**fields, **self.split}
@@ -87,112 +121,127 @@ class LaunchLayout:
         return " x ".join(names[kind] for kind in names if kind in self.kinds) or "one process"
 
     def without(self, kind: str) -> LaunchLayout:
-        """Return the launch without a kind; experts need another kind's ranks to be spread over."""
-        left = list(self.kinds)
-        if kind in left:
-            left.remove(kind)
-        if "expert" in left and not {"tensor", "data", "context"} & {*left}:
-            left.remove("expert")
-        return replace(self, kinds=tuple(left))
+        """Return the layout without a kind of parallelism.
 
-    def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[LaunchLayout, ...]:
-        """Return launches of at most so many processes that together have every kind.
-
-        There is one where the run has no kind. Experts are spread over the data-parallel ranks, or
-        else over those of a kind that the run has; and over tensor-parallel ranks that do not split
-        an expert, since Megatron does not reduce the gradients of experts that are all on each of
-        them. `split` is that of the launches.
+        Expert parallelism goes too if no other kind is left whose ranks could hold the experts.
         """
-        at_once = max(0, processes.bit_length() - 1)
-        if not at_once:
-            return (self._part((), split),)
-        parts: list[list[str]] = []
+        kinds = list(self.kinds)
+        if kind in kinds:
+            kinds.remove(kind)
+        if "expert" in kinds and not {"tensor", "data", "context"} & {*kinds}:
+            kinds.remove("expert")
+        return replace(self, kinds=tuple(kinds))
+
+    def split_into_launches(
+        self, processes: int, split: Mapping[str, Any]
+    ) -> tuple[LaunchLayout, ...]:
+        """Return launches that together have every kind of this layout.
+
+        A layout without any kind has one launch, of one process.
+
+        Args:
+            processes: The most processes of a launch.
+            split: The fields of `LaunchLayout.split`, for all launches.
+        """
+        # Each kind doubles the processes.
+        kinds_per_launch = max(0, processes.bit_length() - 1)
+        if not kinds_per_launch:
+            return (self._make_launch((), split),)
+        groups: list[list[str]] = []
         for kind in self.kinds:
             if kind == "expert":
                 continue
-            if not parts or len(parts[-1]) == at_once:
-                parts.append([])
-            parts[-1].append(kind)
-        if not parts:
-            parts.append([])
+            if not groups or len(groups[-1]) == kinds_per_launch:
+                groups.append([])
+            groups[-1].append(kind)
+        if not groups:
+            groups.append([])
         if "expert" in self.kinds:
-            self._spread_experts(parts)
-        return tuple(self._part(tuple(part), split) for part in parts)
+            self._add_experts(groups)
+        return tuple(self._make_launch(tuple(kinds), split) for kinds in groups)
 
-    def _spread_experts(self, parts: list[list[str]]) -> None:
-        """Add the experts to the launches whose ranks they are spread over."""
+    def _add_experts(self, groups: list[list[str]]) -> None:
+        """Add expert parallelism to the launches whose ranks the experts are spread over.
+
+        They are the launch with data parallelism, or else with tensor or context parallelism. Each
+        launch with tensor parallelism has the experts too if its ranks do not share an expert:
+        Megatron does not reduce the gradients of experts that are complete on each of these ranks.
+
+        Args:
+            groups: The kinds of each launch. They are changed.
+        """
         hosts = []
         for kind in ("data", "tensor", "context"):
-            for part in parts:
-                if kind in part:
-                    hosts.append(part)
+            for kinds in groups:
+                if kind in kinds:
+                    hosts.append(kinds)
         if not hosts:
-            parts.append(["data", "expert"])
-        for part in hosts:
-            is_host = part is hosts[0] or ("tensor" in part and self.expert_tensor == 1)
-            if is_host and "expert" not in part:
-                part.append("expert")
+            groups.append(["data", "expert"])
+        for kinds in hosts:
+            is_host = kinds is hosts[0] or ("tensor" in kinds and self.expert_tensor == 1)
+            if is_host and "expert" not in kinds:
+                kinds.append("expert")
 
-    def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> LaunchLayout:
+    def _make_launch(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> LaunchLayout:
+        """Return the layout of a launch with some of the kinds."""
+        # Experts that are spread over tensor-parallel ranks cannot be shared by these ranks too.
         expert_tensor = 1
         if "expert" not in kinds or "data" in kinds:
             expert_tensor = self.expert_tensor
         return replace(self, kinds=kinds, split=split, expert_tensor=expert_tensor)
 
 
-FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
-EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-SPLIT_FIELDS = (FIRST, LAST, CUSTOM_LAYOUT_FIELD, EMBEDDING, LOSS)
-"""Fields of the model that say how the layers are split."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSplit:
-    """How a run splits its layers."""
+    """How a run splits its layers, and how two stages split fewer layers in the same way."""
 
     parallel: ParallelLayout
+    """The parallel layout of the full run."""
     num_layers: int
-    """Layers of the run."""
+    """Layers of the full run."""
     virtual: int
     """Model chunks of each of the two stages."""
 
     def can_share(self, size: int) -> bool:
-        """Return whether the chunks can share so many layers.
+        """Return whether the chunks of the two stages can share `size` layers.
 
-        A layout of the run's own gives each chunk any number.
+        A custom layout (`pipeline_model_parallel_layout`) can give a chunk any number of layers.
         """
         if self.parallel.pipeline == 1 or self.parallel.layout is not None:
             return True
-        places = size + self.parallel.embedding_counts + self.parallel.loss_counts
+        # Megatron counts the embedding and the loss as layers if the run says so.
+        counted = size + self.parallel.embedding_counts + self.parallel.loss_counts
         chunks = 2 * self.virtual
-        if self._list_stage_layers:
+        if self._uneven_stages:
+            # The stages differ in size. Only the chunks of one stage share its layers evenly.
             chunks = self.virtual
-        return places % chunks == 0
+        return counted % chunks == 0
 
     @property
     def least(self) -> int:
-        """The fewest layers that show the split."""
+        """The least number of layers that shows the split."""
         if self.parallel.pipeline == 1:
             return 1
         if self.parallel.layout is not None:
             return 2 * self.virtual
-        before, after = self._list_stage_layers or (1, 1)
-        if before == after:
+        first, second = self._uneven_stages or (1, 1)
+        if first == second:
             return 2 * self.virtual
         return 3 * self.virtual
 
     @property
-    def _list_stage_layers(self) -> tuple[int, int] | None:
-        """Return the layers of two stages of the run, where one has a number of its own.
+    def _uneven_stages(self) -> tuple[int, int] | None:
+        """Layers of two neighbouring kinds of stages of the run; None for an even split.
 
-        Else None.
+        A run can state the layers of its first and its last stage. If it states one of them, the
+        other number is that of a stage in the middle.
         """
         first, last = self.parallel.first_stage_layers, self.parallel.last_stage_layers
         if self.parallel.pipeline == 1 or (first is None and last is None):
             return None
         counts = [0] * self.parallel.pipeline
-        for place in self.parallel.split_layers(self.num_layers):
-            counts[place.stage] += len(place.layers)
+        for chunk in self.parallel.split_layers(self.num_layers):
+            counts[chunk.stage] += len(chunk.layers)
         if first is None:
             return counts[-2], counts[-1]
         if last is None:
@@ -200,40 +249,52 @@ class LayerSplit:
         return counts[0], counts[-1]
 
     def fields(self, size: int) -> dict[str, Any]:
-        """Return the model fields that split so many layers over two stages.
+        """Return the model fields that split `size` layers over two stages.
 
-        None for equal stages.
+        They are empty for an even split.
         """
         parallel = self.parallel
         if parallel.pipeline == 1:
             return {}
         if parallel.layout is not None:
-            return {CUSTOM_LAYOUT_FIELD: self._layout(size)}
-        if self._list_stage_layers is None:
+            return {CUSTOM_LAYOUT_FIELD: self._make_custom_layout(size)}
+        if self._uneven_stages is None:
             counted = {}
             if parallel.embedding_counts:
-                counted[EMBEDDING] = True
+                counted[EMBEDDING_FIELD] = True
             if parallel.loss_counts:
-                counted[LOSS] = True
+                counted[LOSS_FIELD] = True
             return counted
-        before, after = self._list_stage_layers
-        few = self.virtual
-        first = size - few
-        if before == after:
-            first = size // few // 2 * few
-        elif before < after:
-            first = few
+        first_stage = self._count_first_stage_layers(size, *self._uneven_stages)
         fields = {}
         if parallel.first_stage_layers is not None:
-            fields[FIRST] = first
+            fields[FIRST_STAGE_FIELD] = first_stage
         if parallel.last_stage_layers is not None:
-            fields[LAST] = size - first
+            fields[LAST_STAGE_FIELD] = size - first_stage
         return fields
 
-    def _layout(self, size: int) -> list[list[str]]:
-        """Return the content of each chunk.
+    def _count_first_stage_layers(self, size: int, first: int, second: int) -> int:
+        """Return how many of `size` layers the first of two stages has.
 
-        First and last have one layer where the run's have some.
+        The smaller stage has the fewest layers that its chunks can share, one per chunk.
+
+        Args:
+            size: Layers of both stages.
+            first: Layers of the first stage in the full run.
+            second: Layers of the other stage in the full run.
+        """
+        fewest = self.virtual
+        if first == second:
+            return size // fewest // 2 * fewest
+        if first < second:
+            return fewest
+        return size - fewest
+
+    def _make_custom_layout(self, size: int) -> list[list[str]]:
+        """Return the content of each chunk, as `pipeline_model_parallel_layout` lists it.
+
+        The first and the last chunk have one layer if they have any in the full run. The chunks
+        between them share the other layers.
         """
         layout = self.parallel.layout or ()
         counts = [0] * (2 * self.virtual)
@@ -248,10 +309,10 @@ class LayerSplit:
             counts[between[number % len(between)]] += 1
         chunks = [["decoder"] * count for count in counts]
         chunks[0].insert(0, "embedding")
-        of_prediction = chunks[-1]
+        prediction_chunk = chunks[-1]
         if "mtp" not in layout[-1] and self.virtual > 1:
-            of_prediction = chunks[-2]
-        predictions = sum(chunk.count("mtp") for chunk in layout)
-        of_prediction += ["mtp"] * min(2, predictions)
+            prediction_chunk = chunks[-2]
+        num_predictions = sum(chunk.count("mtp") for chunk in layout)
+        prediction_chunk += ["mtp"] * min(2, num_predictions)
         chunks[-1].append("loss")
         return chunks

@@ -1,4 +1,4 @@
-"""`Rehearsal`: the answer of a rehearsal, with the result of each launch."""
+"""`Rehearsal`: the result of a rehearsal, with a `LaunchResult` for each launch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,32 +12,39 @@ from bridge.rehearse.small_run import SmallRun
 class LaunchResult:
     """The result of a launch."""
 
-    round: LaunchLayout
+    layout: LaunchLayout
     seconds: float
+    """Time of the launch: training, saving and the resume."""
     planned: int | None = None
     """The number of GEMMs in the plan; None if no step was recorded."""
     equal: int | None = None
     """The number of GEMMs that ran as planned in every recorded step."""
     loss: float | None = None
+    """Loss of the step after the checkpoint, in the run without a break; None after an error."""
     resumed_loss: float | None = None
+    """Loss of the same step after a resume from the checkpoint; None after an error."""
     parameters: int | None = None
+    """Parameters of the small model; None after an error."""
     findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The answer of a rehearsal."""
+    """The result of a rehearsal."""
 
     label: str
+    """The precision of the run: the nearest recipe with the fields stated over it."""
     target: str
+    """The target as the run declares it."""
     backend: str
+    """The backend that ran: te_cpu or emulated."""
     versions: Mapping[str, str]
-    """Product -> the release that ran: mcore, and te where Transformer Engine did."""
+    """Product -> the release that ran: mcore, and te if Transformer Engine ran."""
     kept: str
-    """The numbers of fields that have the values of the run, as a clause."""
+    """How many fields have the values of the run, for a line of the table."""
     layers: int
-    """The number of layers of the run."""
-    small: SmallRun
+    """The number of layers of the full run."""
+    small_run: SmallRun
     launches: tuple[LaunchResult, ...]
     left_out: tuple[Finding, ...] = ()
     """Settings of the run that the rehearsal does not have, with the reason."""
@@ -46,7 +53,7 @@ class Rehearsal:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that went wrong, each once."""
+        """The findings of all launches, without repetitions."""
         by_text: dict[tuple[str, str], Finding] = {}
         for launch in self.launches:
             for finding in launch.findings:
@@ -71,7 +78,14 @@ class Rehearsal:
         return verdict
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 2 with errors, 1 where something was left out and that counts, else 0."""
+        """Return the exit code of the command.
+
+        Args:
+            strict: Whether warnings and left-out settings count.
+
+        Returns:
+            2 with errors, 1 if `strict` and there are warnings or left-out settings, else 0.
+        """
         if any(finding.severity == "error" for finding in self.findings):
             return 2
         if strict and (self.left_out or self.findings):

@@ -1,4 +1,4 @@
-"""The answer of a rehearsal: for people, and as plain data."""
+"""The result of a rehearsal: as a table for people, and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -18,34 +18,22 @@ if TYPE_CHECKING:
     from bridge.rehearse.small_run import Change
 
 MAX_VALUE_LENGTH = 36
-"""Characters of a value that are shown; JSON has all."""
+"""The most characters of a value in the table. JSON has the whole value."""
 
 
 def make_rehearsal_table(rehearsal: Rehearsal) -> RenderableType:
-    """Return the answer as a text: kept, shrunk, each launch, every finding, and open questions."""
-    small = rehearsal.small
-    versions = []
-    for name, version in rehearsal.versions.items():
-        versions.append(f"{PRODUCT_TITLES[name]} {version}")
-    title = f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}"
-    lines: list[RenderableType] = [
-        Text(f"{title}: {', '.join(versions)}"),
-        Text(f"  kept: {rehearsal.kept}", style="dim"),
-        Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
-    ]
-    changes = []
-    for change in small.changes:
-        changes.append(
-            {
-                "shrunk": change.field,
-                "run": _format_value(change.before),
-                "rehearsal": _format_value(change.after),
-                "why": change.reason,
-            }
-        )
-    lines.append(make_table(changes, wraps=("run", "why")))
+    """Return the result as text.
+
+    It has the kept fields and layers, a table of the changed settings, a table of the launches, the
+    left-out settings, the findings, the open questions and the verdict.
+    """
+    changes = list(map(_make_change_row, rehearsal.small_run.changes))
     launches = list(map(_make_launch_row, rehearsal.launches))
-    lines.append(make_table(launches, numbers={*launches[0]} - {"launch"}))
+    lines: list[RenderableType] = [
+        *_make_heading(rehearsal),
+        make_table(changes, wraps=("run", "why")),
+        make_table(launches, numbers={*launches[0]} - {"launch"}),
+    ]
     for setting in rehearsal.left_out:
         value = to_plain_data(setting.value)
         lines.append(Text(f"left out {setting.path} = {value!r}: {setting.rule}."))
@@ -58,21 +46,50 @@ def make_rehearsal_table(rehearsal: Rehearsal) -> RenderableType:
 
 
 def rehearsal_to_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, Any]:
-    """Return the answer as plain data."""
+    """Return the result as plain data.
+
+    Args:
+        rehearsal: The result.
+        strict: Whether warnings and left-out settings count in the exit code.
+    """
     return {
         "precision": rehearsal.label,
         "target": rehearsal.target,
         "backend": rehearsal.backend,
         "versions": dict(rehearsal.versions),
         "kept": rehearsal.kept,
-        "layers": list(rehearsal.small.layers),
-        "shrunk": list(map(_change_to_dict, rehearsal.small.changes)),
+        "layers": list(rehearsal.small_run.layers),
+        "shrunk": list(map(_change_to_dict, rehearsal.small_run.changes)),
         "launches": list(map(_launch_to_dict, rehearsal.launches)),
         "left_out": list(map(_left_out_to_dict, rehearsal.left_out)),
         "findings": list(map(_finding_to_dict, rehearsal.findings)),
         "unknown": list(rehearsal.unknown),
         "verdict": rehearsal.verdict,
         "exit_code": rehearsal.exit_code(strict=strict),
+    }
+
+
+def _make_heading(rehearsal: Rehearsal) -> list[Text]:
+    """Return the lines above the tables: the run, the releases, the kept fields and layers."""
+    versions = []
+    for name, version in rehearsal.versions.items():
+        versions.append(f"{PRODUCT_TITLES[name]} {version}")
+    title = f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}"
+    layers = ", ".join(rehearsal.small_run.layers)
+    return [
+        Text(f"{title}: {', '.join(versions)}"),
+        Text(f"  kept: {rehearsal.kept}", style="dim"),
+        Text(f"  layers: {layers} of the run's {rehearsal.layers}", style="dim"),
+    ]
+
+
+def _make_change_row(change: Change) -> dict[str, str]:
+    """Return the cells of a changed setting in the table."""
+    return {
+        "shrunk": change.field,
+        "run": _format_value(change.before),
+        "rehearsal": _format_value(change.after),
+        "why": change.reason,
     }
 
 
@@ -89,8 +106,8 @@ def _change_to_dict(change: Change) -> dict[str, Any]:
 def _launch_to_dict(launch: LaunchResult) -> dict[str, Any]:
     """Return a launch as plain data."""
     return {
-        "layout": str(launch.round),
-        "processes": launch.round.processes,
+        "layout": str(launch.layout),
+        "processes": launch.layout.processes,
         "seconds": round(launch.seconds, 1),
         "planned": launch.planned,
         "equal": launch.equal,
@@ -121,8 +138,8 @@ def _make_launch_row(launch: LaunchResult) -> dict[str, str]:
     if launch.planned is not None:
         equal = f"{launch.equal} of {launch.planned}"
     return {
-        "launch": str(launch.round),
-        "processes": str(launch.round.processes),
+        "launch": str(launch.layout),
+        "processes": str(launch.layout.processes),
         "plan = record": equal,
         "loss of the last step": format_cell(launch.loss),
         "after the resume": format_cell(launch.resumed_loss),

@@ -1,4 +1,4 @@
-"""`rehearse`: a shrunk run, launched in a few processes for each part of its layout."""
+"""`rehearse`: shrinks a run, launches it in a worker process, and compares it with its plan."""
 
 import json
 import os
@@ -6,10 +6,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from bridge.errors import BackendUnavailableError, Finding
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
@@ -20,6 +19,7 @@ from bridge.preflight.run import Run
 from bridge.read.run_keys import RECIPE_NAME_KEY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import format_nearest_label
+from bridge.rehearse.job import Job, JobAnswer, LaunchOutcome, RankOutcome, StepRecord
 from bridge.rehearse.layout import LaunchLayout
 from bridge.rehearse.rehearsal import LaunchResult, Rehearsal
 from bridge.rehearse.release import Release, find_release
@@ -33,7 +33,7 @@ from bridge.target.target import Target
 from bridge.target.versions import PRODUCT_TITLES, parse_version
 
 ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-"""Variables that Megatron compares with `attention_backend`."""
+"""Environment variables that Megatron compares with `attention_backend`."""
 PROCESS_VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -46,7 +46,7 @@ Threads of a parallel region do not survive a fork. Nothing is compiled, and Dyn
 time of the imports. glibc keeps freed memory: otherwise each tensor of each step causes page faults.
 """
 UNSAVED_EXPERTS_RULE = "PB436"
-"""The rule about megatron-core before 0.19, which does not save grouped experts without extra state."""
+"""The rule about megatron-core before 0.19, which saves no grouped experts without extra state."""
 SAVED_AS_IN_TARGET = (
     f"{UNSAVED_EXPERTS_RULE}, which the target does not have: "
     "grouped experts were saved here as its releases save them."
@@ -56,78 +56,82 @@ SAVED_AS_IN_TARGET = (
 def rehearse(
     run: Run, *, backend: str = declared_gpu.TE_CPU_BACKEND, processes: int = 4, max_layers: int = 8
 ) -> Rehearsal:
-    """Shrink a run and launch it on a backend for CPUs.
+    """Shrink a run, launch it on this machine's CPU, and compare its steps with its plan.
 
     Args:
         run: The run, at its full size.
-        backend: The backend that stands for a GPU: te_cpu or emulated.
+        backend: The backend of the low-precision GEMMs: te_cpu or emulated.
         processes: The most processes of a launch.
         max_layers: The most layers, as for `shrink`.
 
     Raises:
-        RunConfigError: No such model can be built, or planned.
-        BackendUnavailableError: The process that imports Megatron ended without an answer.
+        RunConfigError: The model cannot be built, or cannot be planned.
+        BackendUnavailableError: The worker process ended without an answer, or refused the job.
     """
     run.prediction.require_plan()
     target = run.prediction.target
     if not run.states_target or run.reading.release.is_installed:
-        # The release is that of this machine; no target states one.
+        # No target states a release. The one that was read is the installed release.
         target = replace(target, mcore=None)
     release = find_release(target.mcore)
-    small = shrink(
+    small_run = shrink(
         run.sections,
         run.precision,
         target=target,
-        here=release.version,
+        local_version=release.version,
         processes=processes,
         max_layers=max_layers,
     )
-    answer = _run_job(run, small, backend, release)
+    answer = _run_job(run, small_run, backend, release)
     ran = answer["versions"].items()
     versions = {name: version for name, version in ran if version is not None}
-    label = "the configs' own precision"
-    if run.precision is not None:
-        label = format_nearest_label(run.precision)
-    left_out_here = [
-        Finding(**entry, remedy="", severity="warning") for entry in answer["left_out"]
-    ]
-    planned = replace(small, sections=_drop_left_out(small.sections, left_out_here))
-    launches = []
-    for launch in answer["launches"]:
-        launches.append(_evaluate_launch(planned, launch, release, run.reading.environment))
+    left_out_by_worker = []
+    for setting in answer["left_out"]:
+        left_out_by_worker.append(Finding(**setting, remedy="", severity="warning"))
     return Rehearsal(
-        label=label,
+        label=_format_precision(run),
         target=_format_declared_target(run),
         backend=backend,
         versions=versions,
-        kept=_format_kept_fields(run, small),
-        layers=small.shape.num_layers,
-        small=small,
-        launches=tuple(launches),
-        left_out=(*small.left_out, *left_out_here),
-        unknown=_list_open_questions(target, versions, small, answer),
+        kept=_format_kept_fields(run, small_run),
+        layers=small_run.shape.num_layers,
+        small_run=small_run,
+        launches=_evaluate_launches(
+            _remove_settings(small_run, left_out_by_worker),
+            answer["launches"],
+            release,
+            run.reading.environment,
+        ),
+        left_out=(*small_run.left_out, *left_out_by_worker),
+        unknown=_list_open_questions(target, versions, small_run, answer),
     )
 
 
-def _drop_left_out(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[str, Any]:
-    """Return sections without the settings that the rehearsal left out.
+def _remove_settings(small_run: SmallRun, left_out: Sequence[Finding]) -> SmallRun:
+    """Return the small run without the settings that the worker left out.
 
-    The record is compared with the plan of what ran. An offloaded optimizer for example keeps FP32
-    masters, and the precision-aware optimizer that runs in its place keeps remainders of 16 bits.
+    The record is compared with the plan of what ran. An offloaded optimizer, for example, keeps
+    FP32 masters. The precision-aware optimizer that runs in its place keeps remainders of 16 bits.
     """
     paths = {finding.path for finding in left_out}
-    rest: dict[str, Any] = dict(sections)
+    sections = dict(small_run.sections)
     for name in ("model", "optimizer", "ddp"):
-        rest[name] = {
-            key: value for key, value in sections[name].items() if f"{name}.{key}" not in paths
-        }
-    return rest
+        fields = sections[name].items()
+        sections[name] = {key: value for key, value in fields if f"{name}.{key}" not in paths}
+    return replace(small_run, sections=sections)
+
+
+def _format_precision(run: Run) -> str:
+    """Return the name of the nearest recipe with the fields stated over it."""
+    if run.precision is None:
+        return "the configs' own precision"
+    return format_nearest_label(run.precision)
 
 
 def _format_declared_target(run: Run) -> str:
-    """Return the target as it was declared, without the installed release.
+    """Return the target as it was declared.
 
-    That release is written into the target of a file.
+    The reading of a file adds the installed release to the target. It is removed here.
     """
     declared = str(run.sections.get("target") or "")
     if run.reading.release.is_installed:
@@ -135,72 +139,83 @@ def _format_declared_target(run: Run) -> str:
     return declared or "no declared target"
 
 
-def _format_kept_fields(run: Run, small: SmallRun) -> str:
-    """Return the numbers of fields that the rehearsal has as the run has them, as a clause."""
-    changed = {change.field for change in small.changes}
+def _format_kept_fields(run: Run, small_run: SmallRun) -> str:
+    """Return how many fields of each section have the value of the full run."""
+    changed = {change.field for change in small_run.changes}
     counts = []
     for name in ("model", "optimizer", "ddp"):
         count = 0
-        for key, value in small.sections[name].items():
+        for key, value in small_run.sections[name].items():
             is_set = value not in (None, OWNER_DEFAULTS[name].get(key))
-            count += is_set and f"{name}.{key}" not in changed
+            if is_set and f"{name}.{key}" not in changed:
+                count += 1
         counts.append(f"{count} of {name}")
     precision = "the precision"
     if run.precision is not None:
-        precision = f"all {len(small.precision or {})} fields of the precision"
+        precision = f"all {len(small_run.precision or {})} fields of the precision"
     return f"{precision}, and {', '.join(counts)}"
 
 
 def _list_open_questions(
-    target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]
+    target: Target, versions: Mapping[str, str], small_run: SmallRun, answer: JobAnswer
 ) -> tuple[str, ...]:
-    """Return the sentences about what a rehearsal cannot find out."""
+    """Return sentences about properties of the run that the rehearsal does not show."""
     sentences = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: "
         "none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
     ]
-    for name, theirs in (("mcore", target.mcore), ("te", target.te)):
-        ours = versions.get(name)
-        if theirs is None or ours is None:
+    for name, declared in (("mcore", target.mcore), ("te", target.te)):
+        version = versions.get(name)
+        if declared is None or version is None:
             continue
-        if theirs.release[:2] != parse_version(ours).release[:2]:
-            declared = f"{PRODUCT_TITLES[name]} {theirs}, which the target declares"
-            sentences.append(f"{declared}: {ours} ran here.")
-    sentences += small.dropped
-    if _saves_without_state(target) and small.sections["model"].get("moe_grouped_gemm"):
+        if declared.release[:2] != parse_version(version).release[:2]:
+            title = PRODUCT_TITLES[name]
+            sentences.append(f"{title} {declared}, which the target declares: {version} ran here.")
+    sentences += small_run.unshown_choices
+    if _saves_without_state(target) and small_run.sections["model"].get("moe_grouped_gemm"):
         sentences.append(SAVED_AS_IN_TARGET)
     if answer["left_out"] and any(map(_has_error, answer["launches"])):
         sentences.append("Whether the run has the same error with the settings that were left out.")
     return tuple(sentences)
 
 
-def _has_error(launch: dict[str, Any]) -> bool:
+def _has_error(launch: LaunchOutcome) -> bool:
     """Return whether a rank of a launch ended with an error."""
-    return any("error" in outcome for outcome in launch["outcomes"])
+    return any("error" in rank for rank in launch["ranks"])
 
 
 def _saves_without_state(target: Target) -> bool:
     """Return whether the target is known to save grouped experts that have no extra state."""
-    rows = RULES_BY_ID[UNSAVED_EXPERTS_RULE].versions
-    return any(row.holds(getattr(target, row.product)) is False for row in rows)
+    ranges = RULES_BY_ID[UNSAVED_EXPERTS_RULE].versions
+    return any(versions.holds(getattr(target, versions.product)) is False for versions in ranges)
 
 
-def _run_job(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
-    """Return the answer of the process that imports Megatron."""
-    precision = small.precision
+def _run_job(run: Run, small_run: SmallRun, backend: str, release: Release) -> JobAnswer:
+    """Run the small run in a worker process, and return the worker's answer.
+
+    Args:
+        run: The full run.
+        small_run: The small run.
+        backend: The backend of the low-precision GEMMs.
+        release: The release of Megatron Core that the worker imports.
+
+    Raises:
+        BackendUnavailableError: The worker ended without an answer, or refused the job.
+    """
+    precision = small_run.precision
     if precision is not None and run.precision is not None and get_recipe_name(run.precision):
         precision = {**precision, RECIPE_NAME_KEY: get_recipe_name(run.precision)}
     sections = {
-        **small.sections,
+        **small_run.sections,
         "mixed_precision": precision,
         "target": run.sections.get("target"),
         "precision_backend": backend,
     }
-    variables = _collect_te_variables(run, small)
-    job = {
+    variables = _collect_te_variables(run, small_run)
+    job: Job = {
         "sections": sections,
-        "rounds": list(map(asdict, small.rounds)),
+        "launches": [launch.to_dict() for launch in small_run.launches],
         "steps": TRAIN_STEPS,
         "variables": variables,
         "saves_without_state": _saves_without_state(run.prediction.target),
@@ -210,21 +225,21 @@ def _run_job(run: Run, small: SmallRun, backend: str, release: Release) -> dict[
         return _run_worker(job, Path(name), environment)
 
 
-def _collect_te_variables(run: Run, small: SmallRun) -> dict[str, str]:
-    """Return the run's variables of Transformer Engine.
+def _collect_te_variables(run: Run, small_run: SmallRun) -> dict[str, str]:
+    """Return the environment variables of the run about Transformer Engine.
 
-    Those of attention are left out where the rehearsal has another attention.
+    The variables about attention are left out if the rehearsal has another attention backend.
     """
     environment = run.reading.environment
     variables = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
-    if any(change.field == "model.attention_backend" for change in small.changes):
+    if any(change.field == "model.attention_backend" for change in small_run.changes):
         for name in ATTENTION_VARIABLES:
             variables.pop(name, None)
     return variables
 
 
-def _run_worker(job: dict[str, Any], folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run the worker on a job, in a folder of its own, and return its answer."""
+def _run_worker(job: Job, folder: Path, environment: dict[str, str]) -> JobAnswer:
+    """Run the worker on a job, with an empty folder for its files, and return its answer."""
     file = folder / "job.json"
     file.write_text(json.dumps(job, default=str), encoding="utf-8")
     command = [sys.executable, "-W", "ignore", "-m", "bridge.rehearse.worker", str(file)]
@@ -232,37 +247,65 @@ def _run_worker(job: dict[str, Any], folder: Path, environment: dict[str, str]) 
         command, capture_output=True, text=True, check=False, env=environment
     )
     if done.returncode:
-        last = "nothing was printed"
+        last_line = "nothing was printed"
         for line in done.stderr.splitlines():
             if line.strip():
-                last = line
+                last_line = line
         raise BackendUnavailableError(
-            f"rehearse: the process that imports Megatron ended without an answer: {last}"
+            f"rehearse: the process that imports Megatron ended without an answer: {last_line}"
         )
-    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-    if "refused" in answer:
-        raise BackendUnavailableError(answer["refused"])
+    content = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    if "refused" in content:
+        raise BackendUnavailableError(content["refused"])
+    answer: JobAnswer = content
     return answer
 
 
+def _evaluate_launches(
+    small_run: SmallRun,
+    launches: Sequence[LaunchOutcome],
+    release: Release,
+    environment: Mapping[str, str],
+) -> tuple[LaunchResult, ...]:
+    """Return the result of each launch.
+
+    Args:
+        small_run: The small run, without the settings that the worker left out.
+        launches: The outcomes of the launches.
+        release: The release of Megatron Core that ran.
+        environment: Environment variables of the run.
+    """
+    results = []
+    for launch in launches:
+        layout = LaunchLayout.from_dict(launch["layout"])
+        plan = None
+        if "records" in launch["ranks"][0]:
+            plan = _plan_launch(small_run, layout, release, environment)
+        results.append(_evaluate_launch(launch, layout, plan))
+    return tuple(results)
+
+
 def _evaluate_launch(
-    small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
+    launch: LaunchOutcome, layout: LaunchLayout, plan: PrecisionPlan | None
 ) -> LaunchResult:
-    """Return the result of a launch: its outcomes, compared with the plan of the small run."""
-    layout = launch["round"]
-    small_round = LaunchLayout(**{**layout, "kinds": tuple(layout["kinds"])})
-    first = launch["outcomes"][0]
-    findings = _collect_errors(launch["outcomes"])
+    """Return the result of a launch, whose records are compared with its plan.
+
+    Args:
+        launch: The outcome of the launch.
+        layout: Its layout.
+        plan: Its plan. None if no step was recorded.
+    """
+    first = launch["ranks"][0]
+    findings = _collect_errors(launch["ranks"])
     planned = equal = None
-    if "records" in first:
-        plan = _plan_launch(small, small_round, release, environment)
+    if plan is not None:
         planned = _count_planned_gemms(plan)
-        different, of_records = _compare_records(plan, first["records"])
+        different, mismatches = _compare_records(plan, first["records"])
         equal = planned - different
-        findings += of_records
+        findings += mismatches
         findings += _check_resumed_loss(first)
     return LaunchResult(
-        round=small_round,
+        layout=layout,
         seconds=launch["seconds"],
         planned=planned,
         equal=equal,
@@ -274,7 +317,7 @@ def _evaluate_launch(
 
 
 def _count_planned_gemms(plan: PrecisionPlan) -> int:
-    """Return the number of GEMMs that a plan has rows of."""
+    """Return the number of GEMMs in a plan."""
     count = 0
     for layer in plan.layers:
         for module in layer.modules:
@@ -283,8 +326,8 @@ def _count_planned_gemms(plan: PrecisionPlan) -> int:
     return count
 
 
-def _check_resumed_loss(outcome: dict[str, Any]) -> list[Finding]:
-    """Return a finding where the step after a resume has another loss than without a break."""
+def _check_resumed_loss(outcome: RankOutcome) -> list[Finding]:
+    """Return a finding if a step has another loss after a resume than without a break."""
     loss = outcome["loss"]
     resumed = outcome.get("resumed_loss", loss)
     if resumed == loss:
@@ -295,43 +338,49 @@ def _check_resumed_loss(outcome: dict[str, Any]) -> list[Finding]:
 
 
 def _compare_records(
-    plan: PrecisionPlan, records: list[dict[str, Any]]
+    plan: PrecisionPlan, records: Sequence[StepRecord]
 ) -> tuple[int, list[Finding]]:
-    """Return how many planned GEMMs ran otherwise in some recorded step, and the findings."""
+    """Return the number of planned GEMMs that ran differently in any step, and the findings.
+
+    A difference that several steps have is one finding, with the first of these steps.
+    """
     different: set[tuple[str, str, str]] = set()
     findings: dict[str, Finding] = {}
-    for content in records:
-        gemms = tuple(GemmRow(**row) for row in content["gemms"])
-        census = tuple(CensusRow(**row) for row in content["census"])
+    for record in records:
+        gemms = tuple(GemmRow(**row) for row in record["gemms"])
+        census = tuple(CensusRow(**row) for row in record["census"])
         for mismatch in compare_with_plan(plan, Record(gemms=gemms, census=census)):
             if mismatch.column != "unplanned":
                 different.update(product(mismatch.layers, mismatch.modules, mismatch.gemms))
             rule = str(mismatch)
-            path = f"step {content['step']}"
+            path = f"step {record['step']}"
             findings.setdefault(rule, Finding(path=path, rule=rule, remedy=""))
     return len(different), list(findings.values())
 
 
 def _plan_launch(
-    small: SmallRun, launch: LaunchLayout, release: Release, environment: Mapping[str, str]
+    small_run: SmallRun, layout: LaunchLayout, release: Release, environment: Mapping[str, str]
 ) -> PrecisionPlan:
     """Return the plan of the small run in the layout of a launch."""
     precision = None
-    if small.precision is not None:
-        precision = MixedPrecisionConfig.from_dict(small.precision)
-    model = {**small.sections["model"], **launch.fields()}
+    if small_run.precision is not None:
+        precision = MixedPrecisionConfig.from_dict(small_run.precision)
+    model = {**small_run.sections["model"], **layout.fields()}
     return precision_plan(
         precision,
         model,
-        optimizer=small.sections["optimizer"],
-        ddp=small.sections["ddp"],
+        optimizer=small_run.sections["optimizer"],
+        ddp=small_run.sections["ddp"],
         mcore=release.version,
         environment=environment,
     )
 
 
-def _collect_errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
-    """Return the errors of the rank that failed first; others lose its connection, or are ended."""
+def _collect_errors(outcomes: Sequence[RankOutcome]) -> list[Finding]:
+    """Return the errors of the rank that failed first.
+
+    The errors of the other ranks follow from it: they lose its connection, or are ended.
+    """
     failed = [outcome for outcome in outcomes if "error" in outcome]
     if failed:
         return _make_error_findings(min(failed, key=lambda outcome: float(outcome["error"]["at"])))
@@ -342,13 +391,13 @@ def _collect_errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
     return [Finding(path="run", rule=rule, value=", ".join(sorted(ended)), remedy=remedy)]
 
 
-def _make_error_findings(outcome: dict[str, Any]) -> list[Finding]:
-    """Return the findings of an error, or the error as one finding."""
+def _make_error_findings(outcome: RankOutcome) -> list[Finding]:
+    """Return the findings that an error has, or else the error as one finding."""
     error = outcome["error"]
     if "findings" in error:
         return [Finding(**finding) for finding in error["findings"]]
     rule = f"{error['type']} when {outcome['phase']}"
-    if error["where"]:
-        rule = f"{rule}, {error['where']}"
+    if error["location"]:
+        rule = f"{rule}, {error['location']}"
     path = ", ".join(error["fields"]) or "run"
     return [Finding(path=path, rule=rule, value=error["message"], remedy="")]

@@ -1,7 +1,8 @@
-"""The release of Megatron Core that a rehearsal imports: the newest that is not above the target's.
+"""The release of Megatron Core that a rehearsal imports.
 
-The releases on this machine are the installed release and, where ``make setup`` has filled it, the
-release in the folder ``megatron-next`` of the environment. That folder is on no path by default.
+It is the newest release on this machine that is not newer than the target's. A machine has the
+installed release. If ``make setup`` has filled the folder ``megatron-next`` of the environment, it
+has the release in that folder too. The folder is not on the import path by default.
 """
 
 import os
@@ -22,17 +23,18 @@ class Release:
     """A release of Megatron Core on this machine."""
 
     version: Version | None
+    """None if no Megatron Core is installed."""
     folder: Path | None = None
-    """Folder to put first on the path; None for the installed release."""
+    """Folder to put first on the import path. None for the installed release."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables with which a process imports the release."""
         if self.folder is None:
             return {}
         path = str(self.folder)
-        before = os.environ.get("PYTHONPATH")
-        if before:
-            path = os.pathsep.join([path, before])
+        inherited = os.environ.get("PYTHONPATH")
+        if inherited:
+            path = os.pathsep.join([path, inherited])
         return {"PYTHONPATH": path}
 
 
@@ -40,12 +42,12 @@ def list_local_releases(*, prefix: Path | None = None) -> list[Release]:
     """Return the releases on this machine, the installed release first.
 
     Args:
-        prefix: Prefix of the Python environment, None for that of this process.
+        prefix: Prefix of the Python environment. None is the environment of this process.
     """
     releases = []
-    current = get_installed_version("mcore")
-    if current is not None:
-        releases.append(Release(version=current))
+    installed = get_installed_version("mcore")
+    if installed is not None:
+        releases.append(Release(version=installed))
     newer = find_newer_megatron(prefix)
     if newer is not None:
         if prefix is None:
@@ -58,16 +60,17 @@ def find_release(wanted: Version | None, *, prefix: Path | None = None) -> Relea
     """Return the newest release on this machine that is not newer than the wanted release.
 
     Args:
-        wanted: None wants the newest release.
-        prefix: Prefix of the Python environment, None for that of this process.
+        wanted: The release of the target. None is the newest release on this machine.
+        prefix: Prefix of the Python environment. None is the environment of this process.
 
     Returns:
-        The installed release where every release is newer than the wanted release.
+        The installed release if every release is newer than the wanted release.
     """
     for release in reversed(list_local_releases(prefix=prefix)):
         version = release.version
         if version is None or wanted is None:
             return release
+        # The target may leave out the last numbers: 0.17.1 is not newer than 0.17.
         if version.release[: len(wanted.release)] <= wanted.release:
             return release
     return Release(version=get_installed_version("mcore"))

@@ -1,12 +1,14 @@
-"""A run made small enough for a laptop, with its precision, kinds of layers and layout.
+"""`shrink`: a run made small enough for a laptop, with its precision, kinds of layers and layout.
 
-    small = shrink(run.sections, run.precision)
-    small.sections["model"]["hidden_size"], small.changes[0].reason, small.rounds[0].processes
+    small_run = shrink(run.sections, run.precision)
+    small_run.sections["model"]["hidden_size"]
+    small_run.changes[0].reason
+    small_run.launches[0].processes
 
-Every number is the smallest that Megatron and Transformer Engine treat as they treat the one of the
-run: sizes keep their ratio, and the width or the tokens of a rank keep the greatest common divisor
-with the scaling scheme's multiple. So a size that the scheme refuses in the run is refused in the
-rehearsal too.
+Megatron and Transformer Engine must treat each small number as they treat the number of the full
+run. So sizes keep their ratio. The width and the tokens of a rank keep their greatest common
+divisor with the multiple that the scaling scheme needs. A size that the scheme refuses in the full
+run is then refused in the rehearsal too.
 """
 
 from collections.abc import Mapping
@@ -25,9 +27,9 @@ from bridge.target.target import Target
 from bridge.target.versions import Version, get_installed_version
 
 MIN_TOKENS = 64
-"""The fewest tokens of a sequence on each context-parallel rank."""
+"""The least number of tokens of a sequence on each context-parallel rank."""
 TRAIN_STEPS = 2
-"""Steps before the checkpoint; one more follows it."""
+"""Steps before the checkpoint. One more step follows it."""
 
 SWITCHED_OFF = {
     "tp_comm_overlap": "its user buffers need GPUs",
@@ -36,35 +38,39 @@ SWITCHED_OFF = {
     "use_transformer_engine_op_fuser": "its kernels need a GPU",
     "moe_router_force_load_balancing": "a resume would draw other routes",
 }
-"""Switch of the model that changes no format -> the reason why it is off in a rehearsal."""
+"""Switch of the model that changes no format -> the reason why a rehearsal switches it off."""
 UNSUPPORTED_SWITCHES = {
     "fp8_dot_product_attention": "attention in FP8 has no CPU version",
     "fp8_multi_head_attention": "attention in FP8 has no CPU version",
 }
-"""Switch of the model or the precision that changes formats -> the reason why it is left out."""
+"""Switch of the model or the precision that changes formats -> the reason why a rehearsal leaves
+it out."""
 FSDP_PREFIXES = (
     "megatron_fsdp_",
     "fsdp_",
     "data_parallel_sharding_strategy",
     "outer_dp_sharding_strategy",
 )
-"""Prefixes of the fields of DDP that act under Megatron-FSDP alone."""
+"""Prefixes of the fields of DDP that have an effect only under Megatron-FSDP."""
 INITIALISER_FIELDS = ("init_method", "output_layer_init_method", "embedding_init_method")
-"""Functions, saved as text, which Megatron makes of other fields."""
+"""Fields with functions, which a file can hold only as text. Megatron makes them from other
+fields."""
 CUDA_GRAPH_FIELDS = ("cuda_graph_scope", "cuda_graph_modules")
-"""Parts of a run that its CUDA graphs capture, without effect if none is captured. Of the scope
-``full_iteration`` megatron-core 0.19.2 makes another `cuda_graph_impl`
-(transformer_config.py:2412)."""
+"""Parts of a run that its CUDA graphs capture. A CPU captures none.
+
+They are removed because megatron-core 0.19.2 changes `cuda_graph_impl` for the scope
+``full_iteration`` (transformer_config.py:2412).
+"""
 
 FLEX_DISPATCHER_FIELDS = (
     "moe_deepep_num_sms",
     "moe_hybridep_num_sms",
     "moe_flex_dispatcher_num_sms",
 )
-"""Streaming multiprocessors of the flex dispatcher, which no rehearsal has.
+"""Streaming multiprocessors of the flex dispatcher, which a rehearsal replaces.
 
-A run folder of megatron-core 0.16.1 states the first two with their class defaults, and 0.19.2
-refuses both together (transformer_config.py:1631).
+They are removed because megatron-core 0.19.2 refuses the first two together
+(transformer_config.py:1631), and a run folder of 0.16.1 states both with their class defaults.
 """
 
 
@@ -73,7 +79,7 @@ def shrink(
     precision: MixedPrecisionConfig | None,
     *,
     target: Target | None = None,
-    here: Version | None = None,
+    local_version: Version | None = None,
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
@@ -81,47 +87,69 @@ def shrink(
 
     Args:
         sections: The sections of the run.
-        precision: Its precision; None if the configs alone decide it.
-        target: The GPUs of the run. If their number is not stated, it is the least number that the
-            parallel sizes need.
-        here: The release of Megatron Core that will run; None: the installed release.
+        precision: The precision of the run. None if only the configs decide it.
+        target: The GPUs of the run. If their number is not stated, the least number that the
+            parallel sizes need is assumed.
+        local_version: The release of Megatron Core that the rehearsal imports. None is the
+            installed release.
         processes: The most processes of a launch.
         max_layers: The most layers. There are more if the first and last layers and the pipeline
             need more.
 
     Raises:
-        RunConfigError: No such model can be built, or planned.
+        RunConfigError: The model cannot be built, or cannot be planned.
     """
-    copies = {}
-    for name in ("model", "optimizer", "ddp", "train"):
-        copies[name] = dict(sections.get(name) or {})
     target = target or Target()
-    prediction = predict(precision, copies, target=Target(count=target.count))
-    plan = make_plan(prediction)
-    layout = LaunchLayout.from_parallel(prediction.parallel, is_sharded=plan.settings.distributed)
-    stated = None
-    if precision is not None:
-        stated = precision.to_dict()
-    small_run = SmallRun(
-        sections=copies, precision=stated, plan=plan, parallel=prediction.parallel, layout=layout
-    )
-    split = shrink_layers(small_run, max_layers)
+    small_run = _copy_run(sections, precision, target)
+    split_fields = shrink_layers(small_run, max_layers)
     shrink_widths(small_run)
     _shrink_tokens(small_run)
     _replace_schedule(small_run)
     _replace_optimizer(small_run)
     _replace_kernels(small_run)
-    # Each launch has its own layout and communication.
-    launch_fields = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
-    for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *launch_fields):
-        small_run.model.pop(name, None)
-    _leave_out(small_run, sections, target, here or get_installed_version("mcore"))
-    small_run.rounds = layout.rounds(processes, split)
+    _remove_fields(small_run)
+    _leave_out_format_switches(
+        small_run, target.mcore, local_version or get_installed_version("mcore")
+    )
+    _leave_out_router_dtype(small_run)
+    if sections.get("peft"):
+        small_run.record_left_out("peft", sections["peft"], "a run trains all weights")
+    small_run.launches = small_run.layout.split_into_launches(processes, split_fields)
     return small_run
 
 
+def _copy_run(
+    sections: Mapping[str, Any], precision: MixedPrecisionConfig | None, target: Target
+) -> SmallRun:
+    """Return a copy of a run that is not small yet, with the plan of the run."""
+    copies = {}
+    for name in ("model", "optimizer", "ddp", "train"):
+        copies[name] = dict(sections.get(name) or {})
+    prediction = predict(precision, copies, target=Target(count=target.count))
+    plan = make_plan(prediction)
+    stated = None
+    if precision is not None:
+        stated = precision.to_dict()
+    return SmallRun(
+        sections=copies,
+        precision=stated,
+        plan=plan,
+        parallel=prediction.parallel,
+        layout=LaunchLayout.from_parallel(
+            prediction.parallel, is_sharded=plan.settings.distributed
+        ),
+    )
+
+
+def _remove_fields(small_run: SmallRun) -> None:
+    """Remove model fields that would hinder a launch, or that each launch sets itself."""
+    launch_fields = (*LaunchLayout().fields(), "overlap_p2p_comm", "batch_p2p_comm")
+    for name in (*INITIALISER_FIELDS, *CUDA_GRAPH_FIELDS, *FLEX_DISPATCHER_FIELDS, *launch_fields):
+        small_run.model.pop(name, None)
+
+
 def _replace_kernels(small_run: SmallRun) -> None:
-    """Switch off kernels that need a GPU, and routes of tokens that are drawn at random."""
+    """Replace what needs a GPU, and switch off the routing of tokens at random."""
     if small_run.layout.size("context") > 1 and small_run.model.get("cp_comm_type") != "a2a":
         small_run.set(
             "model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version"
@@ -133,52 +161,64 @@ def _replace_kernels(small_run: SmallRun) -> None:
             small_run.set(f"model.{name}", False, reason)
 
 
-def _leave_out(
-    small_run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
+def _leave_out_format_switches(
+    small_run: SmallRun, target_version: Version | None, local_version: Version | None
 ) -> None:
-    """Leave out settings of formats and of trained weights that no rehearsal can have."""
+    """Leave out the switches of formats that a rehearsal cannot have on this machine.
+
+    Args:
+        small_run: The small run.
+        target_version: The release of Megatron Core that the run is for.
+        local_version: The release of Megatron Core that the rehearsal imports.
+    """
     for name, reason in UNSUPPORTED_SWITCHES.items():
-        small_run.leave_out(name, reason)
-    has_buffers = OWNER_FIELDS["ddp"]["fp4_param_gather"].has
-    is_later = False
-    if has_buffers is not None:
-        is_later = bool(has_buffers.holds(target.mcore)) and not has_buffers.holds(here)
+        small_run.remove_switch(name, reason)
+    versions = OWNER_FIELDS["ddp"]["fp4_param_gather"].has
+    needs_later_release = False
+    if versions is not None:
+        needs_later_release = bool(versions.holds(target_version))
+        needs_later_release = needs_later_release and not versions.holds(local_version)
+    # The small run may have the distributed optimizer in place of Megatron-FSDP.
     is_sharded = small_run.plan.settings.distributed
     if small_run.sections["ddp"].get("use_distributed_optimizer"):
         is_sharded = True
-    if is_later and is_sharded:
+    if needs_later_release and is_sharded:
         reason = (
             "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers"
         )
         for name in ("fp4_param", "fp4_param_gather"):
-            small_run.leave_out(name, reason)
+            small_run.remove_switch(name, reason)
+
+
+def _leave_out_router_dtype(small_run: SmallRun) -> None:
+    """Leave out a dtype of the router that Megatron's router ignores."""
     dtype = small_run.model.get("moe_router_dtype")
     if dtype not in (None, "fp32", "fp64"):
         del small_run.model["moe_router_dtype"]
-        small_run.note_left_out("model.moe_router_dtype", dtype, "the router does not know it")
-    if sections.get("peft"):
-        small_run.note_left_out("peft", sections["peft"], "a run trains all weights")
+        small_run.record_left_out("model.moe_router_dtype", dtype, "the router does not know it")
 
 
 def _shrink_tokens(small_run: SmallRun) -> None:
-    """Make the sequence and the micro-batch small, with the alignment of the tokens on a rank."""
+    """Make the sequence and the micro-batch small, and keep the alignment of a rank's tokens."""
     parallel = small_run.parallel
     samples = parse_integer(read_field(small_run.sections["train"], "micro_batch_size")) or 1
     small_samples = min(samples, 2)
 
     def alignment(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
-        """Return what depends on the number of tokens: its divisors by ranks and by the scheme."""
-        rows = tokens // context
-        is_shared = context == 1 or tokens % (2 * context) == 0
-        is_split = not parallel.sequence_parallel or rows % tensor == 0
-        return is_shared, is_split, gcd(rows * samples, small_run.unit)
+        """Return the divisibility of a sequence, on which checks of Megatron and TE depend."""
+        tokens_on_rank = tokens // context
+        # Context parallelism gives each rank two parts of a sequence.
+        is_context_divisible = context == 1 or tokens % (2 * context) == 0
+        is_tensor_divisible = not parallel.sequence_parallel or tokens_on_rank % tensor == 0
+        common = gcd(tokens_on_rank * samples, small_run.alignment)
+        return is_context_divisible, is_tensor_divisible, common
 
     wanted = alignment(
         small_run.shape.seq_length or MIN_TOKENS, samples, parallel.context, parallel.tensor
     )
     context = small_run.layout.size("context")
     seq_length = MIN_TOKENS * context
-    for tokens in range(seq_length, seq_length + 8 * small_run.unit * context):
+    for tokens in range(seq_length, seq_length + 8 * small_run.alignment * context):
         if alignment(tokens, small_samples, context, small_run.tensor_ranks) == wanted:
             seq_length = tokens
             break
@@ -188,7 +228,10 @@ def _shrink_tokens(small_run: SmallRun) -> None:
 
 
 def _replace_schedule(small_run: SmallRun) -> None:
-    """Replace the schedule by one of a few steps. The answer does not list this change."""
+    """Replace the schedule by a schedule of a few steps.
+
+    It is not recorded as a change, since every rehearsal has it.
+    """
     samples = small_run.sections["train"]["micro_batch_size"]
     small_run.sections["train"] = {
         "train_iters": TRAIN_STEPS,
@@ -199,31 +242,34 @@ def _replace_schedule(small_run: SmallRun) -> None:
         "eval_iters": 0,
         "eval_interval": 0,
     }
-    for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
+    # Megatron's schedule needs both rates.
+    for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():
         if small_run.sections["optimizer"].get(name) is None:
             small_run.sections["optimizer"][name] = value
 
 
 def _replace_optimizer(small_run: SmallRun) -> None:
-    """Replace Muon by Adam, and the sharding of FSDP and Muon by the distributed optimizer."""
+    """Replace Muon by Adam, and Megatron-FSDP and Muon's sharding by the distributed optimizer."""
     has_fsdp = bool(small_run.sections["ddp"].get("use_megatron_fsdp"))
     has_muon = "muon" in str(small_run.sections["optimizer"].get("optimizer"))
-    for section, inert in (("ddp", FSDP_PREFIXES), ("optimizer", ("muon_",))):
+    # These fields have no effect without Megatron-FSDP and Muon.
+    for section, prefixes in (("ddp", FSDP_PREFIXES), ("optimizer", ("muon_",))):
         values = dict(small_run.sections[section])
         for name in small_run.sections[section]:
-            if name.startswith(inert):
+            if name.startswith(prefixes):
                 del values[name]
         small_run.sections[section] = values
     if has_muon:
         small_run.set("optimizer.optimizer", "adam", "no package of Muon is here")
     if not (has_fsdp or has_muon):
         return
-    why = "stands for the sharding of Muon"
+    reason = "stands for the sharding of Muon"
     if has_fsdp:
-        why = "stands for Megatron-FSDP"
+        reason = "stands for Megatron-FSDP"
     for section in ("ddp", "optimizer"):
-        small_run.set(f"{section}.use_distributed_optimizer", True, why)
+        small_run.set(f"{section}.use_distributed_optimizer", True, reason)
     settings = small_run.plan.settings
     if settings.low_parameters and settings.scheme == "mxfp8":
-        reused = "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
-        small_run.set(reused, True, f"the distributed optimizer, which {why}")
+        # The distributed optimizer needs this switch for weights that are stored in MXFP8.
+        path = "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
+        small_run.set(path, True, f"the distributed optimizer, which {reason}")

@@ -13,9 +13,9 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import LaunchLayout
 
 MIN_ALIGNMENT = 16
-"""Multiple of widths if no scheme needs a larger one.
+"""Multiple of widths if no scheme needs a larger multiple.
 
-Tensor cores and Transformer Engine's FP8 GEMMs take it.
+Tensor cores and Transformer Engine's FP8 GEMMs need it.
 """
 
 
@@ -28,36 +28,41 @@ class Change:
     before: Any
     after: Any
     reason: str
-    """The reason for the new value, as a clause."""
+    """The reason for the new value, without a full stop."""
 
 
 @dataclass(kw_only=True)
 class SmallRun:
-    """A run that is made small, together with the plan of the run before that."""
+    """A run that is made small, together with the plan of the full run.
+
+    The functions of `shrink` change it step by step. Three lists record what they do: `changes`,
+    `left_out` and `unshown_choices`.
+    """
 
     sections: dict[str, dict[str, Any]]
     """model, optimizer, ddp and train, for one process."""
     precision: dict[str, Any] | None
-    """The stated fields of the precision; None if the configs alone decide it."""
+    """The stated fields of the precision. None if only the configs decide it."""
     plan: PrecisionPlan
-    """The plan of the run before it is made small."""
+    """The plan of the full run."""
     parallel: ParallelLayout
-    """The parallel layout of the run before it is made small."""
+    """The parallel layout of the full run."""
     layout: LaunchLayout
-    """Every kind of parallelism of the run, each at size 2."""
+    """Every kind of parallelism of the full run, each at size 2."""
     layers: tuple[str, ...] = ()
-    """Labels of the layers of the run that the layers of the rehearsal stand for, in order."""
-    rounds: tuple[LaunchLayout, ...] = ()
-    """The launches that together have every kind of the layout."""
+    """Labels of the layers of the full run that the rehearsal keeps, in order."""
+    launches: tuple[LaunchLayout, ...] = ()
+    """The launches that together have every kind of parallelism of `layout`."""
     changes: list[Change] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    """Choices per module that the kept layers cannot show, as sentences."""
+    """Settings with another value."""
     left_out: list[Finding] = field(default_factory=list)
     """Settings that no run on this machine can have, with the reason."""
+    unshown_choices: list[str] = field(default_factory=list)
+    """Choices per module that the kept layers cannot show, as sentences."""
 
     @property
     def shape(self) -> ModelShape:
-        """The model of the run."""
+        """The model of the full run."""
         return self.plan.shape
 
     @property
@@ -71,7 +76,7 @@ class SmallRun:
         return self.sections["model"]
 
     @cached_property
-    def unit(self) -> int:
+    def alignment(self) -> int:
         """The largest multiple that a scheme of the plan needs of a dimension."""
         largest = MIN_ALIGNMENT
         names = self.plan.schemes()
@@ -81,7 +86,13 @@ class SmallRun:
         return largest
 
     def set(self, path: str, value: Any, reason: str) -> None:
-        """Give a setting another value, and note the change where it is one."""
+        """Set a setting, and record the change if the value is another one.
+
+        Args:
+            path: section.field. The section mixed_precision is skipped if the run has none.
+            value: The new value. None removes the setting.
+            reason: The reason for the change, without a full stop.
+        """
         section, _, name = path.partition(".")
         if section == "mixed_precision":
             values = self.precision
@@ -96,38 +107,43 @@ class SmallRun:
             values.pop(name, None)
         else:
             values[name] = value
-        self.note(path, before, value, reason)
+        self.record_change(path, before, value, reason)
 
-    def note(self, path: str, before: Any, after: Any, reason: str) -> None:
-        """Note a change."""
+    def record_change(self, path: str, before: Any, after: Any, reason: str) -> None:
+        """Record a changed setting."""
         self.changes.append(Change(field=path, before=before, after=after, reason=reason))
 
-    def leave_out(self, name: str, reason: str) -> None:
-        """Take a switch out of the precision and of every config, and note it where it was on."""
+    def remove_switch(self, name: str, reason: str) -> None:
+        """Remove a switch from the precision and from every config.
+
+        It is recorded as left out wherever it was on.
+        """
         sections = {"mixed_precision": self.precision or {}, **self.sections}
         for section, values in sections.items():
             if values.pop(name, None):
-                self.note_left_out(f"{section}.{name}", True, reason)
+                self.record_left_out(f"{section}.{name}", True, reason)
 
-    def note_left_out(self, path: str, value: Any, reason: str) -> None:
-        """Note a setting that no run on this machine can have."""
+    def record_left_out(self, path: str, value: Any, reason: str) -> None:
+        """Record a setting that no run on this machine can have."""
         self.left_out.append(
             Finding(path=path, rule=reason, value=value, remedy="", severity="warning")
         )
 
     def fit_width(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
-        """Return a width near `wanted` whose part on a rank keeps the alignment of the run's width.
+        """Return a small width that is aligned on a rank exactly as the width of the full run is.
 
         Args:
-            size: The width in the run.
-            wanted: The width that would keep the ratio to the other widths.
-            ranks: Ranks of the run that share the width.
+            size: The width in the full run.
+            wanted: The width that would keep the ratio to the other widths. The result is near it.
+            ranks: Ranks of the full run that share the width.
             small_ranks: Ranks of the rehearsal that share the width.
         """
         if size % ranks:
-            return small_ranks * self.unit + 1
-        common = gcd(size // ranks, self.unit)
-        part = max(1, round(wanted / small_ranks / self.unit)) * self.unit
-        if common < self.unit:
+            # Not divisible by the ranks, as in the full run, so that Megatron refuses this one too.
+            return small_ranks * self.alignment + 1
+        common = gcd(size // ranks, self.alignment)
+        part = max(1, round(wanted / small_ranks / self.alignment)) * self.alignment
+        if common < self.alignment:
+            # Makes the greatest common divisor with the alignment `common` again.
             part += common
         return small_ranks * part

@@ -1,9 +1,10 @@
 """`shrink_widths`: small widths of a model: heads, channels, hidden size, feed-forward, experts.
 
-A width of the rehearsal keeps two things of the width of the run: its ratio to the hidden size, and
-its alignment, the greatest common divisor of a rank's part with the scheme's multiple. Heads and
-channels depend on each other, so their smallest counts are searched: the alignments of the run are
-computed first, and the first counts with the same alignments are taken.
+A small width keeps two properties of the width in the full run. The first is its ratio to the
+hidden size. The second is its alignment: the greatest common divisor of a rank's part and the
+multiple that the scaling scheme needs. Heads and channels depend on each other, so they are found
+by search: the alignments of the full run are computed, and the smallest counts with the same
+alignments are taken.
 """
 
 from dataclasses import replace
@@ -17,8 +18,9 @@ from bridge.target.fields import read_field
 MAX_HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
 DELTA_CHANNELS = {"key_head_dim": 8, "value_head_dim": 8}
+"""Channels of a head of a gated delta net."""
 INDEXER_TOPK = 16
-"""Keys that a query of sparse attention takes."""
+"""The most keys that a query of sparse attention selects."""
 
 WIDTH_REASON = "keeps the ratio to hidden_size and the alignment on a rank"
 HEADS_REASON = "keeps the queries of a key on a rank"
@@ -39,10 +41,11 @@ def shrink_widths(small_run: SmallRun) -> None:
 
 
 def _shrink_attention(small_run: SmallRun) -> int:
-    """Make the heads, their channels and the hidden size small; return the hidden size."""
+    """Make the heads, their channels and the hidden size small, and return the hidden size."""
     shape = small_run.shape
     if not shape.num_attention_heads:
-        return small_run.unit * 2
+        # A model without attention: nothing else decides its hidden size.
+        return small_run.alignment * 2
     heads, groups = _choose_heads(small_run)
     channels = _choose_channels(small_run, heads, groups)
     is_stated = read_field(small_run.model, "kv_channels") is not None
@@ -63,43 +66,45 @@ def _shrink_attention(small_run: SmallRun) -> int:
 
 
 def _choose_heads(small_run: SmallRun) -> tuple[int, int]:
-    """Return the query heads and the groups that share a key, few of both.
+    """Return small numbers of query heads and of query groups.
 
-    A number that the tensor-parallel ranks of the run do not divide is not divided here either.
+    A number that is not divisible by the tensor-parallel ranks of the full run is not divisible by
+    those of the rehearsal either. So Megatron's checks of these numbers have the same result.
     """
     heads, groups = small_run.shape.num_attention_heads, small_run.shape.num_query_groups
     ranks, small_ranks = small_run.parallel.tensor, small_run.tensor_ranks
     if small_run.shape.latent is not None or heads == groups:
         small_heads = min(4, small_ranks * max(1, heads // small_ranks))
         if heads % ranks:
-            # One more head, so that the ranks do not divide the heads here either.
+            # One more head, so that the small number is not divisible either.
             small_heads += 1
         return small_heads, small_heads
     small_groups = small_ranks
     if groups > ranks and groups % ranks:
-        # One more group, so that the ranks do not divide the groups here either.
+        # One more group, so that the small number is not divisible either.
         small_groups = small_ranks + 1
     elif groups % ranks:
         small_groups = 1
     per_group = min(heads // groups, MAX_HEADS_PER_GROUP)
     if heads % ranks == 0 and small_groups * per_group % small_ranks:
-        # The ranks of the run divide its heads, so they must divide them here too.
+        # The heads of the full run are divisible by its ranks, so these must be too.
         per_group += 1
     return small_groups * per_group, small_groups
 
 
 def _choose_channels(small_run: SmallRun, heads: int, groups: int) -> int:
-    """Return the smallest channels of a head whose projections keep their alignment on a rank."""
+    """Return the least number of channels of a head that keeps the alignment of the projections."""
     shape = small_run.shape
     is_stated = read_field(small_run.model, "kv_channels") is not None
 
     def alignment(
         width: int, queries: int, keys: int, channels: int, ranks: int
     ) -> tuple[int, ...]:
-        """Return the divisors of the widths that the run's projections have on a rank."""
-        of_queries = gcd(queries * channels // ranks, small_run.unit)
-        of_all = gcd((queries + 2 * keys) * channels // ranks, small_run.unit)
-        return gcd(width, small_run.unit), channels % 2, of_queries, of_all
+        """Return the common divisors of the projections' widths on a rank with the multiple."""
+        query_divisor = gcd(queries * channels // ranks, small_run.alignment)
+        # The fused projection makes queries, keys and values.
+        fused_divisor = gcd((queries + 2 * keys) * channels // ranks, small_run.alignment)
+        return gcd(width, small_run.alignment), channels % 2, query_divisor, fused_divisor
 
     wanted = alignment(
         shape.hidden_size,
@@ -108,26 +113,30 @@ def _choose_channels(small_run: SmallRun, heads: int, groups: int) -> int:
         shape.kv_channels,
         small_run.parallel.tensor,
     )
-    for channels in range(MIN_ALIGNMENT, 4 * small_run.unit + 1):
+    for channels in range(MIN_ALIGNMENT, 4 * small_run.alignment + 1):
         width = heads * channels
         if is_stated:
             width = shape.hidden_size
         if alignment(width, heads, groups, channels, small_run.tensor_ranks) == wanted:
             return channels
-    return small_run.unit
+    return small_run.alignment
 
 
 def _shrink_latent(small_run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
-    """Make the widths of latent attention small; return the hidden size.
+    """Make the widths of latent attention small, and return the hidden size.
 
-    `ratio` is that of the run's hidden size to the channels of all heads.
+    Args:
+        small_run: The small run.
+        latent: The widths of latent attention in the full run.
+        heads: Heads of the rehearsal.
+        ratio: Hidden size of the full run, divided by the channels of all its heads.
     """
     dims = {}
     for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
         size = getattr(latent, name)
         if size:
             dims[name] = size
-    scale = 2 * small_run.unit / min(dims.values())
+    scale = 2 * small_run.alignment / min(dims.values())
     for name, size in dims.items():
         small_run.set(
             f"model.{name}", small_run.fit_width(size, size * scale), "keeps the alignment"
@@ -143,72 +152,81 @@ def _shrink_latent(small_run: SmallRun, latent: Latent, heads: int, ratio: float
 
 
 def _shrink_state_space(small_run: SmallRun, mixer: StateSpace) -> None:
-    """Make the heads of Mamba small: the fewest whose projections keep their alignment."""
+    """Make the heads of Mamba few, and keep the alignment of the projections on a rank."""
     groups = small_run.tensor_ranks
     if mixer.num_groups % small_run.parallel.tensor:
+        # One more group, so that the small number is not divisible either.
         groups += 1
 
     def alignment(space: StateSpace, ranks: int) -> tuple[object, ...]:
-        """Return the divisors of the widths that the run's projections have on a rank."""
-        inner = gcd(space.inner // ranks, small_run.unit)
-        projected = gcd(space.projected_width // ranks, small_run.unit)
+        """Return the divisibility of the heads and of the projections' widths on a rank."""
+        inner = gcd(space.inner // ranks, small_run.alignment)
+        projected = gcd(space.projected_width // ranks, small_run.alignment)
         return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
 
     wanted = alignment(mixer, small_run.parallel.tensor)
     state_dim = small_run.fit_width(mixer.state_dim, 16)
     without_heads = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
-    small = replace(without_heads, num_heads=groups * small_run.unit)
-    for num_heads in range(groups, 8 * groups * small_run.unit + 1):
+    # If no number of heads has the alignments of the full run, every projection is aligned.
+    small = replace(without_heads, num_heads=groups * small_run.alignment)
+    for num_heads in range(groups, 8 * groups * small_run.alignment + 1):
         space = replace(without_heads, num_heads=num_heads)
         if alignment(space, small_run.tensor_ranks) == wanted:
             small = space
             break
-    why = "keeps the alignment of Mamba's projections on a rank"
+    reason = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
-        small_run.set(f"model.mamba_{name}", getattr(small, name), why)
+        small_run.set(f"model.mamba_{name}", getattr(small, name), reason)
 
 
 def _shrink_delta_net(small_run: SmallRun, net: DeltaNet) -> None:
-    """Make the heads of a gated delta net small.
+    """Make the heads of a gated delta net few, and keep the alignment of the projections on a rank.
 
-    They are the fewest whose projections keep their alignment on a rank.
+    The heads of the full run stay if no smaller number keeps it.
     """
     values_per_key = net.num_value_heads // net.num_key_heads
 
     def alignment(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
-        """Return the divisors of the widths that the run's projections have on a rank."""
-        value = gcd(sizes.value // ranks, small_run.unit)
-        projected = gcd(sizes.projected_width // ranks, small_run.unit)
+        """Return the divisibility of the heads and of the projections' widths on a rank."""
+        value = gcd(sizes.value // ranks, small_run.alignment)
+        projected = gcd(sizes.projected_width // ranks, small_run.alignment)
         return sizes.num_key_heads % ranks == 0, value, projected
 
     wanted = alignment(net, small_run.parallel.tensor)
     small = net
-    for num_keys in range(small_run.tensor_ranks, 8 * small_run.tensor_ranks * small_run.unit + 1):
+    for num_keys in range(
+        small_run.tensor_ranks, 8 * small_run.tensor_ranks * small_run.alignment + 1
+    ):
         heads = {"num_key_heads": num_keys, "num_value_heads": num_keys * values_per_key}
         sizes = replace(net, **heads, **DELTA_CHANNELS)
         if alignment(sizes, small_run.tensor_ranks) == wanted:
             small = sizes
             break
-    why = "keeps the alignment of the projections on a rank"
+    reason = "keeps the alignment of the projections on a rank"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
-        small_run.set(f"model.linear_{name}", getattr(small, name), why)
+        small_run.set(f"model.linear_{name}", getattr(small, name), reason)
 
 
 def _shrink_indexer(small_run: SmallRun, indexer: Indexer) -> None:
     """Make the indexer of sparse attention small.
 
-    The queries of a head are rotated with those of the model.
+    A head of the indexer must be wide enough for the rotated channels of the model's heads.
     """
     rotated = small_run.model.get("qk_pos_emb_head_dim") or 0
-    width = 1 << (max(small_run.unit, 2 * rotated) - 1).bit_length()
-    why = "a power of two, which the rotation takes"
-    small_run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), why)
-    small_run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, small_run.unit), WIDTH_REASON)
+    width = 1 << (max(small_run.alignment, 2 * rotated) - 1).bit_length()
+    reason = "a power of two, which the rotation takes"
+    small_run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), reason)
+    small_run.set(
+        "model.dsa_indexer_n_heads", min(indexer.num_heads, small_run.alignment), WIDTH_REASON
+    )
     small_run.set("model.dsa_indexer_topk", min(indexer.topk, INDEXER_TOPK), "the tokens are fewer")
 
 
 def _shrink_feed_forward(small_run: SmallRun, hidden: int) -> None:
-    """Make the feed-forward width small, and leave the vocabulary to the corpus of bytes."""
+    """Make the feed-forward width small, and remove the size of the vocabulary.
+
+    The rehearsal trains on bytes, and its corpus states the size.
+    """
     shape = small_run.shape
     wanted = shape.ffn_hidden_size / shape.hidden_size * hidden
     width = small_run.fit_width(
@@ -226,11 +244,12 @@ def _shrink_experts(small_run: SmallRun, experts: Experts, hidden: int) -> None:
     if small_run.layout.size("expert") > 1:
         count = 2 * min(2, max(1, experts.num_experts // small_run.parallel.expert))
     if experts.num_experts % small_run.parallel.expert:
-        # The ranks do not divide the experts of the run, so they must not here.
+        # One more expert, so that the small number is not divisible by the ranks either.
         count += 1
-    why = "two experts on each of two ranks, or four on one"
-    small_run.set("model.num_moe_experts", min(count, experts.num_experts), why)
-    # Megatron's router takes one expert a token only where it applies its softmax before it chooses
+    reason = "two experts on each of two ranks, or four on one"
+    small_run.set("model.num_moe_experts", min(count, experts.num_experts), reason)
+    # Two experts per token are not reduced to one: Megatron's router takes a single expert only if
+    # its softmax is before the choice.
     small_run.set(
         "model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer"
     )
@@ -248,7 +267,13 @@ def _shrink_experts(small_run: SmallRun, experts: Experts, hidden: int) -> None:
 
 
 def _shrink_expert_widths(small_run: SmallRun, experts: Experts, ratio: float) -> None:
-    """Make the widths of routed and shared experts small by the ratio of the hidden sizes."""
+    """Make the widths of routed and shared experts small.
+
+    Args:
+        small_run: The small run.
+        experts: The experts of the full run.
+        ratio: Hidden size of the rehearsal, divided by the hidden size of the full run.
+    """
     if experts.latent_size:
         width = small_run.fit_width(experts.latent_size, experts.latent_size * ratio)
         small_run.set("model.moe_latent_size", width, WIDTH_REASON)

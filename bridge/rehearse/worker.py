@@ -1,8 +1,8 @@
 """The process of a rehearsal that imports Megatron: ``python -m bridge.rehearse.worker JOB.json``.
 
-It imports once, and each launch is forks of it, one a rank: they train a few steps with a
-checkpoint and resume from it for one step. Errors of Megatron Core and of Transformer Engine are
-part of the answer, so every exception ends in it.
+The process imports Megatron once. For each launch it forks itself, once for each rank. The ranks
+train a few steps, save a checkpoint, and resume from it for one step. Every exception of a rank is
+part of the answer, since a rehearsal looks for the errors of Megatron Core and Transformer Engine.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from bridge.errors import (
     BridgeError,
@@ -37,6 +37,17 @@ from bridge.preflight import declared_gpu
 from bridge.read.run_input import RunInput
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.error_cause import find_cause, find_root_error
+from bridge.rehearse.job import (
+    Job,
+    JobAnswer,
+    LaunchOutcome,
+    LeftOutSetting,
+    RankError,
+    RankOutcome,
+    Refusal,
+    Sections,
+    StepRecord,
+)
 from bridge.rehearse.layout import LaunchLayout
 from bridge.rules.topics.system.train_script import (
     find_context_parallel_faults,
@@ -54,81 +65,96 @@ MODEL_DEFINING_FIELDS = (
     "model.dsa_indexer_topk_freq",
     "model.use_kitchen",
 )
-"""Fields without which the model would be another one: a run that has one is not rehearsed."""
+"""Fields without which the model would be another model. A run is not rehearsed without them."""
 PRELOADED_MODULES = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
-"""Modules that each rank needs: the process that is forked imports them once."""
+"""Modules that each rank needs. The process imports them once, before it forks."""
 LAUNCH_SECONDS = 240.0
+"""How long the ranks of a launch may run."""
 GRACE_SECONDS = 3.0
-"""How long the other ranks may go on after the first one has failed."""
-
+"""How long the other ranks may go on after a rank has failed."""
 CHECKPOINT_FOLDER = "checkpoints"
 FINDING_FIELDS = tuple(field.name for field in dataclasses.fields(Finding))
-Job = dict[str, Any]
-"""The sections of the small run, its launches, steps and variables, as `rehearse` writes them."""
-Answer = dict[str, Any]
-"""The answer of this process, or a part of it, as plain data."""
-WORK_PHASES = {
+
+Work = Literal["train_and_save", "train", "resume"]
+"""The work of a rank in a process."""
+PHASE_OF_WORK: dict[Work, str] = {
+    "train_and_save": "it trains",
     "train": "it trains",
-    "alone": "it trains",
     "resume": "it resumes from its checkpoint",
 }
-"""Part of a rank's work (to train and save, to train alone, to resume) -> the phase of its
-errors."""
+"""Work -> the phase that the message about an error names."""
 
 
 def main(file: Path) -> None:
     """Rehearse the job of a file, and write ``answer.json`` next to the file."""
     job: Job = json.loads(file.read_text(encoding="utf-8"))
+    answer: JobAnswer | Refusal
     try:
         answer = _rehearse_job(job, file.parent)
-    except BridgeError as error:  # before anything was launched: what is needed is not here
+    except BridgeError as error:  # Nothing was launched: the machine lacks something.
         answer = {"refused": str(error)}
     (file.parent / "answer.json").write_text(json.dumps(answer, default=str), encoding="utf-8")
 
 
-def _rehearse_job(job: Job, folder: Path) -> Answer:
-    """Return the settings that were left out, the outcome of each launch, and the releases."""
+def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
+    """Prepare the process, run each launch, and return the answer.
+
+    Args:
+        job: The job. Settings that no run here can have are removed from its sections.
+        folder: The folder for the files of the launches.
+
+    Raises:
+        BridgeError: Nothing can be launched here.
+    """
     sections = job["sections"]
     is_te = sections["precision_backend"] == declared_gpu.TE_CPU_BACKEND
     if is_te:
-        _declare_gpu(sections)  # before Megatron is imported
-    rounds = []
-    for layout in job["rounds"]:
-        rounds.append(LaunchLayout(**{**layout, "kinds": tuple(layout["kinds"])}))
-    left_out = leave_out(sections, rounds)
-    _refuse_changed_model(left_out)
+        # Megatron looks for Transformer Engine when it is imported.
+        _declare_gpu(sections)
+    launches = list(map(LaunchLayout.from_dict, job["launches"]))
+    left_out = remove_unsupported_settings(sections, launches)
+    _require_same_model(left_out)
     left_out += _find_replaced_variables(job["variables"])
-    for name in PRELOADED_MODULES:
-        import_module(name)
-    if is_te and job["saves_without_state"]:
-        from bridge.runtime.megatron.te_cpu.patches import patch_empty_extra_state
-
-        patch_empty_extra_state()
-    gc.freeze()  # a fork would copy the memory of every module to collect garbage
-    launches: list[Answer] = []
-    for launch in _drop_left_out_kinds(rounds, left_out):
-        place = folder / f"launch-{len(launches)}"
-        place.mkdir()
+    _prepare_forks(patches_te=is_te and job["saves_without_state"])
+    outcomes: list[LaunchOutcome] = []
+    for launch in _drop_left_out_kinds(launches, left_out):
+        launch_folder = folder / f"launch-{len(outcomes)}"
+        launch_folder.mkdir()
         began = time.perf_counter()
-        outcomes = _run_launch(job, launch, place)
+        ranks = _run_launch(job, launch, launch_folder)
         seconds = time.perf_counter() - began
-        layout = dataclasses.asdict(launch)
-        launches.append({"round": layout, "seconds": seconds, "outcomes": outcomes})
-    return {"left_out": left_out, "launches": launches, "versions": _detect_versions(is_te=is_te)}
+        outcomes.append({"layout": launch.to_dict(), "seconds": seconds, "ranks": ranks})
+    return {"left_out": left_out, "launches": outcomes, "versions": _detect_versions(is_te=is_te)}
 
 
-def _declare_gpu(sections: Job) -> None:
-    """Declare a GPU that runs the schemes of the precision to Transformer Engine."""
-    model = sections["model"] | (sections.get("mixed_precision") or {})
-    scheme = model.get("fp8_recipe")
-    if model.get("fp4"):
-        scheme = model.get("fp4_recipe")
-    schemes = [scheme, *list_row_schemes(model.get("modules"))]
+def _declare_gpu(sections: Sections) -> None:
+    """Make Transformer Engine see a GPU that can run the schemes of the precision."""
+    fields = sections["model"] | (sections.get("mixed_precision") or {})
+    scheme = fields.get("fp8_recipe")
+    if fields.get("fp4"):
+        scheme = fields.get("fp4_recipe")
+    schemes = [scheme, *list_row_schemes(fields.get("modules"))]
     declared_gpu.declare(sections.get("target"), schemes=schemes)
 
 
+def _prepare_forks(*, patches_te: bool) -> None:
+    """Import and patch what every rank needs, so that the forks share it.
+
+    Args:
+        patches_te: Whether grouped experts are saved as in the target (rule PB436).
+    """
+    for name in PRELOADED_MODULES:
+        import_module(name)
+    if patches_te:
+        from bridge.runtime.megatron.te_cpu.patches import patch_empty_extra_state
+
+        patch_empty_extra_state()
+    # Otherwise the garbage collection in a fork would copy the memory of every module.
+    gc.freeze()
+
+
 def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
-    """Return product -> the release that runs here; None where it does not run."""
+    """Return product -> the release that runs here, or None if the product does not run."""
     versions: dict[str, str | None] = {"mcore": get_installed_text("mcore"), "te": None}
     if is_te:
         from bridge.runtime.megatron.te_cpu.install import get_installed_te
@@ -139,11 +165,20 @@ def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
     return versions
 
 
-def leave_out(sections: Job, rounds: list[LaunchLayout]) -> list[Answer]:
-    """Remove the fields that no run here can have, and return those that were set, with reasons.
+def remove_unsupported_settings(
+    sections: Sections, launches: list[LaunchLayout]
+) -> list[LeftOutSetting]:
+    """Remove the fields that no run here can have.
 
-    They are the fields that Megatron's classes here do not have, and those that the build of
-    scripts/train.py does not honour.
+    They are fields that Megatron's classes here do not have, and fields that a run of
+    scripts/train.py does not support.
+
+    Args:
+        sections: The sections of the small run. They are changed.
+        launches: The layouts of the launches.
+
+    Returns:
+        The removed fields that were set to something else than their default, with the reason.
     """
     from bridge.runtime.megatron.deferred_configs import (
         MegatronDistributedDataParallelConfig,
@@ -151,65 +186,74 @@ def leave_out(sections: Job, rounds: list[LaunchLayout]) -> list[Answer]:
     )
     from bridge.runtime.megatron.model.gpt import GPTConfig
 
-    removed: list[Answer] = []
-    owners = {
+    left_out: list[LeftOutSetting] = []
+    config_classes = {
         "model": GPTConfig,
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
-    for name, owner in owners.items():
+    for name, config_class in config_classes.items():
         section = sections[name]
         values = dict(section)
         if name == "model":
-            values |= _collect_sizes(rounds)
-        defaults = {field.name: get_field_default(field) for field in dataclasses.fields(owner)}
-        _drop_foreign_nulls(section, defaults)
-        refused = _find_refused_fields(name, values, backend=sections["precision_backend"])
+            values |= _collect_sizes(launches)
+        defaults = {}
+        for field in dataclasses.fields(config_class):
+            defaults[field.name] = get_field_default(field)
+        _remove_foreign_nulls(section, defaults)
+        reasons = _find_unsupported_fields(name, values, backend=sections["precision_backend"])
         for key in section:
             if key not in defaults:
-                refused[f"{name}.{key}"] = "the configs of this Megatron Core have no such field"
-        for path, reason in refused.items():
-            key = path.partition(".")[2]
+                reasons[key] = "the configs of this Megatron Core have no such field"
+        for key, reason in reasons.items():
             section.pop(key, None)
             if values.get(key) not in (None, False, [], OWNER_DEFAULTS[name].get(key)):
-                removed.append({"path": path, "value": values.get(key), "rule": reason})
-    return removed
+                path = f"{name}.{key}"
+                left_out.append({"path": path, "value": values.get(key), "rule": reason})
+    return left_out
 
 
-def _drop_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Remove the nulls that a class here does not take, as in a file of a later release."""
+def _remove_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Remove nulls of fields that cannot be None here. A file of a later release can have them."""
     for key in list(section):
         is_null = section[key] is None and key not in NULLABLE_FIELDS
         if is_null and defaults.get(key) is not None:
             del section[key]
 
 
-def _find_refused_fields(name: str, values: dict[str, Any], *, backend: str) -> dict[str, str]:
-    """Return the path of each field of a section that the build does not honour -> the reason."""
+def _find_unsupported_fields(
+    section: str, values: dict[str, Any], *, backend: str
+) -> dict[str, str]:
+    """Return each field that a run of scripts/train.py does not support -> the reason."""
     faults = [
-        *find_unsupported_fields(name, values, backend=backend),
-        *find_unsupported_values(name, values, backend=backend),
+        *find_unsupported_fields(section, values, backend=backend),
+        *find_unsupported_values(section, values, backend=backend),
     ]
-    if name == "model":
+    if section == "model":
         faults += find_context_parallel_faults(values, backend=backend)
-    refused = {}
+    reasons = {}
     for fault in faults:
-        refused[str(fault.path)] = str(fault.words["clause"])
-    return refused
+        key = str(fault.path).partition(".")[2]
+        reasons[key] = str(fault.words["clause"])
+    return reasons
 
 
-def _refuse_changed_model(left_out: list[Answer]) -> None:
-    """Refuse a run where one of the fields of `MODEL_DEFINING_FIELDS` was left out."""
-    for entry in left_out:
-        if entry["path"] in MODEL_DEFINING_FIELDS:
-            rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
+def _require_same_model(left_out: list[LeftOutSetting]) -> None:
+    """Refuse a run if a field that defines its model was left out.
+
+    Raises:
+        RunConfigError: A field of `MODEL_DEFINING_FIELDS` was left out.
+    """
+    for setting in left_out:
+        if setting["path"] in MODEL_DEFINING_FIELDS:
+            rule = f"a rehearsal without it would be one of another model ({setting['rule']})"
             remedy = "Use `precision-bridge check` for this run."
-            raise RunConfigError.of(entry["path"], rule, entry["value"], remedy)
+            raise RunConfigError.of(setting["path"], rule, setting["value"], remedy)
 
 
-def _find_replaced_variables(variables: dict[str, str]) -> list[Answer]:
-    """Return the environment variables of the run that have another value here."""
-    replaced = []
+def _find_replaced_variables(variables: dict[str, str]) -> list[LeftOutSetting]:
+    """Return the environment variables of the run that have another value in this process."""
+    replaced: list[LeftOutSetting] = []
     for name, value in variables.items():
         if os.environ[name] != value:
             rule = f"a CPU needs {os.environ[name]}"
@@ -217,51 +261,61 @@ def _find_replaced_variables(variables: dict[str, str]) -> list[Answer]:
     return replaced
 
 
-def _collect_sizes(rounds: list[LaunchLayout]) -> dict[str, Any]:
-    """Return the model fields of the launches' layouts that are on."""
+def _collect_sizes(launches: list[LaunchLayout]) -> dict[str, Any]:
+    """Return the model fields of the launches' layouts that are on, as one layout."""
     sizes: dict[str, Any] = {}
-    for launch in rounds:
+    for launch in launches:
         fields = launch.fields().items()
         sizes |= {name: value for name, value in fields if value not in (1, None, False)}
     return sizes
 
 
-def _drop_left_out_kinds(rounds: list[LaunchLayout], left_out: list[Answer]) -> list[LaunchLayout]:
-    """Return the launches without the kinds of parallelism whose sizes were left out."""
-    paths = {entry["path"] for entry in left_out}
+def _drop_left_out_kinds(
+    launches: list[LaunchLayout], left_out: list[LeftOutSetting]
+) -> list[LaunchLayout]:
+    """Return the launches without the kinds of parallelism whose sizes were left out.
+
+    A launch without any kind is dropped, but at least one launch is returned.
+    """
+    paths = {setting["path"] for setting in left_out}
     for kind, path in PARALLEL_SIZE_FIELDS.items():
         if path in paths:
-            rounds = [launch.without(kind) for launch in rounds]
-    parallel = [launch for launch in rounds if launch.kinds]
-    return parallel or [rounds[0]]
+            launches = [launch.without(kind) for launch in launches]
+    parallel = [launch for launch in launches if launch.kinds]
+    return parallel or [launches[0]]
 
 
-def _run_launch(job: Job, launch: LaunchLayout, folder: Path) -> list[Answer]:
+def _run_launch(job: Job, launch: LaunchLayout, folder: Path) -> list[RankOutcome]:
     """Train, save and resume in a launch, and return the outcome of each rank."""
-    outcomes = _fork_ranks("train", job, launch, folder)
-    if not _has_failed(outcomes):
+    trained = _fork_ranks("train_and_save", job, launch, folder)
+    if not _has_failed(trained):
         resumed = _fork_ranks("resume", job, launch, folder)
-        return [first | second for first, second in zip(outcomes, resumed, strict=True)]
-    # The formats are of interest where only the checkpoint is at fault.
-    alone = _fork_ranks("alone", job, launch, folder)
-    if _has_failed(alone):
-        return outcomes
-    saving = {"phase": "it saves its checkpoint"}
-    return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
+        return [first | second for first, second in zip(trained, resumed, strict=True)]
+    # If only the checkpoint fails, the formats of the steps can still be compared with the plan.
+    without_saving = _fork_ranks("train", job, launch, folder)
+    if _has_failed(without_saving):
+        return trained
+    outcomes = []
+    for sound, failed in zip(without_saving, trained, strict=True):
+        outcome = sound | failed
+        outcome["phase"] = "it saves its checkpoint"
+        outcomes.append(outcome)
+    return outcomes
 
 
-def _has_failed(outcomes: list[Answer]) -> bool:
+def _has_failed(outcomes: list[RankOutcome]) -> bool:
     """Return whether a rank ended with an error, or without an outcome."""
     return any("error" in outcome or "ended" in outcome for outcome in outcomes)
 
 
-def _fork_ranks(work: str, job: Job, launch: LaunchLayout, folder: Path) -> list[Answer]:
-    """Run a part of the work in a fork for each rank; return what each wrote."""
+def _fork_ranks(work: Work, job: Job, launch: LaunchLayout, folder: Path) -> list[RankOutcome]:
+    """Do some work in a fork for each rank, and return the outcomes that the ranks wrote."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it untyped
 
+    # The store lives as long as the ranks.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     size = str(launch.processes)
-    environment = {
+    launch_variables = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": size,
@@ -269,34 +323,39 @@ def _fork_ranks(work: str, job: Job, launch: LaunchLayout, folder: Path) -> list
         # The ranks are clients of this store, as under torchrun.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    fork = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork")
     files = [folder / f"{work}-{rank}.json" for rank in range(launch.processes)]
     ranks = []
     for rank, file in enumerate(files):
-        of_rank = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(fork.Process(target=_run_rank, args=(work, job, launch, file, of_rank)))
+        variables = {**launch_variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(context.Process(target=_run_rank, args=(work, job, launch, file, variables)))
     for process in ranks:
         process.start()
     _wait_for_ranks(ranks)
-    outcomes = []
-    for file, process in zip(files, ranks, strict=True):
-        outcome: Answer = {"ended": f"exit code {process.exitcode}"}
-        if file.is_file():
-            outcome = json.loads(file.read_text(encoding="utf-8"))
-        outcomes.append(outcome)
-    return outcomes
+    return list(map(_read_outcome, files, ranks))
+
+
+def _read_outcome(file: Path, process: ForkProcess) -> RankOutcome:
+    """Return the outcome that a rank wrote, or its exit code if it wrote none."""
+    if not file.is_file():
+        return {"ended": f"exit code {process.exitcode}"}
+    outcome: RankOutcome = json.loads(file.read_text(encoding="utf-8"))
+    return outcome
 
 
 def _wait_for_ranks(ranks: list[ForkProcess]) -> None:
-    """Wait for all ranks; where one fails, the others, which may wait for it forever, are ended."""
-    until = time.monotonic() + LAUNCH_SECONDS
-    while time.monotonic() < until:
-        alive = [rank.sentinel for rank in ranks if rank.is_alive()]
-        if not alive:
+    """Wait for all ranks, and end those that take too long.
+
+    After a rank has failed, the others may wait for it forever. They have `GRACE_SECONDS`.
+    """
+    deadline = time.monotonic() + LAUNCH_SECONDS
+    while time.monotonic() < deadline:
+        sentinels = [rank.sentinel for rank in ranks if rank.is_alive()]
+        if not sentinels:
             break
-        connection.wait(alive, timeout=1.0)
+        connection.wait(sentinels, timeout=1.0)
         if any(rank.exitcode for rank in ranks):
-            until = min(until, time.monotonic() + GRACE_SECONDS)
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
     for rank in ranks:
         if rank.is_alive():
             rank.kill()
@@ -304,87 +363,108 @@ def _wait_for_ranks(ranks: list[ForkProcess]) -> None:
 
 
 def _run_rank(
-    work: str, job: Job, launch: LaunchLayout, file: Path, variables: dict[str, str]
+    work: Work, job: Job, launch: LaunchLayout, file: Path, variables: dict[str, str]
 ) -> None:
-    """Run a rank of a launch, and write its outcome into a file."""
+    """Do the work of a rank in this fork, and write its outcome into a file."""
     os.environ.update(variables)
-    outcome: Answer = {}
+    outcome: RankOutcome = {}
     try:
         _train_rank(work, job, launch, file.parent, outcome)
     except Exception as error:  # noqa: BLE001 an error of Megatron's is what a rehearsal looks for
-        outcome["error"] = {"at": time.time(), **_error_to_dict(error, job["sections"])}
+        outcome["error"] = _error_to_dict(error, job["sections"])
     file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
     if "error" in outcome:
         sys.exit(1)
 
 
-def _error_to_dict(error: Exception, sections: Job) -> Answer:
-    """Return an error as findings, or as its text with the settings in its condition."""
-    first = find_root_error(error)
-    if isinstance(first, PrecisionConfigError | SyncError | CheckError):
-        return {
-            "findings": [_attributes_to_dict(finding, FINDING_FIELDS) for finding in first.findings]
-        }
-    if isinstance(first, BridgeError):
-        parts = {"path": "run", "rule": str(first), "remedy": ""}
-        if getattr(first, "path", ""):
-            parts = _attributes_to_dict(first, ("path", "rule", "value", "remedy"))
-        return {"findings": [parts]}
+def _error_to_dict(error: Exception, sections: Sections) -> RankError:
+    """Return an error as findings, or as its message with the settings in its condition."""
+    now = time.time()
+    root = find_root_error(error)
+    if isinstance(root, PrecisionConfigError | SyncError | CheckError):
+        findings = [_attributes_to_dict(finding, FINDING_FIELDS) for finding in root.findings]
+        return {"at": now, "findings": findings}
+    if isinstance(root, BridgeError):
+        finding = {"path": "run", "rule": str(root), "remedy": ""}
+        if getattr(root, "path", ""):
+            finding = _attributes_to_dict(root, ("path", "rule", "value", "remedy"))
+        return {"at": now, "findings": [finding]}
     configs = {name: sections[name] for name in ("model", "optimizer", "ddp")}
-    where, fields = find_cause(first, configs)
+    location, fields = find_cause(root, configs)
     return {
-        "type": type(first).__name__,
-        "message": " ".join(str(first).split()),
-        "where": where,
+        "at": now,
+        "type": type(root).__name__,
+        "message": " ".join(str(root).split()),
+        "location": location,
         "fields": fields,
     }
 
 
-def _attributes_to_dict(value: object, names: Iterable[str]) -> Answer:
+def _attributes_to_dict(value: object, names: Iterable[str]) -> dict[str, Any]:
     """Return the named attributes of a value as plain data."""
     return {name: getattr(value, name) for name in names}
 
 
-def _train_rank(work: str, job: Job, launch: LaunchLayout, folder: Path, outcome: Answer) -> None:
-    """Build and train the run of a rank; note in `outcome` what came of it so far."""
+def _train_rank(
+    work: Work, job: Job, launch: LaunchLayout, folder: Path, outcome: RankOutcome
+) -> None:
+    """Build and train the run of a rank.
+
+    Args:
+        work: The work.
+        job: The job.
+        launch: The layout of the launch.
+        folder: The folder of the launch.
+        outcome: The outcome so far is written into it, so that it is known after an error too.
+    """
     from bridge.preflight.last_sync import apply_last_sync
     from bridge.training.loop import pretrain
 
-    saved = str(folder / CHECKPOINT_FOLDER)
-    saving = {"save": saved, "save_interval": job["steps"], "save_last": False}
-    files = {"train": saving, "alone": {}, "resume": {"load": saved}}
-    is_resumed = work == "resume"
     outcome["phase"] = "the configs are built"
-    if is_resumed:
-        outcome["phase"] = WORK_PHASES[work]
-    run, problems = make_run(RunInput(sections=_build_sections(job, launch, files[work])))
+    if work == "resume":
+        outcome["phase"] = PHASE_OF_WORK[work]
+    checkpoint = _build_checkpoint_section(work, str(folder / CHECKPOINT_FOLDER), job["steps"])
+    run, problems = make_run(RunInput(sections=_build_sections(job, launch, checkpoint)))
     config = build_container(run, problems)
-    # `container` resolved the name.
+    # `build_container` has resolved a recipe's name.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
     apply_last_sync(config, precision)
-    outcome["phase"] = WORK_PHASES[work]
+    outcome["phase"] = PHASE_OF_WORK[work]
     summary = pretrain(config, run_dir=folder / work)
-    if is_resumed:
+    if work == "resume":
         outcome["resumed_loss"] = summary.train_loss
         return
     outcome["loss"], outcome["parameters"] = summary.train_loss, summary.parameters
     if os.environ["RANK"] == "0":
         last = Record.read(folder / work / RECORD_FILE)
-        steps = {1: (summary.gemms, summary.census), last.step: (last.gemms, last.census)}
-        outcome["records"] = []
-        for step, (gemms, census) in steps.items():
-            content = {
-                "step": step,
-                "gemms": list(map(dataclasses.asdict, gemms)),
-                "census": list(map(dataclasses.asdict, census)),
-            }
-            outcome["records"].append(content)
+        first = Record(gemms=summary.gemms, census=summary.census, step=1)
+        outcome["records"] = _make_step_records(first, last)
 
 
-def _build_sections(job: Job, launch: LaunchLayout, checkpoint: Job) -> Job:
-    """Return the sections of a launch, with its layout, its batch and its checkpoints.
+def _make_step_records(first: Record, last: Record) -> list[StepRecord]:
+    """Return the records of two audited steps as plain data. Equal steps have one record."""
+    records: list[StepRecord] = []
+    for record in {first.step: first, last.step: last}.values():
+        gemms = list(map(dataclasses.asdict, record.gemms))
+        census = list(map(dataclasses.asdict, record.census))
+        records.append({"step": record.step, "gemms": gemms, "census": census})
+    return records
 
-    The run takes one step more than the checkpoint has.
+
+def _build_checkpoint_section(work: Work, folder: str, steps: int) -> dict[str, Any]:
+    """Return the checkpoint section for a rank's work. Only saving and resuming need one."""
+    if work == "train_and_save":
+        return {"save": folder, "save_interval": steps, "save_last": False}
+    if work == "resume":
+        return {"load": folder}
+    return {}
+
+
+def _build_sections(job: Job, launch: LaunchLayout, checkpoint: dict[str, Any]) -> Sections:
+    """Return the sections of a launch, with its layout, its batch and its checkpoint section.
+
+    The run takes one step more than the checkpoint has. The loss of that step is compared with the
+    loss of the same step after a resume.
     """
     sections = job["sections"]
     sizes = {name: value for name, value in launch.fields().items() if value is not None}
@@ -399,6 +479,7 @@ def _build_sections(job: Job, launch: LaunchLayout, checkpoint: Job) -> Job:
             **sections["train"],
             "train_iters": job["steps"] + 1,
             "global_batch_size": samples * micro_batches,
+            # `rehearse` compares the record with the plan, and needs every rank to go on.
             "audit": "warn",
         },
         "checkpoint": checkpoint,

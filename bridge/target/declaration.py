@@ -1,11 +1,13 @@
-"""`parse_target`: the target that a user declares in words.
+"""`parse_target`: the target that a user declares as text.
 
-parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
-parse_target("auto")              # this machine; imports torch
+    parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
+    parse_target("auto")  # this machine; imports torch
+
+A text has parts, separated by commas. Each part states a GPU, a version or a memory size.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +26,8 @@ from bridge.target.versions import (
     parse_version,
 )
 
-_WORD_RULE = "must be a GPU such as h100x8 or a version such as te2.8"
+_PART_RULE = "must be a GPU such as h100x8 or a version such as te2.8"
+"""The rule in the error about a part of the text that is neither."""
 PLAUSIBLE_VERSIONS = {
     "mcore": SpecifierSet("<3"),
     "te": SpecifierSet("<6"),
@@ -32,66 +35,74 @@ PLAUSIBLE_VERSIONS = {
     "cudnn": SpecifierSet(">=7,<15"),
     "torch": SpecifierSet(">=1,<6"),
 }
-"""Product -> versions that exist or may soon; any other version is taken for a typing error."""
+"""Product -> plausible versions. Any other version is taken for a typing error."""
 TARGET_EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY_KEY = "memory"
+"""The word before the memory of a GPU. It is also its key among the fields of a target."""
 MEMORY_UNITS = {"gib": 2**30, "gb": 10**9}
-MAX_WORD_LENGTH = 60
-"""The most characters of a word."""
+"""Unit -> bytes."""
+MAX_PART_LENGTH = 60
+"""The most characters of a part of the text."""
 MAX_GPUS = 10**7
-"""More GPUs than any run has; a larger number is taken for a typing error."""
+"""The most GPUs. No run has so many, and a larger number is taken for a typing error."""
 _ONE_VERSION = {name: f"one version of {title}" for name, title in PRODUCT_TITLES.items()}
 SINGLE_PARTS = {MEMORY_KEY: "one memory size", **_ONE_VERSION}
-"""Part of a target that a text names at most once -> its words in the error about two."""
+"""Part of a target that a text states at most once -> its description in the error about two."""
 _make_error = partial(RunConfigError.of, "target")
+"""Returns the error about a target: rule, value, remedy, close matches."""
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that `text` declares.
+    """Return the target that a text declares.
 
     Args:
-        text: Words separated by commas: a GPU with or without its number ("h100x8"; or "sm90",
-            "cpu"), and products with their versions ("te2.8", "cuda12.9", "cudnn9.13.1",
-            "mcore0.16", "torch2.9", "te-none"), and the memory of a GPU ("memory=288GiB") where it
-            is not the known one. "auto" is this machine; words after it replace values of it.
+        text: Parts separated by commas. A part is a GPU with or without its number ("h100x8",
+            "sm90", "cpu"), a product with its version ("te2.8", "cuda12.9", "cudnn9.13.1",
+            "mcore0.16", "torch2.9", "te-none"), or the memory of the GPU ("memory=288GiB") if it is
+            not the common size. "auto" is this machine, and the parts after it replace its values.
 
     Raises:
-        RunConfigError: A word that is neither a GPU nor a version (the error names the nearest);
-            two GPUs, or two versions of a product.
+        RunConfigError: A part is neither a GPU nor a version (the error names the nearest name), or
+            there are two GPUs or two versions of a product.
     """
-    words = re.split(r"[,\s]+", text.strip().strip("[]").lower())
-    words = [word for word in words if word]
-    if not words:
+    parts = re.split(r"[,\s]+", text.strip().strip("[]").lower())
+    parts = [part for part in parts if part]
+    if not parts:
         raise _make_error(
             "must name a GPU or a version", text, f"Write {TARGET_EXAMPLE}, for example."
         )
     target = Target()
-    if words[0] == "auto":
+    if parts[0] == "auto":
         target = detect_target()
-        words = words[1:]
-    word_of: dict[str, str] = {}
+        parts = parts[1:]
+    part_of_field: dict[str, str] = {}
     memory_gib: int | None = None
-    for word in words:
-        fields = _parse_word(word)
+    for part in parts:
+        fields = _parse_part(part)
         for name in fields:
-            if name in word_of:
+            if name in part_of_field:
                 rule = f"must name {SINGLE_PARTS.get(name, 'one GPU')}"
-                raise _make_error(rule, f"{word_of[name]},{word}", "Drop one of the two.")
-            word_of[name] = word
+                raise _make_error(rule, f"{part_of_field[name]},{part}", "Drop one of the two.")
+            part_of_field[name] = part
         memory_gib = fields.pop(MEMORY_KEY, memory_gib)
         target = replace(target, **fields)
     if memory_gib is None:
         return target
     if target.gpu is None:
-        word = word_of[MEMORY_KEY]
-        raise _make_error("must name the GPU of this memory", word, f"Write h100x8,{word}.")
+        part = part_of_field[MEMORY_KEY]
+        raise _make_error("must name the GPU of this memory", part, f"Write h100x8,{part}.")
     return replace(target, gpu=replace(target.gpu, memory_gib=memory_gib))
 
 
 def make_target(declared: Target | str | Sequence[str] | None) -> Target:
-    """Return a target in any form in which a run states it.
+    """Return the target that a run declares.
 
-    Without a statement the target has the installed megatron-core, and nothing else.
+    Args:
+        declared: The target, its text, or the parts of its text. None is a target of which only the
+            installed megatron-core is known.
+
+    Raises:
+        RunConfigError: The text is no target.
     """
     if declared is None:
         return Target(mcore=get_installed_version("mcore"))
@@ -99,73 +110,104 @@ def make_target(declared: Target | str | Sequence[str] | None) -> Target:
         return declared
     if isinstance(declared, str):
         return parse_target(declared)
-    # Hydra takes target=[h100x8,te2.8] without quotes.
+    # On Hydra's command line, target=[h100x8,te2.8] needs no quotes, and is a list.
     return parse_target(",".join(map(str, declared)))
 
 
-def _parse_word(word: str) -> dict[str, Any]:
-    """Return the fields of a target that a word states; `MEMORY_KEY` is the memory of its GPU."""
-    if len(word) > MAX_WORD_LENGTH:
-        raise _make_error(_WORD_RULE, word, f"Write {TARGET_EXAMPLE}, for example.")
-    if word in ("te-none", "tenone", "no-te"):
+def _parse_part(part: str) -> dict[str, Any]:
+    """Return the fields of `Target` that a part of the text states.
+
+    The memory of the GPU, which is no field of `Target`, has the key `MEMORY_KEY`.
+
+    Raises:
+        RunConfigError: It is neither a GPU, nor a version, nor a memory size.
+    """
+    if len(part) > MAX_PART_LENGTH:
+        raise _make_error(_PART_RULE, part, f"Write {TARGET_EXAMPLE}, for example.")
+    if part in ("te-none", "tenone", "no-te"):
         return {"te": None, "has_te": False}
-    product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", word)
+    product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", part)
     if product is not None:
-        return _parse_product(word, product[1], parse_version(product[2]))
-    memory = re.fullmatch(r"memory=(\d+)(gib|gb)", word)
+        return _parse_product(part, product[1], parse_version(product[2]))
+    memory = re.fullmatch(r"memory=(\d+)(gib|gb)", part)
     if memory is not None and int(memory[1]):
         return {MEMORY_KEY: int(memory[1]) * MEMORY_UNITS[memory[2]] // 2**30}
-    if word.startswith(MEMORY_KEY):
-        raise _make_error("must give the memory of a GPU in GiB or GB", word, "Write memory=80GiB.")
-    capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", word)
+    if part.startswith(MEMORY_KEY):
+        raise _make_error("must give the memory of a GPU in GiB or GB", part, "Write memory=80GiB.")
+    capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", part)
     if capability is not None:
         gpu = make_gpu_of_capability((int(capability[1]), int(capability[2])))
-        return _parse_gpu_count(word, gpu, capability[3])
-    return _parse_gpu(word)
+        return _parse_gpu_count(part, gpu, capability[3])
+    return _parse_gpu(part)
 
 
-def _parse_product(word: str, product: str, version: Version) -> dict[str, Any]:
+def _parse_product(part: str, product: str, version: Version) -> dict[str, Any]:
+    """Return the fields that the version of a product states, as in te2.8.
+
+    Raises:
+        RunConfigError: The product has no such version.
+    """
     if version not in PLAUSIBLE_VERSIONS[product]:
         title = PRODUCT_TITLES[product]
         known = str(VersionRange(product=product, versions=PLAUSIBLE_VERSIONS[product]))
         remedy = f"Versions are{known.removeprefix(title)}."
-        raise _make_error(f"there is no such version of {title}", word, remedy)
+        raise _make_error(f"there is no such version of {title}", part, remedy)
     fields: dict[str, Any] = {product: version}
     if product == "te":
         fields["has_te"] = True
     return fields
 
 
-def _parse_gpu_count(word: str, gpu: Gpu, number: str | None) -> dict[str, Any]:
+def _parse_gpu_count(part: str, gpu: Gpu, number: str | None) -> dict[str, Any]:
+    """Return the fields that a GPU and its number state. The number can be absent.
+
+    Raises:
+        RunConfigError: The number is not plausible.
+    """
     if not number:
         return {"gpu": gpu}
     count = int(number)
     if count > MAX_GPUS:
-        raise _make_error(f"must have at most {MAX_GPUS:,} GPUs", word, "Use fewer.")
+        raise _make_error(f"must have at most {MAX_GPUS:,} GPUs", part, "Use fewer.")
     return {"gpu": gpu, "count": count}
 
 
-def _parse_gpu(word: str) -> dict[str, Any]:
-    row_of = {}
-    for row in GPUS.values():
-        for name in (row.name, *row.aliases):
-            row_of[name] = row
-    letters = re.sub(r"[-_]", "", word)
-    if letters in row_of:
-        return {"gpu": row_of[letters]}
+def _parse_gpu(part: str) -> dict[str, Any]:
+    """Return the fields that the name of a GPU states, with or without its number.
+
+    Raises:
+        RunConfigError: No GPU has this name.
+    """
+    gpus_by_name = {}
+    for gpu in GPUS.values():
+        for name in (gpu.name, *gpu.aliases):
+            gpus_by_name[name] = gpu
+    letters = re.sub(r"[-_]", "", part)
+    if letters in gpus_by_name:
+        return {"gpu": gpus_by_name[letters]}
     name, _, number = letters.rpartition("x")
-    if re.search(r"x[-_]\d+$", word):  # h100x-8
-        meant = re.sub(r"x[-_](\d+)$", r"x\1", word)
-        raise _make_error(_WORD_RULE, word, did_you_mean([meant]), [meant])
-    if name in row_of and number.isdecimal() and int(number) > 0:
-        return _parse_gpu_count(word, row_of[name], number)
-    if word in PRODUCTS:
-        raise _make_error(_WORD_RULE, word, f"Give its version too, as in {TARGET_EXAMPLE}.")
-    stem = letters
-    if number.isdecimal():
-        stem = re.sub(r"x\d+$", "", letters)
-    matches = close_matches(stem, row_of)
+    if re.search(r"x[-_]\d+$", part):
+        # h100x-8 is refused, since it looks like a negative number.
+        corrected = re.sub(r"x[-_](\d+)$", r"x\1", part)
+        raise _make_error(_PART_RULE, part, did_you_mean([corrected]), [corrected])
+    if name in gpus_by_name and number.isdecimal() and int(number) > 0:
+        return _parse_gpu_count(part, gpus_by_name[name], number)
+    raise _make_unknown_error(part, letters, gpus_by_name)
+
+
+def _make_unknown_error(part: str, letters: str, gpu_names: Iterable[str]) -> RunConfigError:
+    """Return the error about a part of the text that is neither a GPU nor a version.
+
+    Args:
+        part: The part of the text.
+        letters: The same without hyphens and underscores.
+        gpu_names: The names of all GPUs.
+    """
+    if part in PRODUCTS:
+        return _make_error(_PART_RULE, part, f"Give its version too, as in {TARGET_EXAMPLE}.")
+    without_number = re.sub(r"x\d+$", "", letters)
+    matches = close_matches(without_number, gpu_names)
     if not matches:
-        matches = close_matches(re.sub(r"[\d.]+$", "", stem), PRODUCTS)
+        matches = close_matches(re.sub(r"[\d.]+$", "", without_number), PRODUCTS)
     remedy = did_you_mean(matches) or f"GPUs: {', '.join(GPUS)}; products: {', '.join(PRODUCTS)}."
-    raise _make_error(_WORD_RULE, word, remedy, matches)
+    return _make_error(_PART_RULE, part, remedy, matches)

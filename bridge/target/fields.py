@@ -1,9 +1,9 @@
-"""The fields of Megatron's configs as rows: type, class default, and the versions that have them.
+"""`OWNER_FIELDS`: the fields of Megatron's configs, with kinds, defaults and versions.
 
-`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions
-of the releases that it names; a default is that of the newest release. Settings of a run that no
-class of Megatron Core has stand here, and the settings that two configs hold: pairs that must
-agree, and switches of sharding that are meant for both.
+``scripts/write_megatron_fields.py`` writes `megatron_fields.json` from the class definitions of the
+releases that the file names. A default is that of the newest release. This module adds three
+tables: the settings of a run that no class of Megatron Core has, the pairs of settings of two
+configs that must be equal, and the switches of sharding that two configs have.
 """
 
 import json
@@ -16,17 +16,16 @@ from packaging.specifiers import SpecifierSet
 
 from bridge.target.versions import Version, VersionRange, is_at_least, parse_version
 
-_MAIN = "0.20"
-"""The release that Megatron's main branch becomes."""
+_MAIN_RELEASE = "0.20"
+"""The number of the release that Megatron's main branch becomes."""
 FSDP_GRADIENT_DTYPES = "0.19"
 """First megatron-core whose Megatron-FSDP has fields for the dtypes of gradients.
 
-From then on it does not read grad_reduce_in_fp32.
+From this release on, Megatron-FSDP does not read grad_reduce_in_fp32.
 """
 
-
 OwnerFieldKind = Literal["bool", "int", "float", "name", "dtype", "any"]
-"""The kind of a field: the type of its values."""
+"""The type of the values of a field. A dtype is kept as a token such as "bf16"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +34,12 @@ class OwnerField:
 
     name: str
     kind: OwnerFieldKind
-    """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
     default: Any = None
-    """The value it holds if no config sets it."""
+    """The value if no config sets the field."""
     is_megatron: bool = True
-    """Whether a class of Megatron Core has it; False for the other settings of a run."""
+    """Whether a class of Megatron Core has the field. False for the other settings of a run."""
     has: VersionRange | None = None
-    """The versions of megatron-core that have it; None: all versions."""
+    """The versions of megatron-core that have the field. None is all versions."""
 
 
 ENCODERS = {
@@ -49,9 +47,9 @@ ENCODERS = {
     "audio_model": "audio encoder",
     "sound_encoder": "sound encoder",
 }
-"""Part of a multimodal model in front of its language model -> its name.
+"""Encoder in front of the language model of a multimodal model -> its name in messages.
 
-The part is spelled as in the field that freezes it.
+The key is spelled as in the name of the field that freezes the encoder.
 """
 _FREEZE_ENCODERS: dict[str, tuple[OwnerFieldKind, Any]] = {
     f"freeze_{part}": ("bool", False) for part in ENCODERS
@@ -105,7 +103,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
 }
 """Section -> setting of a run that no class of Megatron Core has -> its kind and its default.
 
-The default None stands for "not known".
+None as a default means that the value is not known.
 """
 DEVELOPMENT_FIELDS: dict[str, tuple[OwnerFieldKind, Any]] = {
     "csa_compress_ratios": ("any", None),
@@ -115,18 +113,16 @@ DEVELOPMENT_FIELDS: dict[str, tuple[OwnerFieldKind, Any]] = {
     "o_groups": ("int", 8),
     "o_lora_rank": ("int", 1024),
 }
-"""Field of the model that decides its layers in Megatron-LM's development branch alone.
+"""Field that decides the layers of a model in Megatron-LM's development branch -> kind and default.
 
-No release has it.
+No release has these fields.
 
 Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
 """
 RUN_SETTINGS["model"] |= DEVELOPMENT_FIELDS
 
-
 _NAMED_DTYPES = ("moe_router_dtype",)
-"""Names of dtypes in Megatron Core, dtypes in the files of Megatron Bridge."""
-
+"""Fields that hold the name of a dtype in Megatron Core, and a dtype in Megatron Bridge's files."""
 
 _FIELD_TABLE = json.loads(
     (Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8")
@@ -134,80 +130,97 @@ _FIELD_TABLE = json.loads(
 
 
 def _collect_release_numbers() -> dict[str, str]:
+    """Return name of a release in the table -> its number."""
     numbers = {}
     for name in _FIELD_TABLE["releases"]:
         numbers[name] = name
         if name.startswith("main"):
-            numbers[name] = _MAIN
+            numbers[name] = _MAIN_RELEASE
     return numbers
 
 
 _RELEASE_NUMBERS = _collect_release_numbers()
-"""Release that the fields were read in, in order -> its number.
-
-The last is Megatron's main branch.
-"""
+"""Release in the table -> its number, oldest first. The last is Megatron's main branch."""
 
 
 def _make_version_range(releases: list[str]) -> VersionRange:
-    """Return the range from the first of `releases` to the first one that lacks the field again."""
+    """Return the range of versions that have a field.
+
+    Args:
+        releases: The releases in the table that have the field, oldest first.
+    """
     known = list(_RELEASE_NUMBERS)
     first = known.index(releases[0])
-    behind = known.index(releases[-1]) + 1
+    end = known.index(releases[-1]) + 1
     limits = []
+    # A field of the oldest release is taken to be in every older version too.
     if first > 0:
         limits.append(f">={_RELEASE_NUMBERS[releases[0]]}")
-    if behind < len(known):
-        limits.append(f"<{_RELEASE_NUMBERS[known[behind]]}")
+    if end < len(known):
+        limits.append(f"<{_RELEASE_NUMBERS[known[end]]}")
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
 
 
 def list_known_releases() -> tuple[Version, ...]:
-    """Return the releases of Megatron Core that the fields are of, in order.
+    """Return the releases of Megatron Core in the table of fields, oldest first.
 
-    The last is the one of its main branch.
+    The last is the release that Megatron's main branch becomes.
     """
     return tuple(map(parse_version, _RELEASE_NUMBERS.values()))
 
 
+def _make_megatron_field(name: str, row: Mapping[str, Any]) -> OwnerField:
+    """Return a field of the table `megatron_fields.json`."""
+    kind = row["kind"]
+    if name in _NAMED_DTYPES:
+        kind = "dtype"
+    versions = None
+    if "in" in row:
+        versions = _make_version_range(row["in"])
+    return OwnerField(name=name, kind=kind, default=row["default"], has=versions)
+
+
 def _build_owner_fields() -> dict[str, dict[str, OwnerField]]:
-    rows: dict[str, dict[str, OwnerField]] = {role: {} for role in RUN_SETTINGS}
-    for role, fields in _FIELD_TABLE["fields"].items():
-        for name, field in fields.items():
-            kind = field["kind"]
-            if name in _NAMED_DTYPES:
-                kind = "dtype"
-            has = None
-            if "in" in field:
-                has = _make_version_range(field["in"])
-            rows[role][name] = OwnerField(name=name, kind=kind, default=field["default"], has=has)
-    for role, settings in RUN_SETTINGS.items():
+    """Return section -> name -> field: Megatron's fields, then the other settings of a run."""
+    fields: dict[str, dict[str, OwnerField]] = {section: {} for section in RUN_SETTINGS}
+    for section, rows in _FIELD_TABLE["fields"].items():
+        for name, row in rows.items():
+            fields[section][name] = _make_megatron_field(name, row)
+    for section, settings in RUN_SETTINGS.items():
         for name, (kind, default) in settings.items():
-            rows[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)
-    return rows
+            fields[section][name] = OwnerField(
+                name=name, kind=kind, default=default, is_megatron=False
+            )
+    return fields
 
 
 OWNER_FIELDS = _build_owner_fields()
+"""Section of a run -> name -> field."""
 
 
-def _collect_defaults(role: str) -> dict[str, Any]:
-    return {name: row.default for name, row in OWNER_FIELDS[role].items()}
+def _collect_defaults(section: str) -> dict[str, Any]:
+    """Return name -> default of the fields of a section."""
+    return {name: field.default for name, field in OWNER_FIELDS[section].items()}
 
 
-OWNER_DEFAULTS = {role: _collect_defaults(role) for role in OWNER_FIELDS}
+OWNER_DEFAULTS = {section: _collect_defaults(section) for section in OWNER_FIELDS}
+"""Section of a run -> name -> default."""
 
-OWNER_FIELD_NAMES = {role: frozenset(OWNER_FIELDS[role]) for role in ("model", "optimizer", "ddp")}
-"""Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
+_MEGATRON_SECTIONS = ("model", "optimizer", "ddp")
+OWNER_FIELD_NAMES = {section: frozenset(OWNER_FIELDS[section]) for section in _MEGATRON_SECTIONS}
+"""Section of Megatron's -> the names of its fields in any version, to correct a misspelt name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSetting:
-    """A setting that two configs hold, each by its role and its attribute."""
+    """A setting that two owners hold. A sync makes both values equal."""
 
     first: tuple[str, str]
+    """Owner name and attribute."""
     second: tuple[str, str]
+    """Owner name and attribute."""
     is_checked: bool = True
-    """Whether the check reports a difference as an error. A sync writes both equal in any case."""
+    """Whether the check reports a difference between the two as an error."""
 
 
 SHARED_SETTINGS = (
@@ -218,73 +231,79 @@ SHARED_SETTINGS = (
         first=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
         second=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
     ),
-    # Nothing reads it in the optimizer.
+    # Not checked: nothing reads params_dtype of the optimizer.
     SharedSetting(
         first=("model", "params_dtype"), second=("optimizer", "params_dtype"), is_checked=False
     ),
     SharedSetting(
         first=("model", "fp8_param"), second=("ddp", "fp8_param_gather"), is_checked=False
-    ),  # PB303
+    ),  # rule PB303 checks it
     SharedSetting(
         first=("model", "fp4_param"), second=("ddp", "fp4_param_gather"), is_checked=False
-    ),  # PB303
+    ),  # rule PB303 checks it
     SharedSetting(
         first=("model", "enable_autocast"), second=("model", "autocast_enabled"), is_checked=False
     ),
 )
 
 FUSED_ADAM_RECIPES = (None, "delayed")
-"""Values of `optimizer.fp8_recipe` under which a fused Adam holds the masters.
-
-It is the Adam of the precision-aware optimizer.
+"""Values of `optimizer.fp8_recipe` with which the fused Adam of the precision-aware optimizer holds
+the master weights.
 
 Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22:
 optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
 """
 
 SHARED_SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
-"""Switches of the optimizer and of DDP: a switch that is on in one config is meant for both."""
+"""Switches that optimizer and DDP config both have. A switch that is on in one is turned on in
+both."""
 
 
 def get_gradient_dtypes(
     ddp: Mapping[str, Any], mode: str, mcore: Version | None
 ) -> tuple[str, str]:
-    """Return the dtypes that gradients are accumulated and reduced in.
+    """Return the dtypes that gradients are accumulated in and reduced in.
 
-    An unknown version counts as the newest.
+    Args:
+        ddp: Field -> value of the DDP config, with defaults.
+        mode: The dtype of the run's mode: fp32, fp16 or bf16.
+        mcore: The version of megatron-core. An unknown version counts as the newest.
 
-    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own
-    since 0.19 (distributed/fsdp/mcore_fsdp_adapter.py).
+    Source: megatron-core 0.16.1 distributed_data_parallel.py. Since 0.19 Megatron-FSDP reads its
+    own fields (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
     if is_fsdp and is_at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:
-        main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
-        return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
+        accumulated: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
+        return accumulated, ddp["megatron_fsdp_grad_comm_dtype"] or accumulated
     if ddp["grad_reduce_in_fp32"]:
         return "fp32", "fp32"
     return mode, mode
 
 
-def read_field(model: Any, name: str, default: Any = None) -> Any:
-    """Return a value of a mapping or an object, or the default if it is absent or None."""
-    if isinstance(model, Mapping):
-        value = model.get(name)
+def read_field(config: object, name: str, default: Any = None) -> Any:
+    """Return a value of a mapping or an object, or the default if the value is absent or None."""
+    if isinstance(config, Mapping):
+        value = config.get(name)
     else:
-        value = getattr(model, name, None)
+        value = getattr(config, name, None)
     if value is None:
         return default
     return value
 
 
 def is_different(value: Any, default: Any) -> bool:
-    """Return whether a value is another than a default; JSON and YAML write a tuple as a list."""
+    """Return whether a value differs from a default.
+
+    A tuple and a list with the same items are equal, since JSON and YAML write a tuple as a list.
+    """
     if isinstance(value, list | tuple) and isinstance(default, list | tuple):
         return list(value) != list(default)
     return bool(value != default)
 
 
 def parse_integer(value: Any) -> int | None:
-    """Return a whole number, also one that is written as text or as a float, or None."""
+    """Return a whole number that may be written as text or as a float, or None for other values."""
     try:
         number = int(value)
         is_whole = number == float(value)

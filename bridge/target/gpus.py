@@ -1,4 +1,4 @@
-"""The GPUs that people train on, as rows: compute capability, memory, formats of the matrix units.
+"""`GPUS`: the GPUs that models are trained on, with compute capability, memory and formats.
 
 To add a GPU, add a row to `_ROWS`.
 """
@@ -9,34 +9,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU that people name when they say what they train on."""
+    """A GPU, or a machine without a GPU."""
 
     name: str
-    """The name in a target, lower case and without spaces."""
+    """The name in a target, in lower case and without spaces."""
     title: str
+    """The name in messages."""
     generation: str
+    """The name of the architecture."""
     capability: tuple[int, int] | None
-    """CUDA compute capability; None for a machine without a GPU and for GPUs of another maker."""
+    """CUDA compute capability. None for a machine without a GPU, and for GPUs that are not
+    NVIDIA's."""
     memory_gib: int
-    """Device memory as the driver reports it, rounded down; 0 if it is not known.
+    """Device memory as the driver reports it, rounded down. 0 if it is not known.
 
-    Of a GPU that is sold with several sizes it is the common one.
+    If a GPU is sold with several sizes, it is the common size.
     """
     formats: tuple[str, ...]
-    """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
+    """Formats that the matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
     aliases: tuple[str, ...] = ()
-    """Other names of it in a target, in the form of `name`."""
+    """Other names in a target, in lower case and without spaces."""
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU at all."""
+        """Whether it is a GPU, not a machine without one."""
         return self.generation != "CPU"
 
     @property
     def has_native_bf16(self) -> bool:
-        """Whether BF16 runs in hardware.
+        """Whether the matrix units multiply BF16.
 
-        torch's `is_bf16_supported()` counts emulation, this does not.
+        torch's `is_bf16_supported()` also returns True for emulated BF16.
         """
         return "bf16" in self.formats
 
@@ -50,7 +53,7 @@ def _make_gpu(  # noqa: PLR0917  the columns of a table
     formats: tuple[str, ...],
     aliases: str = "",
 ) -> Gpu:
-    """Return a GPU; its columns are those of the class, and the aliases are words of a text."""
+    """Return a row. The arguments are the fields of `Gpu`; the aliases are separated by spaces."""
     return Gpu(
         name=name,
         title=title,
@@ -109,15 +112,15 @@ _ROWS = (
 )
 
 GPUS = {gpu.name: gpu for gpu in _ROWS}
-"""Name -> GPU, oldest generation first; "cpu" is a machine without a GPU."""
+"""Name -> GPU, oldest NVIDIA generation first, then AMD's. "cpu" is a machine without a GPU."""
 
 CPU = GPUS["cpu"]
 
 
 def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
-    """Return a GPU of which the compute capability alone is known.
+    """Return a GPU of which only the compute capability is known.
 
-    Its formats are those of the generation. Its memory size is not known.
+    Generation and formats are those of the row with the nearest earlier capability.
     """
     generation = "before Volta"
     formats: tuple[str, ...] = ()
@@ -137,9 +140,9 @@ def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
 
 
 def find_gpu_of_device(device: str) -> Gpu | None:
-    """Return the GPU whose name is part of a device's name, or None.
+    """Return the GPU whose name is a part of a device's name, or None.
 
-    Of several GPUs it is the one with the longest name.
+    If several names are, the GPU with the longest name is returned: a GB200 is not a B200.
 
     Args:
         device: The name that the driver reports ("NVIDIA H100 80GB HBM3").

@@ -9,12 +9,12 @@ from bridge.target.versions import Version, get_installed_version, parse_version
 
 
 def detect_target() -> Target:
-    """Return this machine as a target. Imports torch.
+    """Return this machine as a target. It imports torch.
 
-    Without a visible GPU the target is the CPU. The number of GPUs is `WORLD_SIZE` where a launcher
-    has set it, and otherwise that of this machine.
+    Without a visible GPU the target is the CPU. The number of GPUs is `WORLD_SIZE` if a launcher
+    has set it, and otherwise the number of visible GPUs.
     """
-    import torch  # heavy: the one place in this room that needs it
+    import torch  # heavy, and only this module of the folder needs it
 
     base = Target(
         gpu=CPU,
@@ -30,6 +30,7 @@ def detect_target() -> Target:
     device = torch.cuda.get_device_name(0)
     gpu = None
     if torch.version.hip:
+        # A GPU of AMD reports a capability that is not a CUDA compute capability.
         gpu = find_gpu_of_device(device)
     if gpu is None:
         gpu = detect_gpu(device, torch.cuda.get_device_capability(0))
@@ -40,10 +41,13 @@ def detect_target() -> Target:
 
 
 def _detect_cudnn() -> Version | None:
-    """Return the version of cuDNN that torch brought along, or that it loads.
+    """Return the version of cuDNN that torch uses.
 
-    It is None where torch has none or refuses it. An installed package is asked first: loading the
-    library can bring in another one, for example from `LD_LIBRARY_PATH`.
+    The version of an installed package is preferred, since loading the library can find another
+    one, for example through `LD_LIBRARY_PATH`.
+
+    Returns:
+        None if torch has no cuDNN, or refuses the cuDNN that it finds.
     """
     packaged = get_installed_version("cudnn")
     if packaged is not None:
@@ -52,19 +56,26 @@ def _detect_cudnn() -> Version | None:
 
     try:
         number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    except (RuntimeError, OSError):  # a library of another version, or one without a part of it
+    except (RuntimeError, OSError):  # a library of another version, or an incomplete library
         return None
     if not number:
         return None
+    # 91002 is 9.10.2.
     return parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}")
 
 
 def detect_gpu(device: str, capability: tuple[int, int]) -> Gpu:
-    """Return the GPU of a device: the row of its name, where that has the device's capability too.
+    """Return the GPU of a device.
 
-    Otherwise only the capability is known.
+    Args:
+        device: The name that the driver reports ("NVIDIA H100 80GB HBM3").
+        capability: The compute capability that the driver reports.
+
+    Returns:
+        The row of `GPUS` with this name and capability. If there is none, a GPU of which only the
+        capability is known.
     """
-    named = find_gpu_of_device(device)
-    if named is not None and named.capability == capability:
-        return named
+    row = find_gpu_of_device(device)
+    if row is not None and row.capability == capability:
+        return row
     return make_gpu_of_capability(capability)

@@ -1,7 +1,7 @@
 """`Target`: the GPUs of a run, and the releases of the packages that it runs with.
 
-None stands for a version that a target does not state. A rule that needs the version reports that
-it is not known, instead of a guess.
+A version that a target does not state is None. A rule that needs this version reports that it is
+not known. It does not guess.
 """
 
 from dataclasses import dataclass
@@ -15,40 +15,45 @@ PRODUCTS = tuple(PRODUCT_TITLES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The GPUs and versions of a run. None stands for unknown."""
+    """The GPUs and versions of a run. An unknown value is None."""
 
     gpu: Gpu | None = None
     count: int | None = None
+    """Number of GPUs."""
     mcore: Version | None = None
     te: Version | None = None
     cuda: Version | None = None
     cudnn: Version | None = None
     torch: Version | None = None
     has_te: bool | None = None
-    """Whether Transformer Engine is installed; None if that is unknown."""
+    """Whether Transformer Engine is installed. None if that is unknown."""
     is_detected: bool = False
-    """Whether it was read from this machine. Otherwise a user declared it."""
+    """Whether the target was read from this machine. Otherwise a user declared it."""
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """Compute capability of the GPU, or None."""
+        """Compute capability of the GPU. None if it is unknown, or if the GPU is not NVIDIA's."""
         if self.gpu is None:
             return None
         return self.gpu.capability
 
     def is_from(self, major: int) -> bool:
-        """Return whether the GPU is known to have this compute capability or a later one."""
+        """Return whether the GPU is known to have a compute capability of `major`.0 or later."""
         return self.capability is not None and self.capability[0] >= major
 
     def is_before(self, major: int) -> bool:
-        """Return whether the GPU is known to have an earlier compute capability."""
+        """Return whether the GPU is known to have a compute capability before `major`.0."""
         return self.capability is not None and self.capability[0] < major
 
     def stated(self, name: str) -> str | int | None:
-        """Return what is stated of one part of the target.
+        """Return the stated value of one part of the target, or None.
 
         Args:
-            name: gpu, count or a product; empty: all of it, as text.
+            name: The part: gpu, count or a product. "" is the whole target.
+
+        Returns:
+            The title of the GPU, the number of GPUs, or a version as text. "none" for Transformer
+            Engine that is stated as not installed.
         """
         if not name:
             return str(self)
@@ -64,9 +69,10 @@ class Target:
         return value
 
     def __str__(self) -> str:
+        """Return the target as `parse_target` reads it."""
         parts = []
         if self.gpu is not None:
-            parts += self._gpu_parts(self.gpu)
+            parts += self._format_gpu(self.gpu)
         for product in PRODUCTS:
             version: Version | None = getattr(self, product)
             if version is not None:
@@ -75,7 +81,8 @@ class Target:
             parts.append("te-none")
         return ",".join(parts) or "nothing declared"
 
-    def _gpu_parts(self, gpu: Gpu) -> list[str]:
+    def _format_gpu(self, gpu: Gpu) -> list[str]:
+        """Return the GPU with its number, and its memory if it is not the common size."""
         name = gpu.name
         if self.count is not None:
             name += f"x{self.count}"

@@ -1,6 +1,6 @@
-"""Versions that a rule depends on.
+"""Versions of products: parsed, installed on this machine, and ranges that rules depend on.
 
-The answer is "unknown" (None) where a version is not known well enough.
+A comparison with an unknown version, or with a version that is too short, returns None.
 """
 
 import functools
@@ -43,19 +43,23 @@ PRODUCT_TITLES = {
     "cudnn": "cuDNN",
     "torch": "torch",
 }
+"""Product -> its name in messages."""
 UNPACKED_FOLDER = "megatron-next"
-"""Folder of the environment that ``make setup`` fills with a newer
-Megatron Core; it is on no path.
+"""Folder of the Python environment that ``make setup`` fills with a newer Megatron Core.
+
+It is not on the import path.
 """
 _COMPLETION_MARKER = "sitecustomize.py"
-"""The file that is written into it last."""
+"""The last file that is written into `UNPACKED_FOLDER`."""
 _OPERATOR_WORDS = {">=": "from", "<": "before", "!=": "not"}
+"""Operator of a version specifier -> its word in messages."""
 
 
 def parse_version(text: str) -> Version:
     """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0).
 
-    RunConfigError if there are none.
+    Raises:
+        RunConfigError: The text does not begin with a number.
     """
     match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if match is None:
@@ -65,37 +69,41 @@ def parse_version(text: str) -> Version:
 
 
 def format_dotted(numbers: Iterable[int]) -> str:
-    """Return ``8.9`` of (8, 9), a compute capability."""
+    """Return numbers as text with dots: the compute capability (8, 9) is "8.9"."""
     return ".".join(map(str, numbers))
 
 
 def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
-    """Return whether `version` is one of `versions`; None if that is not known.
+    """Return whether a version is one of some versions, or None if that is not known.
 
-    0.17 may be 0.17.0 or 0.17.1: the first and the last version that it stands for have to agree.
+    The version 0.17 can mean 0.17.0 or 0.17.1. The answer is known only if it is the same for the
+    first and the last version that it can mean.
     """
     if version is None:
         return None
-    is_first_in = versions.contains(version)
+    contains_first = versions.contains(version)
     if len(version.release) > 2:
-        return is_first_in
+        return contains_first
     last = Version(f"{version}.9999")
-    if versions.contains(last) == is_first_in:
-        return is_first_in
+    if versions.contains(last) == contains_first:
+        return contains_first
     return None
 
 
-_make_minimum = functools.cache(lambda least: SpecifierSet(f">={least}"))
+@functools.cache
+def _make_minimum(least: str) -> SpecifierSet:
+    """Return the versions from `least` on. Cached, since rules ask for the same ones often."""
+    return SpecifierSet(f">={least}")
 
 
 def is_at_least(version: Version | None, least: str) -> bool | None:
-    """Return whether `version` is `least` or later; None if that is not known."""
+    """Return whether a version is `least` or later, or None if that is not known."""
     return _is_in(version, _make_minimum(least))
 
 
 @functools.cache
 def get_installed_version(product: str) -> Version | None:
-    """Return the version of a product, None without one. Nothing is imported for that."""
+    """Return the installed version of a product, or None. The product is not imported."""
     text = get_installed_text(product)
     if text is not None:
         with suppress(RunConfigError):
@@ -105,9 +113,9 @@ def get_installed_version(product: str) -> Version | None:
 
 @functools.cache
 def get_installed_text(product: str) -> str | None:
-    """Return the version as the product writes it ("0.20.0rc0"), None without one.
+    """Return the installed version as the product writes it ("0.20.0rc0"), or None.
 
-    Of Megatron Core it is also that of a source tree.
+    A source tree of Megatron Core on the import path counts as installed.
     """
     if product == "mcore":
         for folder in sys.path:
@@ -128,17 +136,21 @@ def _parse_package_info(package_info: str) -> str:
 
 
 def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
-    """Return the version of the Megatron Core in an environment's folder.
+    """Return the version of the Megatron Core in the folder `UNPACKED_FOLDER` of an environment.
 
-    None if it is not there as a whole.
+    Args:
+        prefix: Prefix of the Python environment. None is the environment of this process.
+
+    Returns:
+        None if the folder is absent or incomplete.
     """
     if prefix is None:
         prefix = Path(sys.prefix)
     folder = prefix / UNPACKED_FOLDER
-    package = folder / "megatron" / "core" / "package_info.py"
-    if not (folder / _COMPLETION_MARKER).is_file() or not package.is_file():
+    package_info = folder / "megatron" / "core" / "package_info.py"
+    if not (folder / _COMPLETION_MARKER).is_file() or not package_info.is_file():
         return None
-    text = package.read_text(encoding="utf-8")
+    text = package_info.read_text(encoding="utf-8")
     numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
     with suppress(RunConfigError):
         return parse_version(".".join(numbers))
@@ -146,31 +158,37 @@ def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
 
 
 def find_newer_megatron(prefix: Path | None = None) -> Version | None:
-    """Return the unpacked Megatron Core where it is newer than the installed one, else None.
+    """Return the version of the unpacked Megatron Core if it is newer than the installed one.
 
-    It counts as newer if none is installed.
+    Args:
+        prefix: Prefix of the Python environment. None is the environment of this process.
+
+    Returns:
+        None if it is not newer. It counts as newer if no Megatron Core is installed.
     """
-    own = get_installed_version("mcore")
+    installed = get_installed_version("mcore")
     unpacked = find_unpacked_megatron(prefix)
-    if unpacked is None or (own is not None and unpacked <= own):
+    if unpacked is None or (installed is not None and unpacked <= installed):
         return None
     return unpacked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionRange:
-    """The versions of one product for which something holds."""
+    """A range of the versions of one product."""
 
     product: str
+    """A key of `PRODUCT_TITLES`."""
     versions: SpecifierSet
-    """As pip writes them: ``>=0.17.1,<0.20``."""
+    """The range in pip's spelling: ``>=0.17.1,<0.20``."""
 
     def holds(self, version: Version | None) -> bool | None:
-        """Return whether `version` is in the range; None if that is not known."""
+        """Return whether a version is in the range, or None if that is not known."""
         return _is_in(version, self.versions)
 
     def __str__(self) -> str:
-        words = []
-        for part in sorted(self.versions, key=lambda part: part.operator, reverse=True):
-            words.append(f"{_OPERATOR_WORDS[part.operator]} {part.version}")
-        return f"{PRODUCT_TITLES[self.product]} {' and '.join(words)}"
+        """Return the range for a message: "megatron-core from 0.17.1 and before 0.20"."""
+        limits = []
+        for limit in sorted(self.versions, key=lambda limit: limit.operator, reverse=True):
+            limits.append(f"{_OPERATOR_WORDS[limit.operator]} {limit.version}")
+        return f"{PRODUCT_TITLES[self.product]} {' and '.join(limits)}"

@@ -1,17 +1,15 @@
-"""From a recipe's name to the object that another trainer takes.
+"""Recipes in other trainers, for a team's training scripts. Nothing in this project calls them.
 
-    arguments.py         `exported(system, recipe)`: the `ExportReport` of an exporter, with
-                         everything refused that would compute in another format; its payload as
-                         arguments of transformers and NeMo 2
-    megatron_bridge.py   registered recipes by name in Megatron Bridge's table
-    megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a
-                         `SyncReport` of what it set
+    arguments.py         `exported`: a recipe for a trainer, refused if the trainer would compute in
+                         another format; arguments of transformers and of NeMo 2
+    megatron_bridge.py   `register_with_megatron_bridge`: registered recipes by name in Megatron
+                         Bridge's table
+    megatron_lm.py       `add_recipe_argument`: ``--mixed-precision-recipe NAME`` in Megatron-LM's
+                         parser, with a `SyncReport` of the arguments that it set
     audit/               the audit of steps in the loops of Megatron Bridge, Megatron-LM and slime
 
-The last is imported by its own name, since it needs torch and Megatron Core.
-
-A trainer's package is imported when a function needs its classes. A team's training script calls
-these; nothing in this project does.
+A trainer's package is imported only when a function needs its classes. `bridge.trainers.audit` is
+imported by its own name, since it needs torch and Megatron Core.
 """
 
 from bridge.trainers.arguments import nemo_plugin, transformers_arguments

@@ -1,4 +1,4 @@
-"""Arguments of the Hugging Face Trainer and of NeMo 2, from a recipe."""
+"""Arguments of the Hugging Face Trainer and of NeMo 2, made from a recipe."""
 
 import logging
 from importlib import import_module
@@ -12,8 +12,8 @@ from bridge.read.foreign.reports import ExportReport
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
-DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
-"""Fields that decide the format a run computes in."""
+FORMAT_FIELDS = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
+"""Fields of a precision that decide the formats that a run computes in."""
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> ExportReport:
     """Return the export of a recipe to a trainer.
 
-    Each stated field for which the trainer has no exact setting is logged.
+    A warning is logged for each stated field for which the trainer has no exact setting.
 
     Args:
         name: Name of the trainer in the table of systems.
@@ -29,18 +29,18 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
         **context: Arguments of the exporter.
 
     Raises:
-        PayloadError: The trainer cannot run the format or the autocast of the recipe.
-        PrecisionConfigError: The precision can never be right.
-        UnknownRecipeError: No such recipe.
+        PayloadError: The trainer cannot run the formats or the autocast of the recipe.
+        PrecisionConfigError: The precision is wrong for any run.
+        UnknownRecipeError: No recipe has this name.
     """
     config = get_mixed_precision_config(recipe)
     config.finalize()
     trainer = get_system(name)
     report = trainer.export(config, **context)
-    missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
-    if missing:
+    refused = [entry for entry in report.unmapped if entry.field in FORMAT_FIELDS]
+    if refused:
         lines = [f"{trainer.title} cannot run {format_label(config)}:"]
-        for entry in missing:
+        for entry in refused:
             lines.append(f"  {entry}")
         raise PayloadError("\n".join(lines))
     for entry in report.unmapped:
@@ -52,7 +52,7 @@ def transformers_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]
     """Return the arguments of transformers' `TrainingArguments`: `bf16`, `fp16` and `tf32`.
 
     Raises:
-        PayloadError: The recipe needs FP8 or FP4, which `TrainingArguments` has no argument for.
+        PayloadError: The recipe needs FP8 or FP4. `TrainingArguments` has no argument for them.
     """
     payload: dict[str, Any] = exported("huggingface", recipe).payload
     return payload
@@ -63,11 +63,12 @@ def nemo_plugin(recipe: str | MixedPrecisionConfig) -> Any:
 
     Raises:
         ImportError: NeMo is not installed.
+        PayloadError: NeMo 2 cannot run the formats or the autocast of the recipe.
     """
     payload = dict(exported("nemo2", recipe).payload)
-    module, _, name = payload.pop("_target_").rpartition(".")
-    plugin = getattr(import_module(module), name)
+    module, _, class_name = payload.pop("_target_").rpartition(".")
+    plugin_class = getattr(import_module(module), class_name)
     for argument, value in payload.items():
         if isinstance(value, str) and value.startswith("torch."):
             payload[argument] = get_torch_dtype(value.removeprefix("torch."))
-    return plugin(**payload)
+    return plugin_class(**payload)

@@ -1,19 +1,22 @@
-"""Megatron Bridge: registered recipes by name in its `ConfigContainer` and its command line."""
+"""Registered recipes by name in Megatron Bridge's `ConfigContainer` and on its command line."""
 
+from collections.abc import Callable
 from typing import Any
 
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 
 def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
     """Add every registered recipe to Megatron Bridge's table of recipes.
 
-    The table gets both spellings of a name, with underscores and with dashes. A recipe makes a
-    config of our class. Its `setup` writes the stated fields alone, checks the result on copies and
-    logs the values that it overrides. A saved run names Megatron Bridge's class.
+    The table gets both spellings of a name, with underscores and with dashes. A registered recipe
+    makes a config of our class. The `setup` of this config writes only the stated fields, checks
+    the result on copies, and logs the values that it overrides. The files of a saved run name
+    Megatron Bridge's class.
 
     Args:
-        replace: Replace Megatron Bridge's recipes of the same name too.
+        replace: Whether Megatron Bridge's recipes of the same name are replaced.
 
     Returns:
         The names that were added, in the spelling with underscores.
@@ -31,12 +34,12 @@ def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
     return added
 
 
-def _make_recipe_function(name: str) -> Any:
-    """Return a function without arguments that makes a recipe, named and documented like it."""
+def _make_recipe_function(name: str) -> Callable[[], MixedPrecisionConfig]:
+    """Return a function that makes a recipe. It has the name and summary of the recipe."""
 
-    def make() -> Any:
+    def make_recipe() -> MixedPrecisionConfig:
         return REGISTRY.get(name)
 
-    make.__name__ = name
-    make.__doc__ = REGISTRY.recipe(name).summary
-    return make
+    make_recipe.__name__ = name
+    make_recipe.__doc__ = REGISTRY.recipe(name).summary
+    return make_recipe

@@ -1,10 +1,10 @@
-"""Megatron-LM: ``--mixed-precision-recipe NAME`` through its parser's hook for extra arguments.
+"""``--mixed-precision-recipe NAME`` for Megatron-LM, through its parser's hook for extra arguments.
 
     args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
 
-The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's
-arguments, so that Megatron-LM validates them like arguments of the command line. An argument that is
-on the command line is stated over the recipe.
+The hook runs before Megatron-LM parses its command line. The values of the recipe become the
+defaults of the parser's arguments, so Megatron-LM validates them like arguments of the command
+line. An argument on the command line is stated over the recipe.
 """
 
 import argparse
@@ -37,12 +37,13 @@ MODE_REMEDY = "Drop that argument, or take a recipe of its mode."
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add ``--mixed-precision-recipe``, and set the values of the named recipe as defaults.
 
-    The first process prints a report: every argument with Megatron-LM's default, the new value and
-    its origin. A recipe that cannot be used ends the program with a sentence and exit code 2.
+    The first process prints a report: every changed argument with Megatron-LM's default, the new
+    value and its origin. A recipe that cannot be used ends the program with an error message and
+    exit code 2.
 
     Args:
-        parser: Megatron-LM's parser, the argument of an `extra_args_provider`. Another provider
-            comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+        parser: Megatron-LM's parser, which it passes to an `extra_args_provider`. A team's own
+            provider comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
 
     Returns:
         The same parser.
@@ -64,21 +65,28 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 
 
 def _parse_stated_arguments(
-    parser: argparse.ArgumentParser, words: Sequence[str] = ()
+    parser: argparse.ArgumentParser, recipe_tokens: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the command line and `words` set, and the words without an argument.
+    """Return the arguments that a command line states, without the parser's defaults.
 
-    Defaults are left out.
+    Args:
+        parser: Megatron-LM's parser.
+        recipe_tokens: Tokens after those of this process's command line.
+
+    Returns:
+        Destination -> value of the stated arguments, and the tokens that the parser does not know.
     """
-    line = [*sys.argv[1:], *words]
-    names = vars(parser.parse_known_args(line)[0])
-    without_defaults = argparse.Namespace(**dict.fromkeys(names))
-    arguments, unknown = parser.parse_known_args(line, without_defaults)
-    return _drop_none(arguments), unknown
+    tokens = [*sys.argv[1:], *recipe_tokens]
+    destinations = vars(parser.parse_known_args(tokens)[0])
+    # argparse sets a default only if the namespace has no such attribute. So every attribute is
+    # None before the second parse, and afterwards those that are not None were stated.
+    without_defaults = argparse.Namespace(**dict.fromkeys(destinations))
+    arguments, unknown_tokens = parser.parse_known_args(tokens, without_defaults)
+    return _drop_none(arguments), unknown_tokens
 
 
 def _drop_none(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that are not None, by name."""
+    """Return destination -> value of the arguments that are not None."""
     return {name: value for name, value in vars(arguments).items() if value is not None}
 
 
@@ -90,10 +98,10 @@ def _apply_recipe(
     Args:
         parser: Megatron-LM's parser.
         name: Name of the recipe.
-        command_line: Arguments of the command line, which are stated over the recipe.
+        command_line: Arguments of the command line. They are stated over the recipe.
 
     Raises:
-        BridgeError: The recipe cannot be used.
+        BridgeError: The recipe cannot be used with this parser or this command line.
     """
     if command_line.get("yaml_cfg") is not None:
         rule = (
@@ -103,49 +111,68 @@ def _apply_recipe(
     config = get_mixed_precision_config(name)
     _require_same_mode(config, name, command_line)
     config.override(COMMAND_LINE, **_collect_stated_fields(command_line))
-    words: list[str] = exported("megatron-lm", config).payload
-    values, unknown = _parse_stated_arguments(parser, words)
-    missing = [word for word in words if word in unknown]
-    if missing:
-        raise RunConfigError(
-            f"{RECIPE_OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
-            f"{get_megatron_version()} does not have. Update it, or take another recipe."
-        )
-    for dest in command_line:
-        values.pop(dest, None)
+    defaults = _parse_recipe_arguments(parser, config)
+    for destination in command_line:
+        defaults.pop(destination, None)
     rows = []
-    for dest, value in values.items():
-        rows.append(_make_sync_row(config, dest, parser.get_default(dest), value))
-    parser.set_defaults(**values)
+    for destination, value in defaults.items():
+        old = parser.get_default(destination)
+        rows.append(_make_sync_row(config, destination, old, value))
+    parser.set_defaults(**defaults)
     _require_sharded_optimizer(parser, config, name)
     return SyncReport(
         precision=format_label(config), rows=tuple(rows), megatron_version=get_megatron_version()
     )
 
 
+def _parse_recipe_arguments(
+    parser: argparse.ArgumentParser, config: MixedPrecisionConfig
+) -> dict[str, Any]:
+    """Return destination -> value of the arguments of a recipe and of the command line.
+
+    Raises:
+        PayloadError: Megatron-LM cannot run the formats of the recipe.
+        RunConfigError: The parser of this release has no such argument.
+    """
+    recipe_tokens: list[str] = exported("megatron-lm", config).payload
+    arguments, unknown_tokens = _parse_stated_arguments(parser, recipe_tokens)
+    missing = [token for token in recipe_tokens if token in unknown_tokens]
+    if missing:
+        raise RunConfigError(
+            f"{RECIPE_OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
+            f"{get_megatron_version()} does not have. Update it, or take another recipe."
+        )
+    return arguments
+
+
 def _require_same_mode(
     config: MixedPrecisionConfig, name: str, command_line: Mapping[str, Any]
 ) -> None:
-    """Refuse an argument that asks for another mode than the recipe's."""
+    """Refuse ``--bf16`` or ``--fp16`` on the command line if the recipe has the other mode.
+
+    Raises:
+        RunConfigError: The modes differ.
+    """
     mode = get_mode(config)
     if mode == "fp32":
         return
-    for asked in ("bf16", "fp16"):
-        if command_line.get(asked) and not getattr(config, asked):
-            rule = f"its mode is {mode}, and --{asked} asks for another"
+    for option in ("bf16", "fp16"):
+        if command_line.get(option) and not getattr(config, option):
+            rule = f"its mode is {mode}, and --{option} asks for another"
             raise RunConfigError.of(RECIPE_OPTION, rule, name, MODE_REMEDY)
 
 
 def _collect_stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
     """Return field -> value of the arguments that set a field of a precision."""
     fields = {}
-    for dest, value in command_line.items():
-        if dest not in FLAG_OF_NAME:
+    for destination, value in command_line.items():
+        if destination not in FLAG_OF_NAME:
             continue
-        flag = FLAG_OF_NAME[dest]
+        flag = FLAG_OF_NAME[destination]
         if flag.kind == "value":
             fields[flag.field] = value
         else:
+            # A flag of the kind "off" states the field as False.
             fields[flag.field] = bool(value) is (flag.kind == "on")
     return fields
 
@@ -153,13 +180,18 @@ def _collect_stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
 def _require_sharded_optimizer(
     parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str
 ) -> None:
-    """Refuse weights that are stored in FP8 or FP4 without a sharded optimizer, by rules of `check`."""
+    """Refuse weights that are stored in FP8 or FP4 if the optimizer is not sharded.
+
+    The rules of `check` about it are evaluated on the arguments, as Megatron-LM will parse them.
+
+    Raises:
+        RunConfigError: A rule is broken.
+    """
     arguments = _drop_none(parser.parse_known_args()[0])
     owners: dict[str, Any] = {}
-    for role in OWNERS:
-        owners[role] = {
-            field: arguments[field] for field in OWNER_FIELDS[role] if field in arguments
-        }
+    for owner_name in OWNERS:
+        fields = OWNER_FIELDS[owner_name]
+        owners[owner_name] = {name: arguments[name] for name in fields if name in arguments}
     context = CheckContext(Run.from_configs(config, **owners))
     for finding in evaluate_rules([RULES_BY_ID["PB301"], RULES_BY_ID["PB302"]], context):
         raise RunConfigError.of(
@@ -167,19 +199,29 @@ def _require_sharded_optimizer(
         )
 
 
-def _make_sync_row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
-    """Return the row of the report for an argument."""
+def _make_sync_row(
+    config: MixedPrecisionConfig, destination: str, default: Any, value: Any
+) -> SyncRow:
+    """Return the row of the report about an argument.
+
+    Args:
+        config: The recipe.
+        destination: Name of the argument in the parsed namespace.
+        default: Megatron-LM's default.
+        value: The value of the recipe.
+    """
     field = None
+    # An argument without a field of a precision comes from the recipe as a whole.
     decider = Decider("source", "recipe")
-    if dest in FLAG_OF_NAME:
-        field = FLAG_OF_NAME[dest].field
+    if destination in FLAG_OF_NAME:
+        field = FLAG_OF_NAME[destination].field
         decider = Decider("source", get_source(config, field))
     verdict: Verdict = "set"
     if value == default:
         verdict = "agree"
     return SyncRow(
         owner="args",
-        attribute=dest,
+        attribute=destination,
         field=field,
         old=default,
         new=value,

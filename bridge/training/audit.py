@@ -1,4 +1,8 @@
-"""The audit of a run: its first two steps, the last, the first of a phase, and some between."""
+"""`Audit`: compares what single steps of a run ran in with the plan of the run.
+
+The first two steps, the first step of each phase and the last step are audited, and further steps
+at an interval.
+"""
 
 import logging
 import os
@@ -23,34 +27,36 @@ log = logging.getLogger("bridge.training")
 
 
 class Audit:
-    """Compares the record of single steps with the plan of the run."""
+    """Compares the records of single steps with the plan of the run."""
 
     def __init__(self, run: TrainingRun, run_dir: Path) -> None:
         self._run = run
         self._path = run_dir / RECORD_FILE
         self._phase: Phase | None = None
         self.record = Record(gemms=())
-        """The last record."""
+        """The record of the last audited step."""
         self.failure: AuditError | None = None
-        """The mismatch of a step after the first; the run saves a checkpoint and ends with it."""
+        """The mismatch of a step after the first step. The run saves a checkpoint before it ends
+        with this error."""
 
     def _is_due(self) -> bool:
         """Return whether the next step, which is not the first, is audited."""
-        run, settings = self._run, self._run.config.train
+        run, train = self._run, self._run.config.train
         step = run.iteration + 1
-        if settings.audit == "off":
+        if train.audit == "off":
             return False
         # The second step is the first in which a weight can be older than its master.
         is_second = len(run.step_seconds) == 1
-        interval = settings.audit_interval
-        return is_second or step == settings.train_iters or bool(interval and step % interval == 0)
+        is_last = step == train.train_iters
+        ends_interval = train.audit_interval > 0 and step % train.audit_interval == 0
+        return is_second or is_last or ends_interval
 
     @contextmanager
     def record_step(self, phase: Phase | None) -> Iterator[None]:
         """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
         Args:
-            phase: The phase that the step begins, or None.
+            phase: The phase that begins with the step. None if no phase begins.
 
         Raises:
             AuditError: The first step of the run or of a phase differs from the plan, under
@@ -67,14 +73,15 @@ class Audit:
         with recording.record_gemms():
             yield
         census = take_census(model, optimizer, run.activations)
-        of_all_ranks = recording.gathered(census)
+        global_record = recording.gathered(census)
         step = run.iteration + 1
-        self.record = replace(of_all_ranks, census=census, backend=run.backend, step=step)
+        # The record has the tensors of this rank. Those of all ranks are only compared.
+        self.record = replace(global_record, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
-            self._compare(recording, of_all_ranks, must_raise=is_first)
+            self._compare(recording, global_record, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
-        """Return the plan of the precision that the run is in."""
+        """Return the plan of the present phase, or of the run if it has no phases."""
         config, model = self._run.config, self._run.trainer.config
         precision = config.mixed_precision
         if self._phase is not None:
@@ -86,27 +93,43 @@ class Audit:
             precision, model, **owners, mcore=get_installed_version("mcore"), environment=os.environ
         )
 
-    def _compare(self, recording: StepRecording, of_all_ranks: Record, *, must_raise: bool) -> None:
-        """Write the record with its mismatches, and raise, keep or log the error about them."""
+    def _compare(
+        self, recording: StepRecording, global_record: Record, *, must_raise: bool
+    ) -> None:
+        """Compare a step with the plan, and write the record with the mismatches.
+
+        Args:
+            recording: The recording of the step.
+            global_record: The record of all ranks.
+            must_raise: Whether the step begins the run or a phase, so that a mismatch ends the run
+                at once.
+
+        Raises:
+            TrainingError: A run in FP8 or FP4 has no low-precision GEMM.
+            AuditError: There are mismatches, under ``train.audit=error`` and `must_raise`.
+        """
         plan = self.plan()
-        # The error of a healthy layer has a bound in the first two steps alone. The second step is
-        # the first with scales of the recipe under delayed scaling.
+        # The error of a healthy layer has a bound only in the first two steps. Under delayed
+        # scaling, the second step is the first that has scales of the recipe.
         is_bounded = must_raise or len(self._run.step_seconds) <= 1
-        findings = recording.mismatches(plan, of_all_ranks, is_error_bounded=is_bounded)
+        mismatches = recording.mismatches(plan, global_record, is_error_bounded=is_bounded)
         fault = None
         if must_raise:
             fault = _find_lost_low_precision(plan, self.record)
         if self._run.process.is_first:
-            sentences = list(map(str, findings))
+            sentences = list(map(str, mismatches))
             if fault:
                 sentences.append(fault)
             replace(self.record, audit=tuple(sentences)).write(self._path)
         if fault:
             raise TrainingError(fault)
-        if not findings:
-            return
-        rule = "must run what is planned (train.audit=warn goes on)"
-        error = AuditError(f"step {self.record.step} {rule}", findings)
+        if mismatches:
+            rule = "must run what is planned (train.audit=warn goes on)"
+            error = AuditError(f"step {self.record.step} {rule}", mismatches)
+            self._report(error, must_raise=must_raise)
+
+    def _report(self, error: AuditError, *, must_raise: bool) -> None:
+        """Log an error under ``train.audit=warn``, else raise it or keep it as the failure."""
         if self._run.config.train.audit == "warn":
             if self._run.process.is_first:
                 log.warning(str(error))
@@ -117,10 +140,12 @@ class Audit:
 
 
 def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
-    """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
+    """Return the fault of a run whose recipe has FP8 or FP4, but whose layers all stay in BF16.
 
-    Such a plan is equal to its record, and so shows no mismatch. The result is None if the
-    recipe has no low precision, or a GEMM ran in it.
+    The comparison shows no mismatch then, since the plan has no low-precision GEMM either.
+
+    Returns:
+        None if the recipe has no low precision, or if a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):
         return None

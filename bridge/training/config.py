@@ -1,8 +1,8 @@
-"""`ConfigContainer`, the object that describes a run, and its sections.
+"""`ConfigContainer`, the configuration of a run, and its sections.
 
 The sections `model`, `optimizer` and `ddp` are dataclasses of Megatron Core or subclasses of them.
 The subclasses that this module exports check nothing before `finalize`. The other sections are
-ours; their fields have Megatron's names where Megatron has a name for them (`train_iters`,
+ours. Their fields have Megatron's names if Megatron has such a setting (`train_iters`,
 `micro_batch_size`, `lr_warmup_iters`, ...).
 """
 
@@ -39,7 +39,8 @@ __all__ = [
     "runtime_config_update",
 ]
 
-PAGE = "docs/howto/migrate-from-megatron-bridge.md"
+MIGRATION_PAGE = "docs/howto/migrate-from-megatron-bridge.md"
+"""The page that error messages about missing names point to."""
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +50,20 @@ class DataConfig:
     """The training data."""
 
     path: str | None = None
-    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair. None is the text of CPython's
-    documentation."""
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair. None is the text of
+    CPython's documentation."""
     vocab_size: int | None = None
-    """Vocabulary of an existing ``.bin``/``.idx`` pair, which needs it. Text has 256 ids, a byte
-    each."""
+    """Size of the vocabulary of a ``.bin``/``.idx`` pair, which needs it. None is the 256 bytes of
+    a text file."""
     split: str = "90,5,5"
-    """Parts of the documents for training, validation and test, as Megatron writes them."""
+    """Shares of the documents for training, validation and test, in Megatron's spelling."""
     seed: int = 1234
     """Seed of the sample order."""
     cache_dir: str | None = None
     """Folder of tokenised text and sample indices. None is ``precision-bridge`` in the user's cache
     folder."""
     num_workers: int = 0
-    """DataLoader worker processes per rank."""
+    """DataLoader worker processes per rank. 0 loads in the rank's own process."""
 
 
 @dataclass(kw_only=True)
@@ -74,10 +75,10 @@ class TrainConfig:
     micro_batch_size: int = 8
     """Sequences per forward pass on a data-parallel rank."""
     global_batch_size: int = 8
-    """Sequences per optimizer step over all ranks. Gradients are accumulated over `global_batch_size`
-    / (`micro_batch_size` * data-parallel ranks) micro-batches."""
+    """Sequences per optimizer step over all ranks. Gradients are accumulated over
+    `global_batch_size` / (`micro_batch_size` * data-parallel ranks) micro-batches."""
     eval_interval: int = 100
-    """Steps between two validations. 0 validates after the last step alone."""
+    """Steps between two validations. 0 validates only after the last step."""
     eval_iters: int = 8
     """Global batches per validation. 0 is no validation."""
     lr_decay_style: str = "cosine"
@@ -89,16 +90,17 @@ class TrainConfig:
     seed: int = 1234
     """Seed of the weights and of dropout."""
     distributed_timeout_minutes: float = 30.0
-    """Minutes that a collective waits for a rank that stalls, in validations and saves too. Then all
-    ranks end."""
+    """Minutes that a collective waits for a rank that stalls. After that all ranks end. It applies
+    to validations and saves too."""
     check_for_nan_in_loss: bool = True
-    """End the run at a loss that is not finite. Switch it off under FP16 with a dynamic loss scale,
+    """End the run if the loss is not finite. Switch it off under FP16 with a dynamic loss scale,
     which overflows by design."""
     audit: str = "error"
-    """Reaction to a step whose GEMMs or tensors differ from the plan: error (end the run), warn (log
-    it and go on), or off (no comparison)."""
+    """Reaction to a step whose GEMMs or tensors differ from the plan: error (end the run), warn
+    (log it and go on), or off (no comparison)."""
     audit_interval: int = 0
-    """Steps between two audits. 0 audits the first two steps and the last step alone."""
+    """Steps between two further audits. 0 audits only the first two steps, the first step of each
+    phase and the last step."""
 
 
 @dataclass(kw_only=True)
@@ -108,22 +110,22 @@ class CheckpointConfig:
     save: str | None = None
     """Folder to write to. None saves nothing."""
     save_interval: int | None = None
-    """Steps between two checkpoints. None saves after the last step alone."""
+    """Steps between two checkpoints. None saves only after the last step."""
     save_last: bool = True
     """Save after the last step too. A run that is stopped early saves in any case."""
     load: str | None = None
     """Folder whose newest checkpoint the run resumes from. None starts a fresh run."""
     checksum: bool = True
     """Write a checksum of every file into the manifest, and compare it before a file is read. False
-    compares sizes alone."""
+    compares only sizes."""
     trust: bool = False
-    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused even
-    so."""
+    """Load a checkpoint that has no manifest because another program wrote it. Code in it is
+    refused in any case."""
 
 
 @dataclass(kw_only=True)
 class ResumeConfig:
-    """Differences that a run may have from the checkpoint it resumes from."""
+    """Allowed differences between a run and the checkpoint that it resumes from."""
 
     allow_precision_change: bool = False
     """Resume in a precision that rounds weights or optimizer state of the checkpoint again."""
@@ -134,8 +136,8 @@ class LoggingConfig:
     """The files that a run writes about itself."""
 
     run_dir: str | None = None
-    """Folder for metrics, plots, configs and reports. None is Hydra's run folder, or ``runs/<time>``
-    without Hydra."""
+    """Folder for metrics, plots, configs and reports. None is Hydra's run folder, or
+    ``runs/<time>`` without Hydra."""
     log_interval: int = 10
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the
     log."""
@@ -144,15 +146,15 @@ class LoggingConfig:
     plots: bool = True
     """Draw the curves of the run as pictures."""
     mlflow: str | None = None
-    """Tracking store of MLflow that gets the same values, for example ``http://tracking:5000``, or
-    None."""
+    """Tracking store of MLflow that gets the same values, for example ``http://tracking:5000``.
+    None sends nothing."""
     wandb: str | None = None
-    """Project of Weights & Biases that gets the same values, or None."""
+    """Project of Weights & Biases that gets the same values. None sends nothing."""
     quantisation_interval: int = 50
     """Steps between two measurements of the quantisation error of FP8 and FP4 operands. 0 measures
     none."""
     progress: bool = True
-    """Show a progress bar where the output is a terminal."""
+    """Show a progress bar if the output is a terminal."""
 
 
 @dataclass(kw_only=True)
@@ -168,48 +170,48 @@ class ConfigContainer:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
-    """A recipe's name, or a config of our class or Megatron Bridge's. None leaves model, optimizer and
-    DDP config as they are."""
+    """The name of a recipe, or a config of our class or of Megatron Bridge's class. None leaves
+    model, optimizer and DDP config as they are."""
     precision_backend: str = "auto"
     """Backend of FP8 and FP4 matmuls: te (Transformer Engine), emulated (the same values, on any
     machine), te_cpu (Transformer Engine's Python on a CPU: slow, and a proof of the emulation), or
-    auto (te where it works, else emulated)."""
+    auto (te if it works here, else emulated)."""
     precision_schedule: list[Any] | PrecisionSchedule | None = None
     """Phases of the run in different recipes, for example ``[{until: 0.9}, {recipe: bf16_mixed}]``.
     None is a single precision."""
     target: str | None = None
     """GPUs and versions of the run, for example ``h100x8,te2.8``. None is this machine."""
     silence: dict[str, str] = field(default_factory=dict)
-    """Id of a rule of the check -> why it may be broken."""
+    """Id of a rule of the check -> the reason why the rule may be broken."""
     precision_choice: dict[str, Any] | None = None
     """The recipe that ``mixed_precision=auto`` was resolved to, with the reason, and the rejected
     recipes. None without ``auto``."""
     set_by: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Dotted key -> origin -> value. Origins are files and the command line, in the order in which they
-    set the key; the last value is in effect."""
+    """Dotted key -> origin -> value. Origins are files and the command line, in the order in which
+    they set the key. The last value is in effect."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
-    """Resolve the container's precision and write it into model, optimizer and DDP config.
+    """Resolve the container's precision, and write it into the model, optimizer and DDP config.
 
-    Settings that Megatron is known to refuse later are refused here. A switch of sharding that is on
-    in either of optimizer and DDP config is turned on in both. Then both are finalized, if their
-    checks waited for that.
+    Settings that Megatron is known to refuse later are refused here. A switch of sharding that is
+    on in the optimizer config or in the DDP config is turned on in both. Then both are finalized,
+    if their checks waited for that. A warning is logged for each replaced value that an owner had
+    set.
 
     Args:
         config: The container. Its `mixed_precision` is the resolved config afterwards.
 
     Returns:
-        Every field with its old and new value and the reason. None without a precision, which
-        leaves the configs as they are. A warning is logged for each replaced value that an owner
-        had set.
+        Every field with its old and new value and the reason. None if the container has no
+        precision; the configs are not changed then.
 
     Raises:
-        UnknownRecipeError: No such recipe.
+        UnknownRecipeError: No recipe has this name.
         PrecisionTypeError: The container is of another type or has no model, optimizer and DDP
             config, or a section is no config.
-        PrecisionConfigError: The precision can never be right.
-        SyncError: The precision cannot be written into these configs; or, without a precision,
+        PrecisionConfigError: The precision is wrong for any run.
+        SyncError: The precision cannot be written into these configs, or there is no precision and
             model and optimizer disagree. Nothing was changed.
     """
     if not hasattr(config, "mixed_precision"):
@@ -226,9 +228,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    from bridge.preflight.last_sync import (
-        apply_last_sync,  # the classes of this module do without it
-    )
+    # Imported here, since the classes of this module do not need it.
+    from bridge.preflight.last_sync import apply_last_sync
 
     report = apply_last_sync(config, precision)
     if report is not None:
@@ -237,11 +238,11 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the configs of Megatron's classes on first use, so that an import loads no Megatron.
+    """Return a class derived from Megatron's on its first use, so that an import loads no Megatron.
 
     Raises:
-        ImportError: The name is that of a section of Megatron Bridge's trainer. Any other error
-            would lose its text in `from ... import`.
+        ImportError: The name looks like a section of Megatron Bridge's trainer. It is no
+            AttributeError, since `from ... import` replaces the message of an AttributeError.
         AttributeError: Any other name.
     """
     if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
@@ -251,7 +252,9 @@ def __getattr__(name: str) -> Any:
     if name[:1].isupper() and name.endswith(("Config", "Provider", "Context")):
         raise ImportError(
             f"{name} is not provided by {__name__}: the trainer's sections stay with "
-            f"Megatron Bridge. Import it from there; {PAGE} says what is here.",
+            f"Megatron Bridge. Import it from there; {MIGRATION_PAGE} says what is here.",
             name=__name__,
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {PAGE} says what is here")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; {MIGRATION_PAGE} says what is here"
+    )

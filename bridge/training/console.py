@@ -1,4 +1,7 @@
-"""Display of a run in progress and its summary: on the terminal, in the log, and as JSON."""
+"""`Display`, which shows a run in progress, and `RunSummary`, the figures at its end.
+
+A run is shown on the terminal or in the log. Its summary is printed and written as JSON.
+"""
 
 import dataclasses
 import json
@@ -55,13 +58,19 @@ def _format_record(record: TrainRecord | ValidationRecord) -> str:
 
 
 class Display:
-    """Display of a run in progress: a bar with the last record, or a log line per record.
+    """Shows a run in progress: a progress bar with the last record, or a log line per record.
 
-    Skipped steps and validations stay above the bar. A display of no steps shows nothing: all ranks
-    but the first have such a display.
+    Skipped steps and validations stay above the bar.
     """
 
     def __init__(self, total: int = 0, *, start: int = 0, progress: Progress | None = None) -> None:
+        """Show the start of a run.
+
+        Args:
+            total: Steps of the run. 0 shows nothing; all ranks except the first show nothing.
+            start: Steps that are done already.
+            progress: The progress bar. None writes log lines.
+        """
         self._total = total
         self._bar = progress
         self._task = TaskID(0)
@@ -81,11 +90,11 @@ class Display:
             self._bar.update(self._task, completed=step)
 
     def show_record(self, record: TrainRecord | ValidationRecord) -> None:
-        """Show a record; a validation and a skipped step stay above the bar."""
+        """Show the record of a step or a validation."""
         if self._bar is None:
-            self.note(
-                f"step {record.step:{len(str(self._total))}}/{self._total}  {_format_record(record)}"
-            )
+            width = len(str(self._total))
+            step = f"step {record.step:{width}}/{self._total}"
+            self.note(f"{step}  {_format_record(record)}")
             return
         if isinstance(record, ValidationRecord) or record.skipped:
             self.note(f"step {record.step}  {_format_record(record)}")
@@ -97,7 +106,14 @@ class Display:
 def open_display(
     *, total: int, start: int, progress: bool, console: Console | None = None
 ) -> Iterator[Display]:
-    """Yield a display with a progress bar if `progress` and there is a terminal, else of log lines."""
+    """Yield a display with a progress bar, or with log lines.
+
+    Args:
+        total: Steps of the run.
+        start: Steps that are done already.
+        progress: Whether a progress bar is wanted. Without a terminal there are log lines.
+        console: The console. None is that of the standard output.
+    """
     console = console or Console()
     if not (progress and console.is_terminal):
         yield Display(total)
@@ -123,27 +139,26 @@ class RunSummary:
     """Steps with NaN or Inf in the gradients, which updated nothing, with those before a resumed
     checkpoint."""
     failure: str | None
-    """Why a run that took its last step is no success: most steps were skipped. None for a
-    success."""
+    """Why a run that took its last step has failed: most steps were skipped. None for a success."""
     stop_signal: int | None
-    """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The exit
-    code is 128 + the number."""
+    """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The
+    exit code is 128 + the number. None if no signal did."""
     train_loss: float | None
-    """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
+    """Mean over the last `logging.log_interval` steps, in nats per token. None without a step."""
     validation_loss: float | None
-    """Loss of the last validation, None without a validation."""
+    """Loss of the last validation, in nats per token. None without a validation."""
     validation_step: int | None
-    """Step after which the last validation was."""
+    """The last step before the last validation. None without a validation."""
     unigram_entropy: float
-    """Loss of the best model without context on the validation tokens, in nats per token."""
+    """Loss of the best model that reads no context, on the validation tokens, in nats per token."""
     tokens_per_second: float | None
-    """Speed over all steps but the first, without the time of validations and checkpoints; None with
-    fewer than two steps."""
+    """Speed over all steps except the first, without the time of validations and checkpoints. None
+    with fewer than two steps."""
     seconds: float
     """Time from the start of `pretrain` to its end."""
     peak_memory_bytes: int | None
-    """Peak memory of this rank: allocated on its GPU, or without a GPU resident in its process; None
-    where neither is known."""
+    """Peak memory of this rank: allocated on its GPU or, without a GPU, resident in its process.
+    None if it is not known."""
     parameters: int
     """Parameters of the whole model, with the padding of the vocabulary."""
     gemms: tuple[GemmRow, ...]
@@ -154,7 +169,7 @@ class RunSummary:
     """Dtypes and sizes of this rank's tensors."""
 
     def write(self, path: Path) -> None:
-        """Write the summary as JSON, without the GEMMs, which are in the record."""
+        """Write the summary as JSON. The GEMMs are left out, since ``record.json`` has them."""
         content = dataclasses.asdict(self) | {"run_dir": str(self.run_dir)}
         del content["gemms"]
         path.write_text(json.dumps(content, indent=2) + "\n")
@@ -166,29 +181,38 @@ def print_summary(
     *,
     quantisation: Sequence[QuantisationRow] = (),
 ) -> None:
-    """Print the closing tables."""
+    """Print the tables at the end of a run.
+
+    Args:
+        summary: The summary.
+        console: The console. None is that of the standard output.
+        quantisation: Quantisation errors, of which the worst are printed.
+    """
     console = console or Console()
     print_renderable(_make_result_table(summary), console)
-    census = []
-    for row in summary.census:
-        size = format_mib(row.bytes)
-        census.append(
-            {"tensors": row.kind, "dtype": row.dtype, "MiB": size, "read from": row.read_from}
-        )
-    if census:
-        print_renderable(
-            make_table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console
-        )
-    matmuls = []
+    if summary.census:
+        print_renderable(_make_census_table(summary), console)
+    gemms_by_label = {}
     for phase in summary.phases:
-        matmuls.append((f"from step {phase.first}, {phase.precision}", phase.gemms))
-    if summary.gemms and not matmuls:
-        matmuls.append(("of the first step", summary.gemms))
-    for when, gemms in matmuls:
-        console.print(f"Matmuls {when}: {format_gemms(gemms)}.", highlight=False, soft_wrap=True)
+        gemms_by_label[f"from step {phase.first}, {phase.precision}"] = phase.gemms
+    if summary.gemms and not summary.phases:
+        gemms_by_label["of the first step"] = summary.gemms
+    for label, gemms in gemms_by_label.items():
+        console.print(f"Matmuls {label}: {format_gemms(gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
         print_renderable(make_worst_table(quantisation), console)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)
+
+
+def _make_census_table(summary: RunSummary) -> RenderableType:
+    """Return the table of the dtypes and sizes of the first rank's tensors."""
+    rows = []
+    for row in summary.census:
+        size = format_mib(row.bytes)
+        rows.append(
+            {"tensors": row.kind, "dtype": row.dtype, "MiB": size, "read from": row.read_from}
+        )
+    return make_table(rows, title="Tensors of the run (first rank)", numbers=("MiB",))
 
 
 def _make_result_table(summary: RunSummary) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Faults of a run that show before data and model are built."""
+"""`find_early_faults`: faults of a run that are known before data and model are built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.errors import Finding
 from bridge.runtime.checkpoint.folder import find_load_fault
 from bridge.runtime.megatron.data.corpus import find_path_fault
 from bridge.training.config import ConfigContainer
-from bridge.training.supported_fields import find_unsupported_fields
+from bridge.training.unsupported_settings import find_unsupported_settings
 from bridge.training.value_checks import find_batch_fault, find_value_faults
 
 
@@ -26,6 +26,7 @@ def find_early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) 
     faults = find_value_faults(config, origin_of)
     further: list[Finding | None] = []
     sizes = {"train.micro_batch_size", "train.global_batch_size"}
+    # A batch size that has a fault already is not compared with the ranks.
     if sizes.isdisjoint(fault.path for fault in faults):
         further.append(
             find_batch_fault(
@@ -39,23 +40,27 @@ def find_early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) 
     for fault in further:
         if fault is not None:
             faults.append(fault)
-    return [*faults, *find_unsupported_fields(config)]
+    return [*faults, *find_unsupported_settings(config)]
 
 
 def _count_data_parallel_ranks(model: Any) -> int | None:
-    """Return the number of data-parallel ranks of this launch, None for a single rank.
+    """Return the number of data-parallel ranks of this launch.
 
-    It is None too where the launcher does not state the number of processes.
+    Args:
+        model: The model config with the parallel sizes.
+
+    Returns:
+        None for a single rank, and if the launcher does not state the number of processes.
     """
-    world = os.environ.get("WORLD_SIZE", "")
-    if not world.isdecimal():
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if not world_size.isdecimal():
         return None
     sizes = (
         model.tensor_model_parallel_size,
         model.pipeline_model_parallel_size,
         model.context_parallel_size,
     )
-    ranks: int = int(world) // max(1, math.prod(sizes))
+    ranks: int = int(world_size) // max(1, math.prod(sizes))
     if ranks < 2:
         return None
     return ranks

@@ -1,4 +1,8 @@
-"""`compute_fingerprint`: every setting that has to be the same on all ranks of a run, as text by name."""
+"""`compute_fingerprint`: every setting that must be equal on all ranks of a run, as text.
+
+Ranks compare their fingerprints before they train. A checkpoint's manifest keeps the fingerprint,
+and a resumed run compares its precision with it.
+"""
 
 import dataclasses
 import enum
@@ -25,8 +29,8 @@ UNCOMPARED_KEYS = (
     "set_by",
     "silence",
 )
-"""Keys that may differ between ranks: output and data loading of a machine, and texts that no
-computation reads."""
+"""Prefixes of keys that may differ between ranks: output and data loading of a machine, and texts
+that no computation reads."""
 FINGERPRINT_PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
 FINGERPRINT_VARIABLES = (
     "BRIDGE_NUMERICS",
@@ -35,14 +39,15 @@ FINGERPRINT_VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that change what is computed; those of `PREFIX` too."""
+"""Environment variables that change results, in addition to those with `VARIABLE_PREFIX`."""
 VARIABLE_PREFIX = "NVTE_"
+"""Prefix of the environment variables of Transformer Engine."""
 BACKEND_FLAGS = (
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cudnn.allow_tf32",
 )
-"""Flags of `torch.backends`."""
+"""Flags of `torch.backends` that change results."""
 
 
 def compute_fingerprint(
@@ -50,13 +55,13 @@ def compute_fingerprint(
 ) -> dict[str, str]:
     """Return setting -> value as text.
 
-    The settings are those of the resolved config, the versions of packages, environment variables,
-    flags of torch and the GPU.
+    The settings are the fields of the resolved config, the versions of packages, environment
+    variables, flags of torch, and the GPU.
 
     Args:
         config: The run.
         environment: Environment variables.
-        model: Model config that takes the place of `config.model`.
+        model: Model config that replaces `config.model`. None keeps it.
     """
     if model is not None:
         config = dataclasses.replace(config, model=model)
@@ -69,19 +74,28 @@ def compute_fingerprint(
 def compute_sections_fingerprint(
     sections: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return setting -> value as text, of configs by the names of their sections."""
+    """Return setting -> value as text, as `compute_fingerprint` does.
+
+    Args:
+        sections: Section -> its config.
+        environment: Environment variables.
+    """
     settings: dict[str, str] = {}
-    for section, value in sections.items():
-        leaves = dict(_iterate_leaves(value, section))
-        settings |= {
-            path: text for path, text in leaves.items() if not path.startswith(UNCOMPARED_KEYS)
-        }
+    for section, config in sections.items():
+        leaves = _iterate_leaves(config, section)
+        settings |= {path: text for path, text in leaves if not path.startswith(UNCOMPARED_KEYS)}
     for name in FINGERPRINT_PACKAGES:
         settings[f"package {name}"] = _get_version(name)
     settings["package python"] = platform.python_version()
     for name, value in environment.items():
         if name in FINGERPRINT_VARIABLES or name.startswith(VARIABLE_PREFIX):
             settings[f"environment {name}"] = value
+    return settings | _collect_torch_settings()
+
+
+def _collect_torch_settings() -> dict[str, str]:
+    """Return the flags of torch and the device -> value as text."""
+    settings = {}
     settings["torch float32 matmul precision"] = torch.get_float32_matmul_precision()
     settings["torch deterministic algorithms"] = str(torch.are_deterministic_algorithms_enabled())
     for path in BACKEND_FLAGS:
@@ -100,7 +114,10 @@ def _get_version(package: str) -> str:
 
 
 def _iterate_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield dotted path and text of each leaf of a value; no text has a memory address."""
+    """Yield the dotted path and the text of each leaf of a value.
+
+    No text has a memory address, which would differ between ranks.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if not field.name.startswith("_"):
@@ -121,7 +138,7 @@ def _iterate_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _format_items(values: Iterable[Any]) -> list[str]:
-    """Return the text of each leaf of a list, with its path within its item."""
+    """Return the text of each leaf of a list. A leaf inside of an item has its path too."""
     items = []
     for value in values:
         for path, text in _iterate_leaves(value, ""):
@@ -133,7 +150,10 @@ def _format_items(values: Iterable[Any]) -> list[str]:
 
 
 def _format_object(value: Any) -> str:
-    """Return the files of quantisation recipes, or the name of any other class or function."""
+    """Return quantisation recipes as the content of their files, and any other object by its name.
+
+    The name is that of a class or function, or else that of the object's class.
+    """
     recipes = parse_quant_recipes(value)
     if recipes:
         return str([recipe.to_file() for recipe in recipes])

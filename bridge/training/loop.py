@@ -1,8 +1,8 @@
-"""The training loop of a synchronised `ConfigContainer`: steps, validation, checkpoints, summary.
+"""`pretrain`: the training loop, with steps, validations, checkpoints and the summary.
 
-Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the
-tensors are read from the tensors themselves (`bridge.runtime.megatron.record`) and reported
-together with the result. Ctrl-C or the scheduler's signal ends a run between two steps.
+Nothing here decides about precision: Megatron gets the configs as they are. The dtypes in the
+summary are read from the tensors (`bridge.runtime.megatron.record`). Ctrl-C or a signal of the
+scheduler ends a run between two steps.
 """
 
 import logging
@@ -53,24 +53,25 @@ from bridge.training.value_checks import require_sane_values
 log = logging.getLogger("bridge.training")
 
 MAX_STUCK_STEPS = 10
-"""Steps in a row that may be skipped if no lower loss scale is left; then the run ends."""
+"""A run ends after so many skipped steps in a row in which the loss scale could not fall."""
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     """Train, and return the summary of the run.
 
     Args:
-        config: The run, whose precision is written into its sections already.
-        run_dir: Folder of the run's files, which the first rank writes even if the run ends early.
+        config: The run. Its precision is already written into its sections.
+        run_dir: Folder of the run's files. The first rank writes them even if the run ends early.
 
     Raises:
-        BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was
-            built.
+        BackendUnavailableError: The matrix multiplications of the recipe cannot run here. Nothing
+            was built.
         RunConfigError: A section is missing or settings contradict each other.
         DataError: The data cannot be used.
         CheckpointError: The checkpoint cannot be loaded, or its folder cannot be written to.
-        TrainingError: The loss or a weight is not finite, gradients are not in ten steps in a row,
-            or a write failed.
+        AuditError: A step differs from the plan, under ``train.audit=error``.
+        TrainingError: The loss or a weight is not finite, the gradients of `MAX_STUCK_STEPS` steps
+            in a row are not finite, or a write failed.
     """
     began = time.perf_counter()
     reset_peak_memory()
@@ -80,37 +81,37 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     )
     warn_about_untested_release(get_installed_version("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
-    applied = []
+    tf32_notes = []
     if tf32 is not None:
-        applied.append(apply_tf32(tf32))
-    started = training_process(
+        tf32_notes.append(apply_tf32(tf32))
+    opened = training_process(
         config.model,
         seed=config.train.seed,
         fingerprint=compute_fingerprint(config, os.environ),
         timeout_minutes=config.train.distributed_timeout_minutes,
     )
-    with started as process, use_backend(backend), ExitStack() as stack:
-        saved = config.checkpoint.save
-        notes = [_lock_folder(stack, "checkpoint.save", saved)]
+    with opened as process, use_backend(backend), ExitStack() as stack:
+        save_folder = config.checkpoint.save
+        lock_notes = [_lock_folder(stack, "checkpoint.save", save_folder)]
         run = build_run(config, process, backend=backend)
-        notes.append(_lock_folder(stack, "logging.run_dir", run_dir, locked=saved))
-        run.notes += [*filter(None, notes), *applied]
+        lock_notes.append(_lock_folder(stack, "logging.run_dir", run_dir, locked=save_folder))
+        run.notes += [*filter(None, lock_notes), *tf32_notes]
         return _train_and_report(run, run_dir, began)
 
 
 def _lock_folder(
     stack: ExitStack, key: str, folder: Path | str | None, *, locked: str | None = None
 ) -> str | None:
-    """Lock a folder that the first rank writes into, until a stack is closed.
+    """Lock a folder that the first rank writes into. All ranks call it.
 
     Args:
         stack: Its end releases the lock.
         key: Setting that names the folder.
-        folder: None locks nothing.
-        locked: A folder that this run has locked before.
+        folder: The folder. None locks nothing.
+        locked: A folder that this run has locked already. It is not locked a second time.
 
     Returns:
-        A sentence where the lock of a dead process was replaced, else None.
+        A sentence if the lock of a dead process was replaced, else None.
     """
 
     def lock() -> str | None:
@@ -130,21 +131,23 @@ def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSumma
     """
     config = run.config
     with ExitStack() as stack:
-        metrics, screen, start = Metrics(), Display(), run.start.iteration
+        metrics, display, start = Metrics(), Display(), run.start.iteration
         if run.process.is_first:
             metrics = stack.enter_context(
                 open_metrics(run_dir, resumed_at=start, config=config.logging)
             )
             if config.logging.plots:
                 stack.callback(_plot_curves, run, metrics, run_dir)
-            shown = open_display(
-                total=config.train.train_iters, start=start, progress=config.logging.progress
+            display = stack.enter_context(
+                open_display(
+                    total=config.train.train_iters, start=start, progress=config.logging.progress
+                )
             )
-            screen = stack.enter_context(shown)
         for note in run.notes:
-            screen.note(note)
+            display.note(note)
+        # From now on a signal ends the run after the present step, not at once.
         run.process.stop.is_noted_only = True
-        _train(run, Audit(run, run_dir), metrics, screen)
+        _train(run, Audit(run, run_dir), metrics, display)
     summary = _summarise(run, run_dir, time.perf_counter() - began)
     if run.process.is_first:
         summary.write(run_dir / "summary.json")
@@ -153,7 +156,7 @@ def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSumma
 
 
 def warn_about_untested_release(version: Version | None) -> None:
-    """Log a warning for a megatron-core that is older or newer than the releases of the tests."""
+    """Log a warning if megatron-core is older or newer than the tested releases."""
     first, *_, last = list_known_releases()
     if version is not None and not first <= version <= last:
         log.warning(
@@ -165,7 +168,7 @@ def warn_about_untested_release(version: Version | None) -> None:
 
 
 def _plot_curves(run: TrainingRun, metrics: Metrics, run_dir: Path) -> None:
-    """Draw the curves of the losses and, in FP8 and FP4, of the quantisation errors."""
+    """Draw the curves of the losses and, if there are any, of the quantisation errors."""
     loss_scale: Points = ()
     if getattr(run.config.optimizer, "fp16", False):
         loss_scale = collect_points(metrics.train, "loss_scale")
@@ -186,99 +189,119 @@ def _plot_curves(run: TrainingRun, metrics: Metrics, run_dir: Path) -> None:
 
 
 def _show_warnings(
-    run: TrainingRun, audit: Audit, metrics: Metrics, screen: Display, shown: Collection[str]
+    run: TrainingRun, audit: Audit, metrics: Metrics, display: Display, shown: Collection[str]
 ) -> Collection[str]:
-    """Show the early warnings that are not shown yet, and return the names of all that hold now."""
+    """Show the early warnings that were not shown at the previous call.
+
+    Args:
+        run: The run.
+        audit: Its audit.
+        metrics: Its records.
+        display: Its display.
+        shown: The result of the previous call.
+
+    Returns:
+        The names of the warnings that hold now.
+    """
     optimizer = run.config.optimizer
     smallest_scale = None
     if getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None:
         smallest_scale = getattr(optimizer, "min_loss_scale", None)
-    signs = WarningInputs(
+    inputs = WarningInputs(
         train=metrics.train,
         quantisation=metrics.quantisation,
         health=audit.record.health,
         smallest_scale=smallest_scale,
         silenced=run.config.silence,
     )
-    warnings = dict(find_early_warnings(signs))
+    warnings = dict(find_early_warnings(inputs))
     for name, sentence in warnings.items():
         if name not in shown:
-            screen.note(f"Early warning {name}: {sentence}")
+            display.note(f"Early warning {name}: {sentence}")
     return warnings
 
 
-def _train(run: TrainingRun, audit: Audit, metrics: Metrics, screen: Display) -> None:
-    """Take the remaining steps, with validations and checkpoints where they are due."""
-    source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
+def _train(run: TrainingRun, audit: Audit, metrics: Metrics, display: Display) -> None:
+    """Take the remaining steps, with the validations and checkpoints that are due."""
+    config = run.config
+    batches = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     warnings: Collection[str] = ()
     while not run.is_over:
-        result = _train_step(run, audit, source)
+        result = _train_step(run, audit, batches)
         is_measured = run.telemetry.step == run.iteration
         if is_measured:
             metrics.add_quantisation(run.telemetry.gather_stages(run.iteration))
-        screen.advance_to(run.iteration)
+        display.advance_to(run.iteration)
         _require_sound(run, result, metrics)
         if result.stop and not run.is_done:
             run.stop_signal = result.stop
-        ends = run.is_over or audit.failure is not None
-        is_logged = ends or result.skipped or _is_due(run, run.config.logging.log_interval)
+        is_last = run.is_over or audit.failure is not None
+        is_logged = is_last or result.skipped or _is_due(run, config.logging.log_interval)
         if is_logged:
-            trim_heap()
-            record = run.record(result)
-            metrics.add(record)
-            screen.show_record(record)
+            _log_step(run, result, metrics, display)
         if is_logged or is_measured:
-            warnings = _show_warnings(run, audit, metrics, screen, warnings)
-        if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
-            _validate(run, metrics, screen)
-        is_last = ends and (run.config.checkpoint.save_last or not run.is_done)
-        if is_last or _is_due(run, run.config.checkpoint.save_interval):
-            _save_checkpoint(run, screen)
-            if not run.is_over:  # a signal in the save ends the run here, not after the next step
+            warnings = _show_warnings(run, audit, metrics, display, warnings)
+        if run.is_done or (_is_due(run, config.train.eval_interval) and not run.is_over):
+            _validate(run, metrics, display)
+        # A run that ends early is saved in any case.
+        is_saved_last = is_last and (config.checkpoint.save_last or not run.is_done)
+        if is_saved_last or _is_due(run, config.checkpoint.save_interval):
+            _save_checkpoint(run, display)
+            if not run.is_over:
+                # A signal during the save ends the run here, not after the next step.
                 run.stop_signal = run.trainer.largest(run.process.stop()) or None
         if audit.failure is not None:
             raise audit.failure
-    _show_end(run, screen)
+    _show_end(run, display)
 
 
-def _show_end(run: TrainingRun, screen: Display) -> None:
-    """Show why the run is no success, and that it was stopped."""
+def _log_step(run: TrainingRun, result: StepResult, metrics: Metrics, display: Display) -> None:
+    """Write and show the record of the last step."""
+    trim_heap()
+    record = run.record(result)
+    metrics.add(record)
+    display.show_record(record)
+
+
+def _show_end(run: TrainingRun, display: Display) -> None:
+    """Show why the run has failed, if it has, and that it was stopped, if it was."""
     failure = _find_failure(run)
     if failure is not None:
-        screen.note(failure)
+        display.note(failure)
     if run.stop_signal is None:
         return
     sentence = f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}."
     if not run.config.checkpoint.save:
         sentence += " Nothing was saved: checkpoint.save names no folder."
-    screen.note(sentence)
+    display.note(sentence)
 
 
 def _is_due(run: TrainingRun, interval: int | None) -> bool:
-    """Return whether this step ends an interval; None and 0 are no intervals."""
+    """Return whether the last step ends an interval. It never does if the interval is None or 0."""
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
 def _train_step(
-    run: TrainingRun, audit: Audit, source: Iterator[dict[str, torch.Tensor]]
+    run: TrainingRun, audit: Audit, batches: Iterator[dict[str, torch.Tensor]]
 ) -> StepResult:
     """Train a step and count it.
 
-    The first step records the dtypes of activations too, and some steps are audited or measured.
+    The first step also records the dtypes of activations. Some steps are audited or measured. The
+    first step of the run or of a phase is not measured.
     """
     began = time.perf_counter()
-    first = not run.step_seconds
+    is_first = not run.step_seconds
     phase = run.enter_phase()
     interval = run.config.logging.quantisation_interval
-    coming = run.iteration + 1
-    is_measured = interval and (coming % interval == 0 or coming == run.config.train.train_iters)
+    step = run.iteration + 1
+    is_measured = interval and (step % interval == 0 or step == run.config.train.train_iters)
     with ExitStack() as stack:
         stack.enter_context(audit.record_step(phase))
-        if first:
+        if is_first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
         elif phase is None and is_measured:
-            stack.enter_context(run.telemetry.measure_step(coming))
-        result = run.trainer.step(source, stop=run.process.stop)
+            stack.enter_context(run.telemetry.measure_step(step))
+        result = run.trainer.step(batches, stop=run.process.stop)
     run.count(result, time.perf_counter() - began)
     if run.process.peers is not None:
         run.process.peers.finished(run.iteration)
@@ -292,34 +315,43 @@ def _train_step(
 
 
 def _require_sound(run: TrainingRun, result: StepResult, metrics: Metrics) -> None:
-    """End a run whose loss or weights are not finite, or whose weights no longer change."""
+    """Require a finite loss, finite weights, and weights that still change.
+
+    Raises:
+        TrainingError: One of them is not so. The record of the step is written before.
+    """
+    message = _find_unsound_state(run, result)
+    if message is not None:
+        metrics.add(run.record(result))
+        raise TrainingError(message)
+
+
+def _find_unsound_state(run: TrainingRun, result: StepResult) -> str | None:
+    """Return the message about a step after which the run cannot go on, or None."""
     is_finite = math.isfinite(result.loss)
     facts = f"loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
     lower = "Lower optimizer.lr"
     if getattr(run.config.optimizer, "loss_scale", None):
         lower = "Lower the constant loss scale, or optimizer.lr"
-    wider = f"{lower}, or choose a recipe with a wider range."
+    remedy = f"{lower}, or choose a recipe with a wider range."
     if run.config.train.check_for_nan_in_loss and not is_finite:
         rule = f"the loss must be finite, got {result.loss} at step {run.iteration} ({facts})"
-        message = f"train.check_for_nan_in_loss: {rule}. {wider}"
-    elif not is_finite and not run.trainer.has_finite_state():
+        return f"train.check_for_nan_in_loss: {rule}. {remedy}"
+    if not is_finite and not run.trainer.has_finite_state():
         got = f"NaN or Inf at step {run.iteration} (loss {result.loss:g}, {facts})"
-        message = f"optimizer: the weights must be finite, got {got}. {wider}"
-    elif run.stuck_in_a_row >= MAX_STUCK_STEPS:
-        message = (
+        return f"optimizer: the weights must be finite, got {got}. {remedy}"
+    if run.stuck_in_a_row >= MAX_STUCK_STEPS:
+        return (
             f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps "
             f"in a row, the last one step {run.iteration} (loss {result.loss:g}, {facts}). "
             f"These steps changed no weight, and no lower loss scale is left. {lower}, "
             "look at the data of these steps, or choose a recipe with a wider range."
         )
-    else:
-        return
-    metrics.add(run.record(result))
-    raise TrainingError(message)
+    return None
 
 
 def _find_failure(run: TrainingRun) -> str | None:
-    """Return why a run of which more than half the steps were skipped is no success, or None."""
+    """Return why the run has failed, if more than half of its steps were skipped. Else None."""
     skipped = run.skipped_steps - get_skipped_steps(run.start)
     if 2 * skipped <= run.steps:
         return None
@@ -330,40 +362,58 @@ def _find_failure(run: TrainingRun) -> str | None:
     scale = run.trainer.loss_scale
     remedy = "Lower optimizer.lr, or look at the data of these steps"
     if run.trainer.loss_scale_may_fall:
-        state = f"The loss scale is {scale:g} and still falling"
-        remedy = f"{state}: train longer, or lower initial_loss_scale"
+        remedy = (
+            f"The loss scale is {scale:g} and still falling: "
+            "train longer, or lower initial_loss_scale"
+        )
     elif getattr(run.config.optimizer, "loss_scale", None):
         remedy = f"The loss scale is constant at {scale:g}: lower it"
     elif scale != 1 or getattr(run.config.optimizer, "fp16", False):
-        state = f"The loss scale is at its floor, {scale:g}"
-        remedy = f"{state}: lower optimizer.lr, or choose a recipe with a wider range"
+        remedy = (
+            f"The loss scale is at its floor, {scale:g}: "
+            "lower optimizer.lr, or choose a recipe with a wider range"
+        )
     return f"{headline}: {fact}. {remedy}."
 
 
-def _validate(run: TrainingRun, metrics: Metrics, screen: Display) -> None:
-    """Record the validation loss, which is measured on the same samples every time."""
+def _validate(run: TrainingRun, metrics: Metrics, display: Display) -> None:
+    """Measure and record the validation loss, if the run has validation samples.
+
+    All validations of a run measure it on the same samples.
+    """
     if run.splits.validation is not None:
-        source = run.batches_of(run.splits.validation, start=0)
-        loss = run.trainer.evaluate(source, run.config.train.eval_iters)
+        batches = run.batches_of(run.splits.validation, start=0)
+        loss = run.trainer.evaluate(batches, run.config.train.eval_iters)
         run.validation = ValidationRecord(step=run.iteration, loss=loss)
         metrics.add(run.validation)
-        screen.show_record(run.validation)
+        display.show_record(run.validation)
 
 
-def _save_checkpoint(run: TrainingRun, screen: Display) -> None:
+def _save_checkpoint(run: TrainingRun, display: Display) -> None:
     """Write a checkpoint, if the run has a folder for it."""
-    folder = run.config.checkpoint.save
-    if folder is not None:
-        checksum = run.config.checkpoint.checksum
-        where = save_checkpoint(
-            run.trainer, Path(folder), run.position, facts=run.facts, checksum=checksum
-        )
-        proof = compute_on_first_rank(lambda: compute_manifest_digest(where))
-        screen.note(f"Checkpoint: {where}, manifest sha256 {proof}")
+    save_folder = run.config.checkpoint.save
+    if save_folder is None:
+        return
+    step_folder = save_checkpoint(
+        run.trainer,
+        Path(save_folder),
+        run.position,
+        facts=run.facts,
+        checksum=run.config.checkpoint.checksum,
+    )
+    digest = compute_on_first_rank(lambda: compute_manifest_digest(step_folder))
+    display.note(f"Checkpoint: {step_folder}, manifest sha256 {digest}")
 
 
 def _summarise(run: TrainingRun, run_dir: Path, seconds: float) -> RunSummary:
-    """Return the summary of a run; its speed is that of all steps but the first."""
+    """Return the summary of a run.
+
+    Args:
+        run: The run, after its last step.
+        run_dir: Folder of the run's files.
+        seconds: Time from the start of `pretrain`.
+    """
+    # The first step is slower than the others, so it does not count.
     timed = run.step_seconds[1:]
     tokens_per_second = None
     if timed:

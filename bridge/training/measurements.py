@@ -1,4 +1,8 @@
-"""Passes of a built run: errors of its quantisers, and errors of a batch in another precision."""
+"""`measure_quantisation` and `check_gradients`: passes of a built run without a training loop.
+
+`measure_quantisation` measures the errors of the run's quantisers. `check_gradients` compares the
+activations and gradients of one batch in two precisions.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -30,37 +34,46 @@ from bridge.training.run import TrainingRun, build_run, get_precision_label
 from bridge.training.value_checks import require_sane_values
 
 SHUFFLE_SEED = 1
+"""Seed of the order of the tokens in the control pass."""
 MAX_WEIGHT_ERROR = 2**-6
-"""Largest relative error of equal weights in two dtypes."""
+"""Largest relative error between the same weights in two dtypes."""
 MAX_LOSS_SCALE = 2.0**12
-"""Largest start of a dynamic loss scale: a run's start overflows until the scale has fallen."""
+"""Largest initial dynamic loss scale.
+
+A training run can begin with a larger scale, since its first steps overflow until the scale has
+fallen.
+"""
 MAX_MEASUREMENTS = 8
-"""Largest number of measured steps; the last step is always measured."""
+"""The most measured steps. The last step is always measured."""
 WARM_UP_PASSES = 2
-"""Passes before the measured pass in a run without steps: delayed scales begin at 1."""
+"""Passes before the measured pass in a run without steps.
+
+Delayed scales begin at 1, and these passes compute them from the tensors.
+"""
 
 
 @contextmanager
 def _open_run(config: ConfigContainer, backend: Backend) -> Iterator[TrainingRun]:
-    """Build a run, in a training process that ends with the ``with`` block."""
+    """Build a run, in a training process that ends after the ``with`` block."""
     with training_process(config.model, seed=config.train.seed) as process, use_backend(backend):
         yield build_run(config, process, backend=backend)
 
 
 def _warm_up(run: TrainingRun, batches: Callable[[], Iterator[dict[str, torch.Tensor]]]) -> None:
-    """Run passes until delayed scales are those of the tensors; no weight changes."""
+    """Run passes until the delayed scales are computed from the tensors. No weight changes."""
     for _ in range(WARM_UP_PASSES):
         run.trainer.forward_backward(batches())
-        requantise_stored_weights(run.trainer.optimizer)  # as a step would, with the scales renewed
+        # Stored FP8 weights get the new scales, as after an optimizer step.
+        requantise_stored_weights(run.trainer.optimizer)
 
 
 def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
     """Build a run, train some steps, and return the quantisation errors of its operands.
 
     Args:
-        config: The run, whose recipe is not yet written into its sections. `checkpoint.load` names
+        config: The run. Its recipe is not yet written into its sections. `checkpoint.load` names
             the weights to begin with.
-        steps: Steps to train. Some of them are measured. 0 measures a pass without a step.
+        steps: Steps to train, of which some are measured. 0 measures a pass without a step.
 
     Raises:
         RunConfigError: `steps` is negative, or the recipe has no low-precision matmuls.
@@ -71,7 +84,7 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
             f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are."
         )
     config.train.train_iters = max(config.train.train_iters, steps)
-    # The weights of a checkpoint are measured as they are.
+    # A checkpoint that was saved in another precision can be measured too.
     config.resume.allow_precision_change = True
     runtime_config_update(config)
     backend = choose_backend("emulated", config.model)
@@ -89,10 +102,11 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
 def _measure_steps(run: TrainingRun, steps: int) -> None:
     """Measure some of the next steps, or a pass without a step."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
-    every = max(1, steps // MAX_MEASUREMENTS)
+    interval = max(1, steps // MAX_MEASUREMENTS)
     for step in range(1, steps + 1):
         measuring: AbstractContextManager[object] = nullcontext()
-        if (steps - step) % every == 0:
+        # Counted from the end, so that the last step is measured.
+        if (steps - step) % interval == 0:
             measuring = run.telemetry.measure_step(run.start.iteration + step)
         with measuring:
             run.trainer.step(source)
@@ -103,17 +117,22 @@ def _measure_steps(run: TrainingRun, steps: int) -> None:
 
 
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
-    """Return the errors of the second precision against the first, with bounds and a control.
+    """Return the errors of the second precision relative to the first, with bounds and a control.
 
-    The recipes of both runs are not yet written into their sections.
+    The control is a pass in the first precision with the tokens in another order. Its errors are
+    those of the order of sums.
+
+    Args:
+        first: The reference run. Its recipe is not yet written into its sections.
+        second: The run to compare, as `first`.
 
     Raises:
         RunConfigError: The weights of the runs differ, or their routers drop tokens.
     """
     routes = RouterReplays()
-    again = deepcopy(first)
+    control_config = deepcopy(first)  # the first pass writes the recipe into its sections
     reference = _run_pass(first, routes)
-    shuffled = _run_pass(again, routes, shuffle=True)
+    control = _run_pass(control_config, routes, shuffle=True)
     other = _run_pass(second, routes)
     differs = reference.weights.shape != other.weights.shape
     if differs or compute_relative_error(reference.weights, other.weights) > MAX_WEIGHT_ERROR:
@@ -122,7 +141,7 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     model: Any = first.model
     return compute_band(
         compute_relative_errors(reference.results, other.results),
-        compute_relative_errors(reference.results, shuffled.results),
+        compute_relative_errors(reference.results, control.results),
         num_layers=int(model.num_layers),
         forward=compute_rounding_error(reference.formats.forward)
         + compute_rounding_error(other.formats.forward),
@@ -133,12 +152,12 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
 
 
 class Formats(NamedTuple):
-    """The formats that a model multiplies in."""
+    """The formats of the operands of a model's matrix multiplications."""
 
     forward: tuple[str, ...]
-    """Formats of the forward pass."""
+    """Formats in the forward pass."""
     both: tuple[str, ...]
-    """Formats of the forward and the backward pass."""
+    """Formats in the forward and the backward pass."""
 
 
 class _Pass(NamedTuple):
@@ -151,12 +170,16 @@ class _Pass(NamedTuple):
 
 
 def _require_replayable_routes(model: Any) -> None:
-    """Refuse routers that cannot take the experts of another pass."""
-    takes_none = (
+    """Refuse routers that cannot send tokens to the experts of another pass.
+
+    Raises:
+        RunConfigError: The router balances by Sinkhorn, or its experts have a capacity.
+    """
+    cannot_replay = (
         "sinkhorn" in model.moe_router_load_balancing_type
         or model.moe_expert_capacity_factor is not None
     )
-    if model.num_moe_experts and takes_none:
+    if model.num_moe_experts and cannot_replay:
         rule = (
             "needs routers that send each token to the experts with the highest scores, "
             "and drop none"
@@ -170,7 +193,13 @@ def _require_replayable_routes(model: Any) -> None:
 
 
 def _run_pass(config: ConfigContainer, routes: RouterReplays, *, shuffle: bool = False) -> _Pass:
-    """Build a run and run the first batch through it, with the tokens in another order on request."""
+    """Build a run, and run its first batch forward and backward.
+
+    Args:
+        config: The run.
+        routes: The experts of each token. The first pass records them, later passes replay them.
+        shuffle: Whether the tokens are in another order.
+    """
     require_sane_values(config)
     runtime_config_update(config)
     model: Any = config.model
@@ -185,7 +214,7 @@ def _run_pass(config: ConfigContainer, routes: RouterReplays, *, shuffle: bool =
         if shuffle:
             batches = [_shuffle_tokens(batch) for batch in batches]
         weights = _sample_embeddings(run.trainer.model)
-        if get_layer_scheme(model) == "delayed":  # whose scales begin at 1
+        if get_layer_scheme(model) == "delayed":
             _warm_up(run, lambda: iter(batches))
         chunks = run.trainer.model
         with (
@@ -197,7 +226,7 @@ def _run_pass(config: ConfigContainer, routes: RouterReplays, *, shuffle: bool =
 
 
 def _shuffle_tokens(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a micro-batch with its tokens in another order; a token keeps its label."""
+    """Return a micro-batch with its tokens in another order. Each token keeps its label."""
     tokens = batch["tokens"]
     generator = torch.Generator().manual_seed(SHUFFLE_SEED)
     order = torch.randperm(tokens.numel(), generator=generator).to(tokens.device)
@@ -208,7 +237,10 @@ def _shuffle_tokens(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _sample_embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
-    """Return a sample of embeddings and output layer, which every recipe stores in high precision."""
+    """Return a sample of the embeddings and the output layer.
+
+    Every recipe stores these weights in high precision, so two runs can be compared by them.
+    """
     samples = []
     for chunk in model:
         for name, parameter in chunk.named_parameters():
@@ -218,20 +250,20 @@ def _sample_embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
 
 
 def get_gemm_formats(model: Any) -> Formats:
-    """Return the formats that a model config multiplies in."""
+    """Return the formats of the operands of a model config's matrix multiplications."""
     names = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
     for matcher in list_matchers(getattr(model, "quant_recipe", None)):
         if matcher.training is not None:
             names.append(matcher.training.format)
-    mode = "fp32"
+    high_precision = "fp32"
     if model.fp16:
-        mode = "fp16"
+        high_precision = "fp16"
     elif model.bf16 or model.enable_autocast:
-        mode = "bf16"
-    forward, backward = [mode], []
+        high_precision = "bf16"
+    forward, backward = [high_precision], []
     for name in names:
         if name:
-            of_forward, of_backward = OPERAND_FORMATS[name]
-            forward.append(of_forward)
-            backward.append(of_backward)
+            forward_format, backward_format = OPERAND_FORMATS[name]
+            forward.append(forward_format)
+            backward.append(backward_format)
     return Formats(tuple(forward), (*forward, *backward))

@@ -1,14 +1,14 @@
-"""Drop-in for `megatron.bridge.training.mixed_precision`: change the import line, keep the code.
+"""Drop-in replacement for `megatron.bridge.training.mixed_precision`: only the import line changes.
 
     from bridge.training.mixed_precision import MixedPrecisionConfig, get_mixed_precision_config
     from bridge.training.mixed_precision import register
 
-Beyond the peer: what was stated is remembered, nothing is overridden without a report, and the
-built-in recipes can be imported from here by name, as there.
+The built-in recipes can be imported by name, as from Megatron Bridge's module. There are two
+differences: a config remembers which fields were stated, and each overridden value is reported.
 """
 
 import logging
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.definition import RecipeFunction
@@ -43,8 +43,8 @@ __all__ = [
     "update_config_with_precision_overrides",
 ]
 
-# The peer's recipes, which `__getattr__` finds in the registry: declared for type checkers and
-# `import *`.
+# Megatron Bridge's recipes. `__getattr__` finds them in the registry; these lines declare them for
+# type checkers and `import *`.
 bf16_mixed: RecipeFunction
 bf16_with_fp8_current_scaling_mixed: RecipeFunction
 bf16_with_fp8_delayed_scaling_mixed: RecipeFunction
@@ -72,40 +72,46 @@ def update_config_with_precision_overrides(
     """Write the precision into a config object and return that object.
 
     Args:
-        mixed_precision_config: The precision, of our class or of Megatron Bridge's.
-        config: A model, optimizer or DDP config of Megatron's, or any object with same-named
-            attributes.
+        mixed_precision_config: The precision, of our class or of Megatron Bridge's class.
+        config: A model, optimizer or DDP config of Megatron, or any object with attributes of the
+            same names.
 
     Returns:
-        The same object, with a warning for each value that was overridden or kept, and for each
-        finding. An object without any field of a precision is left alone, as at the peer.
+        The same object. A warning is logged for each value that was overridden or kept, and for
+        each finding. An object without any field of a precision is not changed, as in Megatron
+        Bridge.
 
     Raises:
-        PrecisionConfigError: The precision can never be right.
+        PrecisionConfigError: The precision is wrong for any run.
         PrecisionTypeError: `config` is no config object.
-        SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
+        SyncCheckError: The result would not pass Megatron's validation. The object is not changed.
     """
-    # An import of this module does without the sync.
+    # Imported here, so that an import of this module loads no sync.
     from bridge.sync.owner import NON_CONFIG_TYPES, Owner, get_owner_name, has_precision_field
     from bridge.sync.synchroniser import write_precision
 
     precision = get_mixed_precision_config(mixed_precision_config)
     precision.finalize()
-    role = get_owner_name(config)
-    if not isinstance(config, NON_CONFIG_TYPES) and not has_precision_field(Owner(role, config)):
+    owner_name = get_owner_name(config)
+    is_config = not isinstance(config, NON_CONFIG_TYPES)
+    if is_config and not has_precision_field(Owner(owner_name, config)):
         log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
         return config
-    write_precision(precision, {role: config}).log_all(log)
+    write_precision(precision, {owner_name: config}).log_all(log)
     return config
 
 
-def __getattr__(name: str) -> Any:
-    """Return a built-in recipe function by name, as the peer's module has them."""
+def __getattr__(name: str) -> RecipeFunction:
+    """Return the function of a registered recipe, as Megatron Bridge's module has it.
+
+    Raises:
+        AttributeError: No recipe has this name.
+    """
     if not name.startswith("_") and name in REGISTRY:
         return MIXED_PRECISION_RECIPES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Return the module's names with those of the registered recipes, as the peer's has them."""
+    """Return the names of the module and of the registered recipes."""
     return sorted({*globals(), *REGISTRY.names()})

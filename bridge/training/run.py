@@ -1,4 +1,7 @@
-"""A run that has been built from a synchronised `ConfigContainer`: data, model and optimizer."""
+"""`TrainingRun`: the data, model and optimizer that are built from a `ConfigContainer`.
+
+The precision is written into the container's sections before.
+"""
 
 import os
 from collections import deque
@@ -42,7 +45,7 @@ from bridge.runtime.megatron.trainer import StepResult, Trainer
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import compute_fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.supported_fields import require_supported
+from bridge.training.unsupported_settings import require_supported_settings
 from bridge.training.value_checks import find_batch_fault
 
 
@@ -53,44 +56,54 @@ class PhaseRecord:
     first: int
     """The first step, from 1 on."""
     last: int
-    """The last step that it was to have."""
+    """The last step of the schedule in this phase. The run can end before it."""
     precision: str
+    """The recipe's name with the fields stated over it."""
     gemms: tuple[GemmRow, ...]
-    """GEMMs of its first step in this process."""
+    """GEMMs of the first step that this process took in the phase."""
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A run that has been built, and how far it has come."""
+    """A run that has been built, and its progress."""
 
     config: ConfigContainer
     process: Process
     trainer: Trainer
     splits: Splits
     entropy: float
+    """Unigram entropy of the validation tokens, in nats per token."""
     parameters: int
+    """Parameters of the whole model, with the padding of the vocabulary."""
     notes: list[str]
+    """Sentences about the built run, for the log."""
     start: Position
+    """The position at which this process began: that of the checkpoint, or the beginning."""
     backend: str
+    """Name of the backend of the low-precision GEMMs."""
     telemetry: Telemetry
     activations: Activations = field(default_factory=Activations)
     schedule: PrecisionSchedule | None = None
     gemms: tuple[GemmRow, ...] = ()
     """GEMMs of the first step."""
     phases: list[PhaseRecord] = field(default_factory=list)
-    """The phases of a schedule that this process was in, each with the GEMMs of its first step."""
+    """The phases of the schedule that this process was in."""
     iteration: int = 0
+    """Steps of the whole run, including those before the checkpoint that it resumed from."""
     skipped_steps: int = 0
-    """Skipped steps of the whole run, with those before the checkpoint that it resumed from."""
+    """Skipped steps of the whole run, including those before the checkpoint."""
     stuck_in_a_row: int = 0
-    """Number of the last steps that were skipped without a lower loss scale left."""
+    """Length of the present series of skipped steps in which the loss scale could not fall."""
     stop_signal: int | None = None
-    """Number of the signal that ended the run before its last step."""
+    """Number of the signal that ended the run before its last step. None if no signal did."""
     recent_losses: deque[float] = field(default_factory=deque)
+    """Losses of the last `logging.log_interval` steps."""
     validation: ValidationRecord | None = None
     """The last validation of this process."""
     step_seconds: list[float] = field(default_factory=list)
+    """Time of each step of this process."""
     recorded_steps: int = 0
+    """Steps of this process up to the last `TrainRecord`."""
 
     @property
     def is_done(self) -> bool:
@@ -104,7 +117,7 @@ class TrainingRun:
 
     @property
     def steps(self) -> int:
-        """Steps of this process."""
+        """Steps that this process has taken."""
         return self.iteration - self.start.iteration
 
     @property
@@ -114,7 +127,7 @@ class TrainingRun:
 
     @property
     def position(self) -> Position:
-        """How far the run has come, for a checkpoint."""
+        """The position of the run, for a checkpoint."""
         precision = get_precision_label(self.config)
         if self.schedule is not None:
             precision = format_label(self.schedule.phase_at(max(1, self.iteration)).precision)
@@ -135,26 +148,27 @@ class TrainingRun:
 
     @property
     def consumed_samples(self) -> int:
-        """Samples of the run that were trained on, over all ranks."""
+        """Samples that the whole run has trained on, over all ranks."""
         return self.start.consumed_samples + self.steps * self.config.train.global_batch_size
 
     def enter_phase(self) -> Phase | None:
         """Switch to the precision of the next step.
 
         Returns:
-            The step's phase if it is this process's first step in it, else None.
+            The phase of the step, if this process has not taken a step in it. Else None.
         """
         if self.schedule is None:
             return None
-        phase = self.schedule.apply(self.iteration + 1)
-        if phase is not None and self.backend == "emulated":
+        new_phase = self.schedule.apply(self.iteration + 1)
+        if new_phase is not None and self.backend == "emulated":
             switch_precision(self.trainer.model, self.trainer.config)
-        if not self.step_seconds:
+        is_first_of_process = not self.step_seconds
+        if is_first_of_process:
             return self.schedule.phase_at(self.iteration + 1)
-        return phase
+        return new_phase
 
     def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield this rank's micro-batches of a split, after the first `start` samples."""
+        """Yield this rank's micro-batches of a dataset, after the first `start` samples."""
         return iterate_batches(
             dataset,
             micro_batch_size=self.config.train.micro_batch_size,
@@ -168,7 +182,12 @@ class TrainingRun:
         )
 
     def count(self, result: StepResult, seconds: float) -> None:
-        """Add a step to the counts."""
+        """Add a finished step to the progress of the run.
+
+        Args:
+            result: The result of the step.
+            seconds: The time of the step.
+        """
         self.iteration += 1
         self.skipped_steps += result.skipped
         if result.is_stuck:
@@ -179,7 +198,10 @@ class TrainingRun:
         self.step_seconds.append(seconds)
 
     def record(self, result: StepResult) -> TrainRecord:
-        """Return the record of the last step, with the mean loss and speed since the last record."""
+        """Return a record of the last step, with the mean loss and speed since the previous record.
+
+        The next call counts from this record on.
+        """
         seconds = self.step_seconds[self.recorded_steps :]
         losses = list(self.recent_losses)[-len(seconds) :]
         self.recorded_steps = len(self.step_seconds)
@@ -198,12 +220,16 @@ class TrainingRun:
 
 
 def get_skipped_steps(start: Position) -> int:
-    """Return the number of skipped steps before the checkpoint that a run begins at."""
+    """Return the number of skipped steps up to the position at which a run begins."""
     return int(start.extra.get("skipped_steps", 0))
 
 
 def get_precision_label(config: ConfigContainer) -> str:
-    """Return the recipe's name with the fields stated over it, or the dtypes of the configs."""
+    """Return the recipe's name with the fields stated over it.
+
+    A schedule has the label of each phase. Without a precision the label has the dtypes of the
+    configs.
+    """
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
         return "; then ".join(format_label(phase.precision) for phase in schedule.phases)
@@ -224,7 +250,7 @@ def get_precision_label(config: ConfigContainer) -> str:
 
 
 def list_phase_models(config: ConfigContainer) -> list[Any]:
-    """Return the model config of each phase; a run without a schedule has a single phase."""
+    """Return the model config of each phase. A run without a schedule has a single phase."""
     schedule = _get_schedule(config)
     if schedule is None:
         return [config.model]
@@ -232,7 +258,7 @@ def list_phase_models(config: ConfigContainer) -> list[Any]:
 
 
 def _get_schedule(config: ConfigContainer) -> PrecisionSchedule | None:
-    """Return the precision schedule of a run, None for a run with a single precision."""
+    """Return the precision schedule of a run. None for a run with a single precision."""
     if isinstance(config.precision_schedule, PrecisionSchedule):
         return config.precision_schedule
     return None
@@ -241,10 +267,15 @@ def _get_schedule(config: ConfigContainer) -> PrecisionSchedule | None:
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> TrainingRun:
     """Build data, model, optimizer and schedule, and resume from `checkpoint.load` if it is set.
 
-    The call is inside of a ``with bridge.runtime.megatron.backend.running(backend)``.
+    It is called in a ``with use_backend(backend)`` block of `bridge.runtime.megatron.backend`.
+
+    Args:
+        config: The run. The precision is written into its sections.
+        process: The training process.
+        backend: The backend of the low-precision GEMMs.
 
     Raises:
-        RunConfigError: The batch sizes do not fit the ranks, or a setting is not honoured.
+        RunConfigError: The batch sizes do not fit the ranks, or a setting is not supported.
         DataError: The data cannot be used.
         CheckpointError: There is nothing to resume from, or the folder has later checkpoints.
     """
@@ -252,26 +283,22 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     if fault is not None:
         raise RunConfigError(str(fault))
     schedule = _get_schedule(config)
-    phases = list_phase_models(config)
-    require_supported(config, phases, backend=backend.name)
+    phase_models = list_phase_models(config)
+    require_supported_settings(config, phase_models, backend=backend.name)
     corpus = open_corpus(
         config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir
     )
     splits = _build_splits(config, corpus)
-    adapted, notes = adapt_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)
+    model, model_notes = adapt_config(
+        config.model, vocab_size=corpus.vocab_size, backend=backend.name
+    )
     if schedule is not None:
-        notes.append(f"Precision schedule: {schedule}.")
-    trainer = _build_trainer(config, adapted, process, backend, phases)
+        model_notes.append(f"Precision schedule: {schedule}.")
+    trainer = _build_trainer(config, model, process, backend, phase_models)
     if schedule is not None:
-        schedule.bind(adapted)
-    start, resumed = _resume_from_checkpoint(config, trainer, schedule, backend)
-    checkpoint = config.checkpoint
-    if checkpoint.save is not None:
-        require_no_later_checkpoint(
-            Path(checkpoint.save), start, checksum=checkpoint.checksum, trust=checkpoint.trust
-        )
-    sentences = [*process.notes, *backend.notes, *notes, *resumed]
-    sentences.append(f"Data: {corpus.name} ({corpus.prefix}).")
+        schedule.bind(model)
+    start, resume_notes = _find_start(config, trainer, schedule, backend)
+    data_note = f"Data: {corpus.name} ({corpus.prefix})."
     return TrainingRun(
         config=config,
         process=process,
@@ -279,7 +306,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
         splits=splits,
         entropy=compute_unigram_entropy(splits, corpus.vocab_size),
         parameters=count_parameters(trainer.model),
-        notes=sentences,
+        notes=[*process.notes, *backend.notes, *model_notes, *resume_notes, data_note],
         start=start,
         backend=backend.name,
         schedule=schedule,
@@ -291,7 +318,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
 
 
 def _build_splits(config: ConfigContainer, corpus: Corpus) -> Splits:
-    """Return the samples of all steps, and of a validation."""
+    """Return the data splits, with the samples of all training steps and of one validation."""
     train = config.train
     model: Any = config.model
     return build_splits(
@@ -304,37 +331,68 @@ def _build_splits(config: ConfigContainer, corpus: Corpus) -> Splits:
     )
 
 
-def _resume_from_checkpoint(
+def _find_start(
     config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
 ) -> tuple[Position, list[str]]:
-    """Restore the run from the newest sound checkpoint of `checkpoint.load`, if that is set.
+    """Resume from `checkpoint.load` if it is set, and check the folder of new checkpoints.
 
     Returns:
-        How far the run had come, and sentences for the log.
+        The position at which the run begins, and sentences for the log.
+
+    Raises:
+        CheckpointError: There is nothing to resume from, or the folder has later checkpoints.
     """
-    if config.checkpoint.load is None:
-        return Position(), []
-    files, label = config.checkpoint, get_precision_label(config)
-    folder = Path(str(files.load))
-    saved = find_newest_sound(folder, checksum=files.checksum, trust=files.trust)
-    # A checkpoint holds the delayed scales of the phase in which it was written.
+    checkpoint = config.checkpoint
+    start = Position()
+    notes: list[str] = []
+    if checkpoint.load is not None:
+        folder = Path(checkpoint.load)
+        start, notes = _resume_from_checkpoint(config, folder, trainer, schedule, backend)
+    if checkpoint.save is not None:
+        require_no_later_checkpoint(
+            Path(checkpoint.save), start, checksum=checkpoint.checksum, trust=checkpoint.trust
+        )
+    return start, notes
+
+
+def _resume_from_checkpoint(
+    config: ConfigContainer,
+    folder: Path,
+    trainer: Trainer,
+    schedule: PrecisionSchedule | None,
+    backend: Backend,
+) -> tuple[Position, list[str]]:
+    """Restore the run from the newest sound checkpoint of a folder.
+
+    Returns:
+        The position of the run at the checkpoint, and sentences for the log.
+
+    Raises:
+        CheckpointError: No checkpoint can be loaded, or its precision differs in a way that is not
+            allowed.
+    """
+    label = get_precision_label(config)
+    step = find_newest_sound(
+        folder, checksum=config.checkpoint.checksum, trust=config.checkpoint.trust
+    )
+    # A checkpoint has the delayed scales of the phase in which it was written. So the model is
+    # switched to that phase before it is loaded.
     if schedule is not None:
-        schedule.apply(max(1, saved))
-        label = format_label(schedule.phase_at(max(1, saved)).precision)
+        schedule.apply(max(1, step))
+        label = format_label(schedule.phase_at(max(1, step)).precision)
         if backend.name == "emulated":
             switch_precision(trainer.model, trainer.config)
-    checkpoint = get_step_folder(folder, saved)
-    now = compute_fingerprint(config, os.environ, model=trainer.config)
-    changes = find_precision_changes(read_manifest_facts(checkpoint).get("settings") or {}, now)
-    _require_allowed(changes, checkpoint, is_allowed=config.resume.allow_precision_change)
-    start = load_checkpoint(trainer, folder, saved, rounds_masters=bool(changes))
-    before = start.extra.get("precision", "an unknown precision")
-    other = ""
-    if before != label:
-        other = f", which was saved in {before} and goes on in {label}"
-    notes = [f"Resumed from step {start.iteration} of {folder}{other}."]
-    for change in changes:
-        notes.append(f"{change}.")
+    step_folder = get_step_folder(folder, step)
+    saved_settings = read_manifest_facts(step_folder).get("settings") or {}
+    settings = compute_fingerprint(config, os.environ, model=trainer.config)
+    changes = find_precision_changes(saved_settings, settings)
+    _require_allowed(changes, step_folder, is_allowed=config.resume.allow_precision_change)
+    start = load_checkpoint(trainer, folder, step, rounds_masters=bool(changes))
+    resumed = f"Resumed from step {start.iteration} of {folder}"
+    saved_label = start.extra.get("precision", "an unknown precision")
+    if saved_label != label:
+        resumed = f"{resumed}, which was saved in {saved_label} and goes on in {label}"
+    notes = [f"{resumed}.", *(f"{change}." for change in changes)]
     if start.iteration >= config.train.train_iters:
         notes.append(
             f"There is nothing left to do: train.train_iters is {config.train.train_iters}."
@@ -343,7 +401,12 @@ def _resume_from_checkpoint(
 
 
 def _require_allowed(changes: Sequence[PrecisionChange], source: Path, *, is_allowed: bool) -> None:
-    """Refuse changes of precision that lose bits, unless `is_allowed`, and impossible changes.
+    """Refuse impossible changes of precision, and changes that lose bits unless they are allowed.
+
+    Args:
+        changes: The changes between the checkpoint and the run.
+        source: The folder of the checkpoint, for the message.
+        is_allowed: Whether changes may lose bits.
 
     Raises:
         CheckpointError: A change is refused; its text lists all of them.
@@ -364,12 +427,29 @@ def _require_allowed(changes: Sequence[PrecisionChange], source: Path, *, is_all
 
 
 def _build_trainer(
-    config: ConfigContainer, model: Any, process: Process, backend: Backend, phases: Sequence[Any]
+    config: ConfigContainer,
+    model: Any,
+    process: Process,
+    backend: Backend,
+    phase_models: Sequence[Any],
 ) -> Trainer:
-    """Build model, optimizer and schedule."""
+    """Build the model chunks, the optimizer and the learning-rate schedule.
+
+    Args:
+        config: The run.
+        model: The adapted model config.
+        process: The training process.
+        backend: The backend of the low-precision GEMMs.
+        phase_models: The model config of each phase.
+    """
     train = config.train
     chunks = build_gpt(
-        model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases
+        model,
+        config.ddp,
+        process.device,
+        seed=train.seed,
+        backend=backend.name,
+        phases=phase_models,
     )
     optimizer = build_optimizer(config.optimizer, chunks)
     scheduler = build_scheduler(
@@ -380,15 +460,12 @@ def _build_trainer(
         decay_style=train.lr_decay_style,
         global_batch_size=train.global_batch_size,
     )
-    sizes = {
-        "micro_batch_size": train.micro_batch_size,
-        "global_batch_size": train.global_batch_size,
-    }
     return Trainer(
         config=model,
         model=chunks,
         optimizer=optimizer,
         scheduler=scheduler,
         process=process,
-        **sizes,
+        micro_batch_size=train.micro_batch_size,
+        global_batch_size=train.global_batch_size,
     )

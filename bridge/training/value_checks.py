@@ -1,4 +1,4 @@
-"""Values that no run can begin with: numbers out of range, unknown names, unequal batches."""
+"""Values that no run can begin with: numbers out of range, unknown names, misfit batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from bridge.training.metrics import SINK_PACKAGES
 
 
 class Bound(NamedTuple):
-    """The range of a field's numbers; a field that is None is not checked."""
+    """The range of a field's numbers. A field that is None is not checked."""
 
     least: float
+    """The smallest allowed number."""
     below: float = math.inf
-    """A number that is too large, as are all above it."""
+    """The smallest number that is too large."""
     takes_infinity: bool = False
+    """Whether infinity is allowed."""
 
 
-SEED_BOUND = Bound(0, below=2**31)  # NumPy's seeds have 32 bits, and ranks add to them
+# NumPy's seeds have 32 bits. Ranks add their numbers to a seed, so half of the range stays free.
+SEED_BOUND = Bound(0, below=2**31)
 FIELD_BOUNDS: Mapping[str, Bound] = {
     **dict.fromkeys(
         ("train.train_iters", "train.micro_batch_size", "train.global_batch_size"), Bound(1)
@@ -55,15 +58,15 @@ FIELD_BOUNDS: Mapping[str, Bound] = {
         ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"),
         Bound(0, below=1),
     ),
-    "optimizer.clip_grad": Bound(0, takes_infinity=True),  # which clips nothing
+    "optimizer.clip_grad": Bound(0, takes_infinity=True),  # infinity: no clipping
 }
-"""Key of a run -> the range of its numbers."""
+"""Dotted key of a run -> the range of its numbers."""
 FIELD_CHOICES: Mapping[str, tuple[str, ...]] = {
     "train.audit": ("error", "warn", "off"),
     "train.lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
     "precision_backend": BACKENDS,
 }
-"""Key of a run -> the values that it can have. The schedules are those of Megatron."""
+"""Dotted key of a run -> its allowed values. The learning-rate schedules are Megatron's."""
 
 
 def find_value_faults(
@@ -73,31 +76,43 @@ def find_value_faults(
 
     Args:
         config: The run.
-        origin_of: Returns the origin of a dotted key, for the messages; None leaves origins out.
+        origin_of: Returns the origin of a dotted key, for the messages. None leaves origins out.
     """
-    faults = _find_bound_faults(config)
-    faults += _find_checkpoint_faults(config)
-    for path, known in FIELD_CHOICES.items():
-        value = attrgetter(path)(config)
-        if value not in known:
-            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
-            faults.append(_make_fault(path, f"must be one of {', '.join(known)}", value, hint))
+    faults = [
+        *_find_bound_faults(config),
+        *_find_checkpoint_faults(config),
+        *_find_choice_faults(config),
+    ]
     if getattr(config.optimizer, "lr", None) is None:
         faults.append(
             _make_fault(
                 "optimizer.lr", "a learning rate is required", None, "Set it, for example 1e-3."
             )
         )
+    faults += _find_sink_faults(config)
+    warm_up_fault = _find_warm_up_fault(config.train, {fault.path for fault in faults}, origin_of)
+    if warm_up_fault is not None:
+        faults.append(warm_up_fault)
+    return faults
+
+
+def _find_choice_faults(config: ConfigContainer) -> Iterator[Finding]:
+    """Yield the faults of fields that have another value than the allowed ones."""
+    for path, choices in FIELD_CHOICES.items():
+        value = attrgetter(path)(config)
+        if value not in choices:
+            remedy = did_you_mean(close_matches(str(value), choices)) or "Choose one of them."
+            yield _make_fault(path, f"must be one of {', '.join(choices)}", value, remedy)
+
+
+def _find_sink_faults(config: ConfigContainer) -> Iterator[Finding]:
+    """Yield the faults of sinks whose packages are not installed."""
     for name, package in SINK_PACKAGES.items():
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:
             rule = f"needs the package {package}, which is not installed"
             remedy = "Install precision-bridge[sinks], or leave it out."
-            faults.append(_make_fault(f"logging.{name}", rule, value, remedy))
-    warm_up = _find_warm_up_fault(config.train, {fault.path for fault in faults}, origin_of)
-    if warm_up is not None:
-        faults.append(warm_up)
-    return faults
+            yield _make_fault(f"logging.{name}", rule, value, remedy)
 
 
 def _find_warm_up_fault(
@@ -105,50 +120,52 @@ def _find_warm_up_fault(
 ) -> Finding | None:
     """Return the fault of a warm-up that is longer than the schedule, or None.
 
-    A warm-up or a length that is faulty already has a fault, and needs no second one.
+    Args:
+        train: The section.
+        faulty: Keys that have a fault already. The lengths are not compared if one is among them.
+        origin_of: As for `find_value_faults`.
     """
-    steps, length = "train.train_iters", train.train_iters
+    length_key, length = "train.train_iters", train.train_iters
     if train.lr_decay_iters:
-        steps, length = "train.lr_decay_iters", train.lr_decay_iters
-    already_faulty = not {steps, "train.lr_warmup_iters"}.isdisjoint(faulty)
-    if already_faulty or train.lr_warmup_iters <= length:
+        length_key, length = "train.lr_decay_iters", train.lr_decay_iters
+    is_faulty = not {length_key, "train.lr_warmup_iters"}.isdisjoint(faulty)
+    if is_faulty or train.lr_warmup_iters <= length:
         return None
-    rule = (
-        f"must not be longer than the schedule of {length} steps{_format_origin(origin_of, steps)}"
-    )
+    origin = _format_origin(origin_of, length_key)
+    rule = f"must not be longer than the schedule of {length} steps{origin}"
     return _make_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it.")
 
 
-def _find_bound_faults(config: ConfigContainer) -> list[Finding]:
-    """Return the faults of numbers that are out of their bounds."""
-    faults = []
+def _find_bound_faults(config: ConfigContainer) -> Iterator[Finding]:
+    """Yield the faults of numbers that are out of their bounds."""
     for path, bound in FIELD_BOUNDS.items():
         section, _, name = path.partition(".")
         value: Any = getattr(getattr(config, section), name, None)
         if value is None:
             continue
-        if not value >= bound.least:  # true of NaN too
+        # Not `value < bound.least`, which is false of NaN.
+        if not value >= bound.least:
             rule, remedy = f"must be at least {bound.least}", f"Use {bound.least} or more."
-            faults.append(_make_fault(path, rule, value, remedy))
+            yield _make_fault(path, rule, value, remedy)
         elif math.isinf(value) and not bound.takes_infinity:
-            faults.append(_make_fault(path, "must be finite", value, "Use a number."))
+            yield _make_fault(path, "must be finite", value, "Use a number.")
         elif value >= bound.below and not math.isinf(value):
             rule = f"must be less than {bound.below}"
-            faults.append(_make_fault(path, rule, value, "Use a smaller number."))
-    return faults
+            yield _make_fault(path, rule, value, "Use a smaller number.")
 
 
 def _find_checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
     """Yield the faults of the checkpoint section."""
-    files = config.checkpoint
-    for name, unstated in (("save_interval", None), ("save_last", True)):
-        value = getattr(files, name)
-        if value != unstated and files.save is None:
+    checkpoint = config.checkpoint
+    for name, default in (("save_interval", None), ("save_last", True)):
+        value = getattr(checkpoint, name)
+        if value != default and checkpoint.save is None:
             remedy = "Give the folder with checkpoint.save, or leave this out."
             yield _make_fault(
                 f"checkpoint.{name}", "has no effect without checkpoint.save", value, remedy
             )
-    for key, folder in (("checkpoint.load", files.load), ("checkpoint.save", files.save)):
+    folders = (("checkpoint.load", checkpoint.load), ("checkpoint.save", checkpoint.save))
+    for key, folder in folders:
         if folder is None:
             continue
         fault = find_pointer_fault(Path(folder), key)
@@ -157,7 +174,7 @@ def _find_checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
 
 
 def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs, or with faulty values.
+    """Require the sections that a run needs, and values without faults.
 
     Raises:
         RunConfigError: A section is missing, or `find_value_faults` finds faults.
@@ -181,12 +198,18 @@ def require_sane_values(config: ConfigContainer) -> None:
 def find_batch_fault(
     train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
 ) -> Finding | None:
-    """Return the fault of a global batch that is no multiple of the ranks' micro-batches, or None."""
+    """Return the fault of a global batch that is no multiple of the ranks' micro-batches, or None.
+
+    Args:
+        train: The section.
+        ranks: Data-parallel ranks. None if they are not known, or for a single rank.
+        origin_of: As for `find_value_faults`.
+    """
     samples = train.micro_batch_size * (ranks or 1)
     if train.global_batch_size % samples == 0:
         return None
-    size = f"micro_batch_size {train.micro_batch_size}{_format_origin(origin_of, 'train.micro_batch_size')}"
-    rule = f"must be a multiple of {size}"
+    origin = _format_origin(origin_of, "train.micro_batch_size")
+    rule = f"must be a multiple of micro_batch_size {train.micro_batch_size}{origin}"
     if ranks is not None:
         rule = f"{rule} x {ranks} data-parallel ranks"
     remedy = f"Use {samples}, for example."
@@ -194,11 +217,12 @@ def find_batch_fault(
 
 
 def _format_origin(origin_of: Callable[[str], str] | None, path: str) -> str:
-    """Return the origin of a key in brackets, for the middle of a sentence."""
+    """Return the origin of a key in parentheses after a space, or "" if origins are left out."""
     if origin_of is None:
         return ""
     return f" ({origin_of(path)})"
 
 
 def _make_fault(path: str, rule: str, value: object, remedy: str) -> Finding:
+    """Return a finding about a value."""
     return Finding(path=path, rule=rule, value=value, remedy=remedy)

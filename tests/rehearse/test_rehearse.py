@@ -16,7 +16,7 @@ from bridge.front.loader import load_run
 from bridge.rehearse.error_cause import find_cause
 from bridge.rehearse.release import list_local_releases
 from bridge.rehearse.shrink import shrink
-from bridge.rehearse.worker import leave_out
+from bridge.rehearse.worker import remove_unsupported_settings
 from bridge.runtime.megatron.model.gpt import GPTConfig
 from tests import warm
 from tests.front.test_megatron_bridge import container
@@ -56,7 +56,7 @@ def test_a_launch_script_of_megatron_lm_is_shrunk(tmp_path):
     file.write_text(SCRIPT)
     run = load_run(["model.num_layers=48"], config_file=file)
     small = shrink(run.sections, run.precision)
-    assert [str(one) for one in small.rounds] == ["TP 2 with SP x PP 2 x VPP 2", "DP 2"]
+    assert [str(one) for one in small.launches] == ["TP 2 with SP x PP 2 x VPP 2", "DP 2"]
 
 
 def rehearsed(*words: str | Path, folder: Path) -> tuple[int, dict]:
@@ -149,5 +149,5 @@ def test_a_null_that_megatron_takes_as_a_value_reaches_its_config():
         "ddp": {},
         "precision_backend": "te_cpu",
     }
-    assert leave_out(sections, []) == []
+    assert remove_unsupported_settings(sections, []) == []
     assert sections["model"] == {"num_layers": 1, "q_lora_rank": None}

@@ -39,7 +39,7 @@ def small_of(path: Path, *overrides: str, gpus: int | None = None, **limits: int
 def test_a_dense_layout_is_dealt_out_to_launches_of_four_processes():
     small = small_of(LLAMA, "+model.attention_backend=flash", gpus=64)
     assert small.sections["model"]["attention_backend"] == "auto"
-    assert [(str(one), one.processes) for one in small.rounds] == [
+    assert [(str(one), one.processes) for one in small.launches] == [
         ("TP 2 with SP x PP 2 x VPP 2", 4),
         ("CP 2 x DP 2", 4),
     ]
@@ -47,7 +47,7 @@ def test_a_dense_layout_is_dealt_out_to_launches_of_four_processes():
     assert model["ffn_hidden_size"] / model["hidden_size"] == 28672 / 8192
     assert (model["num_attention_heads"] / model["num_query_groups"], model["num_layers"]) == (8, 4)
     assert small.layers == ("1", "2", "21", "80")
-    assert [str(one) for one in small_of(LLAMA, gpus=64, processes=1).rounds] == ["one process"]
+    assert [str(one) for one in small_of(LLAMA, gpus=64, processes=1).launches] == ["one process"]
 
 
 def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank():
@@ -56,9 +56,9 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     assert (model["num_moe_experts"], model["moe_router_topk"]) == (4, 2)
     assert sorted(set(model["moe_layer_freq"])) == [0, 1]
     assert len(model["moe_layer_freq"]) == model["num_layers"] == len(small.layers)
-    assert [(str(one), one.processes) for one in small.rounds] == [("PP 2 x DP 2 x EP 2", 4)]
+    assert [(str(one), one.processes) for one in small.launches] == [("PP 2 x DP 2 x EP 2", 4)]
     assert not [name for name in model if name.startswith("num_layers_in_")]
-    assert {name: value for name, value in small.rounds[0].fields().items() if name.startswith("num_layers_in_")} == {
+    assert {name: value for name, value in small.launches[0].fields().items() if name.startswith("num_layers_in_")} == {
         "num_layers_in_first_pipeline_stage": 2,
         "num_layers_in_last_pipeline_stage": 1,
     }
@@ -123,8 +123,8 @@ def test_the_layer_that_prediction_layers_are_built_as_is_kept():
 def test_experts_that_tensor_ranks_do_not_split_are_spread_over_them():
     over = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.expert_tensor_parallel_size=1")
     small = small_of(DEEPSEEK, *over, gpus=2048)
-    assert [str(one) for one in small.rounds] == ["TP 2 with SP x PP 2 x EP 2", "DP 2 x EP 2"]
-    assert {one.fields()["expert_tensor_parallel_size"] for one in small.rounds} == {1}
+    assert [str(one) for one in small.launches] == ["TP 2 with SP x PP 2 x EP 2", "DP 2 x EP 2"]
+    assert {one.fields()["expert_tensor_parallel_size"] for one in small.launches} == {1}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_distributed_optimizer_stands_for_other_sharding(ddp, optimizer, cha
 def test_formats_that_no_run_here_has_are_left_out_where_the_target_has_them(overrides, mcore, left_out):
     run = load_run(overrides, config_file=LLAMA)
     here = parse_version("0.16.1")
-    small = shrink(run.sections, run.precision, target=Target(mcore=parse_version(mcore)), here=here)
+    small = shrink(run.sections, run.precision, target=Target(mcore=parse_version(mcore)), local_version=here)
     assert [one.path for one in small.left_out] == left_out
     assert not {path.partition(".")[2] for path in left_out} & {*small.precision}
 
@@ -176,7 +176,12 @@ def test_a_layout_of_the_runs_own_has_two_stages_of_the_same_content():
     words = ("model.virtual_pipeline_model_parallel_size=2", "~model.num_layers_in_first_pipeline_stage")
     small = small_of(DEEPSEEK, f"{LAYOUT}={layout}", *words, "~model.num_layers_in_last_pipeline_stage", gpus=2048)
     decoders, ends = ["decoder"] * (int(small.sections["model"]["num_layers"]) - 2), ["embedding", "decoder"]
-    assert small.rounds[0].fields()["pipeline_model_parallel_layout"] == [ends, decoders, ["decoder", "mtp"], ["loss"]]
+    assert small.launches[0].fields()["pipeline_model_parallel_layout"] == [
+        ends,
+        decoders,
+        ["decoder", "mtp"],
+        ["loss"],
+    ]
 
 
 def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
@@ -188,17 +193,17 @@ def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
     run = load_run((), config_file=LLAMA)
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
     small = shrink(run.sections, precision, target=Target(count=64))
-    assert (small.layers, small.dropped) == (("1", "2", "41", "80"), [])
+    assert (small.layers, small.unshown_choices) == (("1", "2", "41", "80"), [])
     assert [row["select"] for row in small.precision["modules"]] == [
         {"layers": [0, 2, 3], "module": "linear_fc2"},
         "decoder.layers.3.*",
         "*.linear_qkv",
     ]
     small = shrink(run.sections, precision, target=Target(count=64), max_layers=1)
-    assert small.dropped == []
+    assert small.unshown_choices == []
     rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(9, 19)]
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
-    dropped = shrink(run.sections, precision, target=Target(count=64)).dropped
+    dropped = shrink(run.sections, precision, target=Target(count=64)).unshown_choices
     assert dropped[-1] == "The row layers 18: linear_proj of modules: none of its layers is among the kept ones."
 
 
@@ -301,7 +306,7 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, row
     small = shrink({"model": model, "train": {"micro_batch_size": 3}}, precision)
     made = small.sections["model"]
     own = MixedPrecisionConfig.from_dict(small.precision)
-    for one in small.rounds:
+    for one in small.launches:
         fields = {**made, **one.fields()}
         GPTConfig(**fields, pipeline_dtype=torch.bfloat16)
         after = precision_plan(own, fields)

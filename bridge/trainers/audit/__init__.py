@@ -1,13 +1,15 @@
-"""The audit inside other trainers: what their steps ran in, compared with the plan of their configs.
+"""The audit inside other trainers: the formats that their steps ran in, compared with the plan.
 
-    steps.py             `StepAudits`: which steps are audited, and the verdict on each
-    attached.py          `attach_audit(model, optimizer)`: for a loop that nothing can be added to
+    step_audits.py       `StepAudits`: the audits of single steps; `AuditOptions`: which steps are
+                         audited, and the reaction to a mismatch
+    attached_audit.py    `attach_audit`: for a loop that cannot be changed
     megatron_bridge.py   `AuditCallback`: for the callbacks of Megatron Bridge
-    megatron_lm.py       `audited_training()`: around the `pretrain` of Megatron-LM
+    megatron_lm.py       `audited_training`: around the `pretrain` of Megatron-LM
     slime.py             `before_train_step`: for the option of slime that names such a function
 
-The first two steps are audited, and the settings of all ranks are compared once. Everything that
-an audit adds to a model, an optimizer or a module is removed when the last step was audited.
+The plan is made from the configs of the model, the optimizer and Megatron's DDP. The first two
+steps are audited, and the settings of all ranks are compared once. Everything that an audit adds to
+a model, an optimizer or a module is removed after the last audited step.
 """
 
 from bridge.trainers.audit.attached_audit import AttachedAudit, attach_audit

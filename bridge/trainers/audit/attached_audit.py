@@ -1,10 +1,10 @@
-"""`attach_audit`: the audit of a loop that has no place for a call around its steps.
+"""`attach_audit`: the audit of a training loop that cannot be changed.
 
     from bridge.trainers.audit import attach_audit
     attach_audit(model, optimizer)
 
-A step begins with the first forward pass that keeps gradients, and ends with the optimizer's step.
-So forward passes for log-probabilities, an evaluation or a rollout between two steps are left out.
+A step begins with the first forward pass that records gradients. It ends with the optimizer's step.
+So forward passes between two steps are left out: for log-probabilities, an evaluation or a rollout.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
@@ -25,27 +26,30 @@ class AttachedAudit:
     """Hooks on the chunks of a model, and a wrapper of its optimizer's `step`."""
 
     def __init__(self, audits: StepAudits, optimizer: Any) -> None:
+        """Put the hooks and the wrapper in place."""
         self.audits = audits
         self._optimizer = optimizer
-        self._replaced = vars(optimizer).get("step")
+        # Another program may have put its own wrapper on the object. It is put back at the end.
+        self._instance_step = vars(optimizer).get("step")
         self._step = optimizer.step
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         for chunk in audits.chunks:
             self._hooks.append(chunk.register_forward_pre_hook(self._begin_step))
         optimizer.step = self._run_step
 
     def detach(self) -> None:
-        """Remove the hooks and the wrapper; a second call changes nothing."""
+        """Remove the hooks and the wrapper. A second call changes nothing."""
         self.audits.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        # A wrapper that another program put over this one stays.
         if vars(self._optimizer).get("step") != self._run_step:
             return
-        if self._replaced is None:
+        if self._instance_step is None:
             del self._optimizer.step
         else:
-            self._optimizer.step = self._replaced
+            self._optimizer.step = self._instance_step
 
     def _begin_step(self, _module: torch.nn.Module, _inputs: Any) -> None:
         """Begin the audit of a step with its first forward pass."""
@@ -53,9 +57,9 @@ class AttachedAudit:
             self.audits.begin()
 
     def _run_step(self, *arguments: Any, **named: Any) -> Any:
-        """Run the optimizer's step and end the audit of the training step.
+        """Run the optimizer's step, and end the audit of the training step.
 
-        Everything is detached after the last audited step, and after an error.
+        The audit is detached after the last audited step, and after an error.
         """
         result = self._step(*arguments, **named)
         try:
@@ -77,18 +81,21 @@ def attach_audit(
     interval: int = 0,
     folder: Path | str | None = None,
 ) -> AttachedAudit:
-    """Audit the coming steps of a model; every rank calls it, since it compares their settings.
+    """Audit the next steps of a model.
 
-    It detaches by itself after the last audited step.
+    Every rank calls it, since it compares the settings of the ranks. The audit is detached after
+    the last audited step.
 
     Args:
         model: A Megatron model, or this rank's list of its chunks.
-        optimizer: Megatron's optimizer, whose `step` ends a step.
-        precision: See `AuditOptions`, as for the other arguments.
-        on_mismatch: "error" or "warn".
-        interval: Steps from one further audit to the next; with 0 the first two steps alone are
-            audited.
-        folder: Folder for ``record.json``.
+        optimizer: Megatron's optimizer. Its `step` ends a training step.
+        precision: The precision that the run should have, as in `AuditOptions`.
+        on_mismatch: "error" or "warn", as in `AuditOptions`.
+        interval: Steps between two further audits. With 0 only the first two steps are audited.
+        folder: Folder for ``record.json``. None writes nothing.
+
+    Returns:
+        The attached audit, which can be detached earlier.
 
     Raises:
         RunConfigError: Two ranks have different settings, and `on_mismatch` is "error".

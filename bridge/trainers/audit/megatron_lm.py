@@ -3,15 +3,15 @@
     with audited_training():
         pretrain(...)
 
-Megatron-LM's loop has no place for a callback. It looks up `train_step` in its module for every
-step (megatron-core 0.16 to 0.19, megatron/training/training.py, `train`), so this function is
-replaced there for the length of the block.
+Megatron-LM's loop takes no callbacks. It looks up `train_step` in its module for every step
+(megatron-core 0.16 to 0.19, megatron/training/training.py, `train`). So this function is replaced
+in the module until the block ends.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,10 @@ from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
 @contextmanager
 def audited_training(**options: Any) -> Iterator[None]:
-    """Audit the steps that Megatron-LM's loop takes in a block, with the options of `AuditOptions`.
+    """Audit the steps of Megatron-LM's loop in a ``with`` block.
+
+    Args:
+        **options: The fields of `AuditOptions`.
 
     Raises:
         ImportError: Megatron-LM's `megatron.training` is not importable.
@@ -39,16 +42,18 @@ def audited_training(**options: Any) -> Iterator[None]:
 
 
 class _AuditedTrainStep:
-    """Megatron-LM's `train_step`, audited."""
+    """A replacement of Megatron-LM's `train_step` that audits the step."""
 
-    def __init__(self, train_step: Any, options: AuditOptions) -> None:
+    def __init__(self, train_step: Callable[..., Any], options: AuditOptions) -> None:
         self.train_step = train_step
         self._options = options
         self._signature = inspect.signature(train_step)
         self._audits: StepAudits | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the step, with the hooks of the audit around it."""
         if self._audits is None:
+            # The arguments of the first step have the model and the optimizer of the run.
             bound = self._signature.bind(*arguments, **named).arguments
             self._audits = StepAudits(bound["model"], bound["optimizer"], self._options)
             self._audits.compare_ranks()
@@ -58,5 +63,6 @@ class _AuditedTrainStep:
         return result
 
     def close(self) -> None:
+        """Remove the hooks of a step that did not end."""
         if self._audits is not None:
             self._audits.close()

@@ -1,4 +1,4 @@
-"""`before_train_step`: the audit of a training actor of slime, by one option of its command line.
+"""`before_train_step`: the audit of slime's training actors, through an option of its command line.
 
     --custom-megatron-before-train-step-hook-path bridge.trainers.audit.slime.before_train_step
 
@@ -15,10 +15,10 @@ from weakref import WeakSet
 from bridge.trainers.audit.attached_audit import attach_audit
 
 _AUDITED: WeakSet[Any] = WeakSet()
-"""Optimizers that had an audit attached in this process."""
+"""Optimizers to which an audit was attached in this process."""
 
 
-def before_train_step(  # noqa: PLR0917  slime calls it so
+def before_train_step(  # noqa: PLR0917  the parameters are slime's
     args: Any,  # noqa: ARG001
     rollout_id: int,  # noqa: ARG001
     step_id: int,  # noqa: ARG001
@@ -28,7 +28,7 @@ def before_train_step(  # noqa: PLR0917  slime calls it so
 ) -> None:
     """Attach an audit before the first step of an optimizer.
 
-    A team that wants other options writes such a function with its own call of `attach_audit`.
+    For other options, a team writes such a function with its own call of `attach_audit`.
     """
     if optimizer not in _AUDITED:
         _AUDITED.add(optimizer)

@@ -1,7 +1,7 @@
-"""`StepAudits`: the audits of single steps that another trainer's loop takes.
+"""`StepAudits`: the audits of single steps of another trainer's loop.
 
-The plan is that of the live configs: the model's, the optimizer's and that of Megatron's DDP. A
-loop calls `begin` before a step and `end` after it, on every rank.
+Without an expected precision, the plan is made from the live configs of the model, the optimizer
+and Megatron's DDP. A loop calls `begin` before a step and `end` after it, on every rank.
 """
 
 from __future__ import annotations
@@ -35,42 +35,45 @@ if TYPE_CHECKING:
 log = logging.getLogger("bridge.trainers")
 
 FIRST_STEPS = 2
-"""Steps that are audited in each run.
+"""Number of first steps that every run audits.
 
-The second one is the first in which a weight can be older than its master.
+The second step is the first in which a weight can be older than its master.
 """
 UNJUDGED_COLUMNS = frozenset({"absent", "unplanned"})
 """Columns of mismatches that can have another cause than a wrong precision.
 
-The GEMMs of a CUDA graph or of a fused kernel are not seen, and an adapter or a value head is in no
-config that the plan is made from.
+An absent GEMM may run in a CUDA graph or a fused kernel, which the hooks do not see. An unplanned
+GEMM may be that of an adapter or a value head, which the configs do not describe.
 """
 STAGE_SETTINGS = frozenset({"ddp.bucket_size"})
-"""Settings that Megatron-LM computes from the parameters of a rank's own stage."""
+"""Settings that differ between pipeline stages: Megatron-LM computes them from a stage's
+parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOptions:
-    """What an audit compares, when, and what follows."""
+    """The expected precision, the audited steps and the reaction to a mismatch."""
 
     precision: PrecisionPlan | MixedPrecisionConfig | str | None = None
-    """The plan, or a recipe or its name, that the run should have.
+    """The precision that the run should have: a plan, a recipe, or the name of a recipe.
 
-    None stands for the plan of the live configs. A recipe also shows a precision that the configs
-    have lost.
+    None is the plan of the live configs. It cannot show that a setting was lost on the way into the
+    configs; a recipe can.
     """
     on_mismatch: Literal["error", "warn"] = "error"
-    """Whether a mismatch raises an `AuditError` on every rank, or is logged by the first rank."""
+    """The reaction to a mismatch: "error" raises an `AuditError` on every rank, and "warn" lets the
+    first rank log it."""
     interval: int = 0
-    """Steps from one further audit to the next; with 0 the first two steps alone are audited."""
+    """Steps between two further audits. With 0 only the first two steps are audited."""
     folder: Path | str | None = None
-    """Folder that the first rank writes ``record.json`` into; None writes nothing."""
+    """Folder that the first rank writes ``record.json`` into. None writes nothing."""
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ("error", "warn"):
             rule = f"must be error or warn, got {self.on_mismatch!r}"
             raise PrecisionTypeError(f"on_mismatch: {rule}. Name one of them.")
-        interval: Any = self.interval  # callers without type checks write what they like
+        # Typed as Any, since callers without a type checker can pass other types.
+        interval: Any = self.interval
         is_whole = isinstance(interval, int) and not isinstance(interval, bool)
         if not is_whole or interval < 0:
             rule = "must be a whole number from 0 on"
@@ -81,10 +84,11 @@ class AuditOptions:
             remedy = "Name a folder, or leave it out to write no record."
             raise PrecisionTypeError.of("folder", "must be a path", folder, remedy)
         if self.precision is not None and not isinstance(self.precision, PrecisionPlan):
+            # Called only for its exception about an unknown recipe.
             get_mixed_precision_config(self.precision)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is audited; steps are counted from 1."""
+        """Return whether a step is audited. Steps are counted from 1."""
         if step <= FIRST_STEPS:
             return True
         return self.interval > 0 and step % self.interval == 0
@@ -98,26 +102,26 @@ class StepAudits:
     """The audits of the steps of one model and its optimizer."""
 
     def __init__(self, model: Any, optimizer: Any, options: AuditOptions) -> None:
-        """Prepare without hooks.
+        """Prepare the audits. No hook is put in place yet.
 
         Args:
-            model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
-                without.
+            model: A Megatron model, or this rank's list of its chunks. It may be in Megatron's
+                wrappers.
             optimizer: Megatron's optimizer of the model.
-            options: What is compared, when, and what follows.
+            options: The expected precision, the audited steps and the reaction to a mismatch.
         """
         self.options = options
         self.record = Record(gemms=())
         """The record of the last audited step, with the GEMMs of all ranks."""
         self.mismatches: tuple[Mismatch, ...] = ()
-        """Where the last audited step differs from the plan."""
+        """The differences between the last audited step and the plan."""
         self.steps = 0
-        """Steps that ended."""
+        """Number of steps that ended."""
         self.chunks: list[Any] = [model]
         if isinstance(model, list | tuple):
             self.chunks = list(model)
         self._optimizer = optimizer
-        self._open = ExitStack()
+        self._hooks = ExitStack()
         self._recording: StepRecording | None = None
         self._activations = Activations()
 
@@ -132,7 +136,7 @@ class StepAudits:
         return self.options.is_over(self.steps)
 
     def compare_ranks(self) -> None:
-        """Compare configs, packages and environment of all ranks; a collective call.
+        """Compare the configs, packages and environment of all ranks. All ranks must call it.
 
         Raises:
             RunConfigError: Two ranks differ, and `on_mismatch` is "error".
@@ -155,12 +159,12 @@ class StepAudits:
         if not self.options.is_due(self.steps + 1):
             return
         self._recording = StepRecording(self.chunks, self._optimizer)
-        self._open.enter_context(self._recording.record_gemms())
+        self._hooks.enter_context(self._recording.record_gemms())
         if self._has_megatron_ddp():
-            self._activations = self._open.enter_context(watch_activations(self.chunks))
+            self._activations = self._hooks.enter_context(watch_activations(self.chunks))
 
     def end(self) -> None:
-        """End a step, and compare an audited one with the plan; a collective call then.
+        """End a step. If it was audited, compare it with the plan; then all ranks must call it.
 
         Raises:
             AuditError: The step did not run what is planned, and `on_mismatch` is "error".
@@ -173,47 +177,53 @@ class StepAudits:
         census: tuple[CensusRow, ...] = ()
         if self._has_megatron_ddp():
             census = take_census(self.chunks, self._optimizer, self._activations)
-        record = recording.gathered(census)
+        global_record = recording.gathered(census)
+        # The record has the tensors of this rank. Those of all ranks are only compared.
         self.record = replace(
-            record, census=census, backend=self._detect_backend(), step=self.steps
+            global_record, census=census, backend=self._detect_backend(), step=self.steps
         )
-        plan = self._plan()
+        plan = self._make_plan()
         if plan is None:
-            self._write(())
+            self._write_record(())
             return
-        self.mismatches = recording.mismatches(plan, record)
-        self._report_mismatches(plan)
+        self.mismatches = recording.mismatches(plan, global_record)
+        self._judge(plan)
 
     def close(self) -> None:
         """Remove the hooks of a step."""
-        self._open.close()
+        self._hooks.close()
         self._recording = None
 
-    def _report_mismatches(self, plan: PrecisionPlan) -> None:
-        """Raise or log the mismatches of the last audited step."""
-        wrong, not_judged = [], []
+    def _judge(self, plan: PrecisionPlan) -> None:
+        """Write the record of the last audited step, and raise or log its mismatches.
+
+        Raises:
+            AuditError: The step did not run what is planned, and `on_mismatch` is "error".
+        """
+        wrong, unjudged = [], []
         for mismatch in self.mismatches:
             if mismatch.column in UNJUDGED_COLUMNS:
-                not_judged.append(mismatch)
+                unjudged.append(mismatch)
             else:
                 wrong.append(mismatch)
-        self._write(tuple(wrong))
-        for mismatch in not_judged:
+        self._write_record(tuple(wrong))
+        for mismatch in unjudged:
             self._warn(f"audit: step {self.steps} cannot be judged: {mismatch}")
         if wrong:
-            rule = f"must run what is planned (on_mismatch='warn' goes on). {self._count(plan)}"
+            counts = self._format_counts(plan)
+            rule = f"must run what is planned (on_mismatch='warn' goes on). {counts}"
         elif lacks_low_precision(plan, self.record):
             rule = f"must multiply in FP8 or FP4 in a layer, as {plan.label} asks"
         else:
-            self._report(plan)
+            self._log_formats(plan)
             return
         error = AuditError(f"step {self.steps} {rule}", wrong)
         if self.options.on_mismatch == "error":
             raise error
         self._warn(str(error))
 
-    def _count(self, plan: PrecisionPlan) -> str:
-        """Return how many of the planned linear layers ran in low precision, as a clause."""
+    def _format_counts(self, plan: PrecisionPlan) -> str:
+        """Return how many of the planned linear layers ran in low precision."""
         planned = plan.linears()[0]
         low = {(row.layer, row.module) for row in self.record.gemms if row.scheme != "none"}
         ran = 0
@@ -225,14 +235,14 @@ class StepAudits:
             return f"{len(low)} linear layers ran in FP8 or FP4, and none is planned ({plan.label})"
         return f"{ran} of {planned} linear layers planned in FP8 or FP4 ran in it ({plan.label})"
 
-    def _report(self, plan: PrecisionPlan) -> None:
+    def _log_formats(self, plan: PrecisionPlan) -> None:
         """Log the formats of the step's GEMMs, on the first rank."""
         if _is_first_rank():
             gemms = format_gemms(self.record.gemms) or "no matrix multiplication was seen"
             log.info("audit: step %d, %s: %s.", self.steps, plan.label, gemms)
 
-    def _write(self, wrong: tuple[Mismatch, ...]) -> None:
-        """Write the record of the step and its verdict into the folder, on the first rank."""
+    def _write_record(self, wrong: tuple[Mismatch, ...]) -> None:
+        """Write the record of the step with its mismatches into the folder, on the first rank."""
         if self.options.folder is None or not _is_first_rank():
             return
         folder = Path(self.options.folder)
@@ -240,8 +250,8 @@ class StepAudits:
         sentences = tuple(map(str, wrong))
         replace(self.record, audit=sentences).write(folder / RECORD_FILE)
 
-    def _plan(self) -> PrecisionPlan | None:
-        """Return the plan; None, with a warning, where the plan does not know such a model."""
+    def _make_plan(self) -> PrecisionPlan | None:
+        """Return the plan. None, with a warning, if such a model cannot be planned."""
         precision = self.options.precision
         if isinstance(precision, PrecisionPlan):
             return precision
@@ -262,7 +272,7 @@ class StepAudits:
             return None
 
     def _collect_configs(self) -> dict[str, Any]:
-        """Return the live configs by section; None if the trainer has no such config."""
+        """Return section -> live config, or None if the trainer has no such config."""
         first = self.chunks[0]
         return {
             "model": getattr(first, "config", None),
@@ -271,7 +281,10 @@ class StepAudits:
         }
 
     def _has_megatron_ddp(self) -> bool:
-        """Return whether every chunk is in Megatron's DDP, whose buffers hold the gradients."""
+        """Return whether every chunk is in Megatron's DDP.
+
+        Its buffers hold the gradients. Without them the census of tensors is not possible.
+        """
         return all(hasattr(chunk, "bucket_groups") for chunk in self.chunks)
 
     def _detect_backend(self) -> str:

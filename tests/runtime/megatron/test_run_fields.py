@@ -29,7 +29,7 @@ from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.versions import get_installed_version, is_at_least
 from bridge.training.loop import pretrain
-from bridge.training.supported_fields import find_rule_errors, require_supported
+from bridge.training.unsupported_settings import find_rule_errors, require_supported_settings
 from tests.training.loop_tiny import tiny, trace
 
 CLASSES: dict[str, Any] = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
@@ -268,7 +268,7 @@ def test_wrong_values_are_one_sentence_each(fields, sentences):
         setattr(model, name, value)
     configs = SimpleNamespace(model=model, optimizer=made("optimizer"), ddp=made("ddp"))
     with pytest.raises(RunConfigError) as raised:
-        require_supported(configs, [model], backend="local")
+        require_supported_settings(configs, [model], backend="local")
     assert str(raised.value).splitlines() == sentences
 
 

@@ -1,9 +1,12 @@
-"""Fields that a run honours: the rules about what has no effect here, or cannot run."""
+"""Unsupported settings: the fields of a run that have no effect here, or cannot run.
+
+The rules of `check` find them. This module evaluates the rules on Megatron's configs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from bridge.errors import RunConfigError
 from bridge.model.layout import ParallelLayout
@@ -21,11 +24,11 @@ from bridge.training.config import ConfigContainer
 CONFIG_RULES = (
     "PB407",  # interleaved stages without overlapped messages
     "PB408",  # a size that does not divide by its ranks
-    "PB701",  # a field that the run does not honour
+    "PB701",  # a field that has no effect
     "PB702",  # a value that the run cannot have
     "PB703",  # a layout that trains another model
 )
-"""Rules that the configs of a run answer before the precision is written into them."""
+"""Rules that are checked before the precision is written into the configs."""
 PHASE_RULES = (
     "PB109",  # a stage that receives another dtype than was sent
     "PB213",  # a per-module recipe that Transformer Engine refuses
@@ -33,18 +36,27 @@ PHASE_RULES = (
     "PB296",  # stored weights in another scheme
     *CONFIG_RULES,
 )
-"""Rules that the configs of a run answer in the precision of a phase."""
+"""Rules that are checked for each phase, after its precision is written into the configs."""
 EMULATION_RULES = (
     "PB615",  # a setting that is not emulated
     "PB616",  # a custom scheme that is not emulated
 )
-"""Rules about emulated GEMMs."""
+"""Rules that are checked in addition if the GEMMs are emulated."""
 
 
-def find_unsupported_fields(config: ConfigContainer) -> list[RuleFinding]:
-    """Return the findings about fields that the build refuses.
+class MegatronConfigs(Protocol):
+    """Any object with the three configs of Megatron Core, such as a `ConfigContainer`."""
 
-    `require_supported` asks once more after the precision is written into the sections.
+    model: Any
+    optimizer: Any
+    ddp: Any
+
+
+def find_unsupported_settings(config: ConfigContainer) -> list[RuleFinding]:
+    """Return the findings about settings with which the run cannot be built.
+
+    The precision is not yet in the configs. `require_supported_settings` checks them again when it
+    is.
     """
     scheme = None
     if isinstance(config.mixed_precision, MixedPrecisionConfig):
@@ -58,15 +70,15 @@ def find_unsupported_fields(config: ConfigContainer) -> list[RuleFinding]:
 
 
 def find_rule_errors(
-    config: Any, *, backend: str, rules: Iterable[str], model: Any = None
+    config: MegatronConfigs, *, backend: str, rules: Iterable[str], model: Any = None
 ) -> list[RuleFinding]:
-    """Return the errors that some rules find in model, optimizer and DDP config.
+    """Return the errors that some rules find in the model, optimizer and DDP config.
 
     Args:
-        config: The run.
-        backend: Backend of its GEMMs.
+        config: The configs of the run.
+        backend: Backend of the GEMMs.
         rules: Ids of the rules.
-        model: Model config that takes the place of `config.model`.
+        model: Model config that replaces `config.model`. None keeps it.
     """
     if model is None:
         model = config.model
@@ -75,29 +87,34 @@ def find_rule_errors(
         **sections, target=make_target(None), program=Program(kind=ProgramKind.TRAIN_SCRIPT)
     )
     context = CheckContext(run, backend=backend)
-    asked = [RULES_BY_ID[name] for name in rules]
-    return [finding for finding in evaluate_rules(asked, context) if finding.severity == "error"]
+    findings = evaluate_rules([RULES_BY_ID[name] for name in rules], context)
+    return [finding for finding in findings if finding.severity == "error"]
 
 
-def require_supported(config: Any, phases: Sequence[Any], *, backend: str) -> None:
-    """Refuse a run with fields that have no effect here or cannot run.
+def require_supported_settings(
+    config: MegatronConfigs, phase_models: Sequence[Any], *, backend: str
+) -> None:
+    """Refuse a run with settings that have no effect here or cannot run.
 
     Args:
-        config: The run.
-        phases: The model config of each phase of its precision.
-        backend: Backend of its GEMMs.
+        config: The configs of the run.
+        phase_models: The model config of each phase of the precision.
+        backend: Backend of the GEMMs.
 
     Raises:
-        RunConfigError: A rule finds an error in the config of a phase.
+        RunConfigError: A rule finds an error in the configs of a phase, or the layers cannot be
+            split over the pipeline stages.
     """
     rules = list(PHASE_RULES)
     if backend == "emulated":
         rules += EMULATION_RULES
-    lines: dict[str, None] = {}
-    for model in phases:
-        for fault in find_rule_errors(config, backend=backend, rules=rules, model=model):
-            lines[f"{fault.id} {fault}"] = None
+    lines: list[str] = []
+    for model in phase_models:
+        for error in find_rule_errors(config, backend=backend, rules=rules, model=model):
+            line = f"{error.id} {error}"
+            if line not in lines:
+                lines.append(line)
     if lines:
         raise RunConfigError("\n".join(lines))
-    # Called for its exception: the layers may not divide by the stages.
+    # Called only for its exception if the layers cannot be split over the stages.
     ParallelLayout.from_model(config.model).split_layers(config.model.num_layers)
