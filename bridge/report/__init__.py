@@ -6,7 +6,7 @@ or decides.
     value                             made by                   shown by
     Report of findings                preflight.check           findings.py: lines, data; sarif.py
     PrecisionPlan, PlanDifference     plan.precision_plan       plan_table.py, plan_picture.py
-    MemoryReport, FitReport           plan.memory, plan.fit     memory_table.py
+    MemoryReport, FitReport           plan.memory_report, .fit  memory_table.py
     AlignmentReport                   plan.alignment            alignment_table.py
     ModuleSelection                   plan.selection            module_table.py
     SyncReport                        sync                      sync_table.py: plain text

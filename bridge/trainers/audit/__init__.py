@@ -1,7 +1,7 @@
 """The audit inside other trainers: what their steps ran in, compared with the plan of their configs.
 
-    steps.py             `StepAudits`: which steps are audited, and the verdict on each
-    attached.py          `attach_audit(model, optimizer)`: for a loop that nothing can be added to
+    step_audits.py       `StepAudits`: which steps are audited, and the verdict on each
+    attached_audit.py    `attach_audit(model, optimizer)`: for a loop that nothing can be added to
     megatron_bridge.py   `AuditCallback`: for the callbacks of Megatron Bridge
     megatron_lm.py       `audited_training()`: around the `pretrain` of Megatron-LM
     slime.py             `before_train_step`: for the option of slime that names such a function
