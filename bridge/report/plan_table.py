@@ -1,20 +1,18 @@
-"""A precision plan as a table: the formats per layer, and the cells in which two plans differ.
+"""A precision plan as a table: the formats of each layer.
 
-Equal layers and modules share a line, and columns that are equal everywhere are named below the
-table.
+Equal layers share a line, and so do modules with equal formats. A column with the same value in
+every line is not printed. A sentence below the table has its value instead.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.plan_layers import LOW_FORMATS, PlanModule
 from bridge.plan.plan_rows import PlanRow
-from bridge.plan.precision_plan import ROW_COLUMNS, PlanDifference, PrecisionPlan, format_ranges
+from bridge.plan.precision_plan import PrecisionPlan, format_ranges
 from bridge.report.table import LAYER_COUNT_NOTE, Cell, Row, make_table
 
 HEADINGS = (
@@ -29,149 +27,119 @@ HEADINGS = (
     "checkpoint",
 )
 SUMMARY_HEADINGS = HEADINGS[5:]
-"""Columns that are named below the table where they are the same everywhere."""
+"""Columns that are not printed if all their values are equal."""
 WRAPPED_HEADINGS = ("layers", "modules", "scales x, w, dy")
-"""Columns that may be broken over lines."""
+"""Columns whose cells may be broken over lines."""
 FORWARD_ITEMS = ("fprop", "forward", "lookup", "qk")
+"""Rows of a module whose format is the cell "forward"; the first one that the module has."""
 Line = dict[str, str]
-"""Heading -> value, for all of `HEADINGS`."""
+"""Heading -> value, for all of `HEADINGS`. An empty value is one that the module does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LayerGroup:
+    """Equal layers of a plan."""
+
+    labels: str
+    """The layers as ranges: "1-12"."""
+    lines: Sequence[tuple[str, Line]]
+    """Each module of the layers with its line."""
 
 
 def make_plan_table(plan: PrecisionPlan) -> RenderableType:
-    """Return the plan as something rich can print."""
-    groups: list[tuple[str, list[tuple[str, Line]]]] = []
-    lines: list[Line] = []
-    for layers, modules in plan.folded():
-        labels = [layer.label for layer in layers]
-        named = []
-        for module in modules:
-            line = make_line(module)
-            named.append((module.name, line))
-            lines.append(line)
-        groups.append((format_ranges(labels), named))
-    shown = []
-    everywhere = []
-    for heading in HEADINGS:
-        shared = None
-        if heading in SUMMARY_HEADINGS:
-            shared = _find_common_value(lines, heading)
-        if shared is None:
-            shown.append(heading)
-        elif shared:
-            everywhere.append(f"{heading} {shared}")
-    sections = []
-    for layers_text, named in groups:
-        sections.append(_make_section(layers_text, named, shown))
-    parts = [
-        make_table(*sections, title=plan.label + LAYER_COUNT_NOTE, keys=2, wraps=WRAPPED_HEADINGS)
-    ]
-    if everywhere:
-        parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
+    """Return the plan as a table, with the values that all lines share and the notes below it."""
+    groups = _group_layers(plan)
+    printed, shared = _split_headings(groups)
+    sections = [_make_section(group, printed) for group in groups]
+    title = plan.label + LAYER_COUNT_NOTE
+    parts = [make_table(*sections, title=title, keys=2, wraps=WRAPPED_HEADINGS)]
+    if shared:
+        parts.append(Text(f"  Everywhere: {', '.join(shared)}."))
     parts.append(Text(f"  {_format_summary(plan)}"))
     for note in plan.settings.notes:
         parts.append(Text(f"  note: {note}", style="yellow"))
     return Group(*parts)
 
 
-def _make_section(
-    layers: str, named: Sequence[tuple[str, Line]], headings: Sequence[str]
-) -> list[Row]:
-    """Return the rows of some equal layers; modules with equal lines share a row."""
+def _group_layers(plan: PrecisionPlan) -> list[_LayerGroup]:
+    """Return the groups of equal layers, in the order of the forward pass."""
+    groups = []
+    for layers, modules in plan.folded():
+        labels = format_ranges([layer.label for layer in layers])
+        lines = [(module.name, make_line(module)) for module in modules]
+        groups.append(_LayerGroup(labels=labels, lines=lines))
+    return groups
+
+
+def _split_headings(groups: Sequence[_LayerGroup]) -> tuple[list[str], list[str]]:
+    """Return the headings of the printed columns, and "heading value" of each shared value.
+
+    A shared value that is empty is in neither list.
+    """
+    lines = []
+    for group in groups:
+        lines.extend(line for _, line in group.lines)
+    printed, shared = [], []
+    for heading in HEADINGS:
+        value = None
+        if heading in SUMMARY_HEADINGS:
+            value = _find_common_value(lines, heading)
+        if value is None:
+            printed.append(heading)
+        elif value:
+            shared.append(f"{heading} {value}")
+    return printed, shared
+
+
+def _make_section(group: _LayerGroup, headings: Sequence[str]) -> list[Row]:
+    """Return the rows of a group of layers. Modules with equal lines share a row.
+
+    Only the first row names the layers.
+    """
     names_of: dict[tuple[str, ...], list[str]] = {}
-    for name, line in named:
+    for name, line in group.lines:
         names_of.setdefault(tuple(line.values()), []).append(name)
     rows: list[Row] = []
     for values, names in names_of.items():
         line = dict(zip(HEADINGS, values, strict=True))
-        row: dict[str, Cell] = {"layers": layers, "modules": _format_names(names)}
+        row: dict[str, Cell] = {"layers": group.labels, "modules": format_module_names(names)}
         if rows:
             row["layers"] = ""
         for heading in headings:
-            row[heading] = _colour_value(line[heading])
+            row[heading] = colour_format(line[heading])
         rows.append(row)
     return rows
 
 
-def make_difference_table(
-    before: str, after: str, differences: Sequence[PlanDifference]
-) -> RenderableType:
-    """Return the cells in which two plans differ, equal ones folded."""
-    if not differences:
-        return Text(f"The plans of {before} and {after} are the same.")
-    rows: list[Row] = []
-    last = ("", "")
-    for difference, items in _fold_differences(differences).items():
-        place = format_ranges(difference.layers), difference.module
-        layers, modules = place
-        if place == last:
-            layers, modules = "", ""
-        what = ", ".join(items)
-        if difference.column != "format":
-            what += f": {difference.column}"
-        rows.append(
-            {
-                "layers": layers,
-                "modules": modules,
-                "what": what,
-                "before": _colour_value(difference.before or "-"),
-                "after": _colour_value(difference.after or "-"),
-            }
-        )
-        last = place
-    return make_table(rows, title=f"{before} -> {after}{LAYER_COUNT_NOTE}", wraps=[*rows[0]])
-
-
-def _fold_differences(differences: Sequence[PlanDifference]) -> dict[PlanDifference, list[str]]:
-    """Return differences without an item -> the items that differ so, equal modules as one."""
-    modules_of: dict[PlanDifference, list[str]] = {}
-    for difference in differences:
-        modules_of.setdefault(replace(difference, module=""), []).append(difference.module)
-    items_of: dict[PlanDifference, list[str]] = {}
-    for difference, modules in modules_of.items():
-        without_item = replace(difference, module=_format_names(modules), item="")
-        items_of.setdefault(without_item, []).append(difference.item)
-    return items_of
-
-
-def format_plan_csv(plan: PrecisionPlan) -> str:
-    """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
-    out = io.StringIO()
-    columns = ["layer", "stage", "chunk", "kind", "module", *ROW_COLUMNS]
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(plan.rows())
-    return out.getvalue()
-
-
 def _format_summary(plan: PrecisionPlan) -> str:
+    """Return the sentence that counts the linear layers in FP8 or FP4."""
     low, linears = plan.linears()
     schemes, settings = plan.schemes(), plan.settings
-    if schemes and set(schemes) != {settings.scheme}:
-        counts = []
-        for scheme, count in schemes.items():
-            counts.append(f"{count} in {scheme}")
+    is_chosen_per_module = bool(schemes) and set(schemes) != {settings.scheme}
+    if is_chosen_per_module:
+        counts = ", ".join(f"{count} in {scheme}" for scheme, count in schemes.items())
         return (
             f"{low} of {linears} linear layers compute in FP8 or FP4, chosen per module: "
-            f"{', '.join(counts)} scaling."
+            f"{counts} scaling."
         )
     if settings.family is None:
         return (
             f"None of the {linears} linear layers computes in FP8 or FP4: "
             f"the precision is {settings.mode}."
         )
-    name = settings.family.upper()
+    family = settings.family.upper()
     if low:
-        return f"{low} of {linears} linear layers compute in {name} ({settings.scheme} scaling)."
-    end = ""
-    if settings.reaches_layers:
-        end = ": a run refuses this"
-    return (
-        f"NONE of the {linears} linear layers computes in {name}, which the recipe asks for{end}."
+        return f"{low} of {linears} linear layers compute in {family} ({settings.scheme} scaling)."
+    sentence = (
+        f"NONE of the {linears} linear layers computes in {family}, which the recipe asks for"
     )
+    if settings.reaches_layers:
+        return f"{sentence}: a run refuses this."
+    return f"{sentence}."
 
 
 def make_line(module: PlanModule) -> Line:
-    """Return a module's formats; empty where it has none."""
+    """Return the formats of a module by heading."""
     formats, scales = {}, {}
     for row in module.rows:
         formats[row.item] = row.format
@@ -200,28 +168,29 @@ def make_line(module: PlanModule) -> Line:
 
 
 def _find_common_value(lines: Sequence[Line], heading: str) -> str | None:
-    """Return the value that all lines with a weight have in a column; None where they differ."""
+    """Return the value of a column in all lines with a weight; None if the values differ."""
     values = {line[heading] for line in lines if line["weight"]}
     if len(values) != 1:
         return None
     return values.pop()
 
 
-def _format_names(names: Sequence[str]) -> str:
-    """Return names with what they share written once: "experts.linear_fc1, linear_fc2"."""
+def format_module_names(names: Sequence[str]) -> str:
+    """Return module names with a shared prefix written once: "experts.linear_fc1, linear_fc2"."""
     short: list[str] = []
-    before = ""
+    previous_prefix = ""
     for name in names:
         prefix, _, last = name.rpartition(".")
-        if prefix and prefix == before:
+        if prefix and prefix == previous_prefix:
             short.append(last)
         else:
             short.append(name)
-        before = prefix
+        previous_prefix = prefix
     return ", ".join(short)
 
 
-def _colour_value(value: str) -> Text:
+def colour_format(value: str) -> Text:
+    """Return a format in its colour: FP8 and FP4 green, FP32 and FP64 yellow."""
     if LOW_FORMATS & set(value.replace(",", " ").split()):
         return Text(value, style="green")
     if value.startswith(("fp32", "fp64")):
