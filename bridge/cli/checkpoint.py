@@ -92,7 +92,7 @@ def _certify(args: argparse.Namespace) -> None:
     """Print the changes of weights that are stored in another form and quantised again."""
     import torch  # heavy, and only for values
 
-    from bridge.report.checkpoint_table import make_round_trip_table
+    from bridge.report.round_trip_table import make_round_trip_table
     from bridge.runtime.checkpoint.linear_weights import (
         find_linear_weights,
         list_too_large,

@@ -71,7 +71,7 @@ def _answer_briefly(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
     from bridge.front.loader import require_plannable
     from bridge.preflight.check import get_report
-    from bridge.report.memory_table import describe_fit
+    from bridge.report.plan.memory_table import describe_fit
 
     require_plannable(values)
     setup = get_report(values).context
@@ -123,7 +123,8 @@ def _memory_to_dict(values: Run, *, fits: bool) -> dict[str, Any]:
 def _print_memory(values: Run, *, fits: bool) -> None:
     """Print the bytes of a run for people, with the changes that make it fit if asked for."""
     from bridge.plan.fit import find_fit, get_memory_to_fit
-    from bridge.report.memory_table import make_fit_table, make_memory_table
+    from bridge.report.plan.fit_table import make_fit_table
+    from bridge.report.plan.memory_table import make_memory_table
 
     run = values.planned
     if fits:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_log(args: argparse.Namespace) -> int:
     """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
     from bridge.read.debug_log import read_debug_log
-    from bridge.report.quantisation_table import plot_quantisation
+    from bridge.report.quantisation_picture import plot_quantisation
 
     for option in MEASUREMENT_OPTIONS:
         if getattr(args, option) is not None:
@@ -94,7 +94,8 @@ def _measure_run(args: argparse.Namespace) -> None:
     """Measure a run on this machine."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import build_container, require_startable
-    from bridge.report.quantisation_table import make_quantisation_table, plot_quantisation
+    from bridge.report.quantisation_picture import plot_quantisation
+    from bridge.report.quantisation_table import make_quantisation_table
     from bridge.training.measurements import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)

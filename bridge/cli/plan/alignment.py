@@ -15,7 +15,7 @@ def print_alignment(args: argparse.Namespace) -> int:
         2 if the check of the run has an error, else 0.
     """
     from bridge.plan.alignment import build_alignment_report
-    from bridge.report.alignment_table import make_alignment_table  # rich is heavy
+    from bridge.report.plan.alignment_table import make_alignment_table  # rich is heavy
 
     run = read_run(args)
     planned = run.planned

@@ -20,7 +20,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 def print_difference(args: argparse.Namespace) -> None:
     """Print the differences between the plan of a run and another plan."""
-    from bridge.report.plan_difference import make_difference_table  # rich is heavy
+    from bridge.report.plan.plan_difference import make_difference_table  # rich is heavy
 
     plan = plan_first_phase(read_run(args))
     other = _plan_other_run(args)

@@ -47,7 +47,10 @@ def print_modules(args: argparse.Namespace) -> int:
 
 def _print_selection(run: Run, *, as_json: bool) -> None:
     """Print the modules that each row or matcher selects."""
-    from bridge.report.module_table import make_module_table, selection_to_dict  # rich is heavy
+    from bridge.report.plan.module_table import (  # rich is heavy
+        make_module_table,
+        selection_to_dict,
+    )
 
     plan = run.plan
     findings = _collect_module_findings(run)
@@ -67,7 +70,7 @@ def _print_module_names(run: Run, *, as_json: bool) -> None:
     findings = _collect_module_findings(run)
     names = [module.path for module in plan.selection.unselected]
     if as_json:
-        from bridge.report.module_table import findings_to_dicts  # rich is heavy
+        from bridge.report.plan.module_table import findings_to_dicts  # rich is heavy
 
         content = {
             "precision": plan.label,

@@ -27,7 +27,7 @@ def write_picture(args: argparse.Namespace) -> None:
             f"--picture: must end in {', '.join(PICTURE_SUFFIXES)}, got {str(path)!r}. Choose one of them."
         )
     require_extra("train", "precision-bridge plan --picture")
-    from bridge.report.plan_picture import draw_plan  # matplotlib takes a second to import
+    from bridge.report.plan.plan_picture import draw_plan  # matplotlib takes a second to import
 
     try:
         draw_plan(plan, path)

@@ -44,8 +44,8 @@ def _plan_to_dict(run: Run) -> dict[str, Any]:
 
 def _print_plan_table(run: Run) -> None:
     """Print the plan of a run as a table, and the difference of each later phase from it."""
-    from bridge.report.plan_difference import make_difference_table  # rich is heavy
-    from bridge.report.plan_table import make_plan_table
+    from bridge.report.plan.plan_difference import make_difference_table  # rich is heavy
+    from bridge.report.plan.plan_table import make_plan_table
 
     plan = plan_run(run)
     print_report(make_plan_table(plan))

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import PlanDifference, format_ranges
-from bridge.report.plan_table import colour_format, format_module_names
+from bridge.report.plan.plan_table import colour_format, format_module_names
 from bridge.report.table import LAYER_COUNT_NOTE, Row, make_table
 
 
