@@ -44,7 +44,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             name="explain",
             text="explain a field (its meaning, where Megatron keeps it, when it acts) or a rule",
-            module="explain",
+            module="explain.command",
         ),
         Command(
             name="quantisation-error",
