@@ -76,7 +76,7 @@ def _split_headings(groups: Sequence[_LayerGroup]) -> tuple[list[str], list[str]
 
     A shared value that is empty is in neither list.
     """
-    lines = []
+    lines: list[Line] = []
     for group in groups:
         lines.extend(line for _, line in group.lines)
     printed, shared = [], []
