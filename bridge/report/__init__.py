@@ -5,12 +5,7 @@ or decides.
 
     value                             made by                   shown by
     Report of findings                preflight.check           findings.py: lines, data; sarif.py
-    PrecisionPlan                     plan.precision_plan       plan_table.py, plan_csv.py,
-                                                                plan_picture.py
-    PlanDifference                    plan.precision_plan       plan_difference.py
-    MemoryReport, FitReport           plan.memory_report, .fit  memory_table.py, fit_table.py
-    AlignmentReport                   plan.alignment            alignment_table.py
-    ModuleSelection                   plan.selection            module_table.py
+    PrecisionPlan, MemoryReport, ...  plan                      plan/: tables, CSV, a picture
     SyncReport                        sync                      sync_table.py: plain text
     Comparison, RecipeRow             compare.comparison        comparison.py, comparison_picture.py
     Band                              compare.band              gradient_band.py
