@@ -16,7 +16,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.explain import explain_field, rule_to_dict
+from bridge.cli.explain.field import explain_field
+from bridge.cli.explain.rule import rule_to_dict
 from bridge.cli.recipes.support import build_support_rows
 from bridge.errors import BridgeWarning
 from bridge.precision.config import FIELDS_BY_SUBJECT, list_scheme_fields

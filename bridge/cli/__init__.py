@@ -6,6 +6,7 @@
     run_arguments.py    the arguments that describe a run, and the run
     run_answer.py       answers about a run, with the decisive findings of its check
     many_runs.py        answers about several files: a line for each run
+    described_logs.py   logs of other trainers, with the runs that their arguments describe
     debug_log.py        a log of Transformer Engine's debugger: a table and early warnings
     output.py           JSON, tables and files
 

@@ -1,16 +1,33 @@
-"""`precision-bridge checkpoint inspect|diff|verify|certify`: a checkpoint's files, without code."""
+"""`precision-bridge checkpoint inspect|diff|verify|certify`: the files of a checkpoint.
+
+No pickled code of a checkpoint is executed.
+"""
+
+from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bridge.cli.output import print_answer, print_json
 from bridge.cli.parser import add_json_option
 from bridge.runtime.checkpoint.contents import Contents, Difference, find_checkpoint
 from bridge.runtime.checkpoint.manifest import Manifest, compute_manifest_digest
 from bridge.runtime.checkpoint.pickles import find_pickle_fault
+
+if TYPE_CHECKING:
+    import torch
+
+    Part = Callable[[argparse.Namespace], int | None]
+    """Does the work of one part of the command, and returns the exit code; None: 0."""
+    PartParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+GENERATED_SIZE = 1024
+"""Rows and columns of the matrix that is measured without a checkpoint."""
+GENERATED_DEVIATION = 0.02
+"""The standard deviation of its values, as in a usual initialisation of weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,26 +67,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     """Do the work of the part that was asked for, and return its exit code."""
-    work: Callable[[argparse.Namespace], int | None] = args.part
-    return work(args)
+    part: Part = args.part
+    return part(args)
 
 
-def _add_part(
-    parts: Any, name: str, work: Callable[[argparse.Namespace], int | None], text: str
-) -> argparse.ArgumentParser:
-    """Add a part that can print JSON, and return its parser."""
-    parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=f"{text}.")
+def _add_part(parts: PartParsers, name: str, part: Part, text: str) -> argparse.ArgumentParser:
+    """Add a part of the command, and return its parser.
+
+    Args:
+        parts: The parsers of all parts.
+        name: The name of the part.
+        part: Does the work of the part.
+        text: The work as an imperative clause.
+    """
+    parser = parts.add_parser(name, help=text, description=f"{text}.")
     add_json_option(parser)
-    parser.set_defaults(part=work)
+    parser.set_defaults(part=part)
     return parser
 
 
 def _add_path(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add an argument for a checkpoint."""
     text = "a checkpoint, or a folder of checkpoints, whose newest is taken"
     parser.add_argument(name.lower(), metavar=name, type=Path, help=text)
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    """Print the contents of a checkpoint."""
     from bridge.report.checkpoint_table import make_contents_table  # rich is heavy
 
     contents = Contents.read(find_checkpoint(args.path))
@@ -77,7 +101,11 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    """Print what differs; return 1 where something does."""
+    """Print the differences between two checkpoints.
+
+    Returns:
+        1 if they differ, else 0.
+    """
     from bridge.report.checkpoint_table import make_difference_table
 
     first = Contents.read(find_checkpoint(args.a))
@@ -85,41 +113,76 @@ def _diff(args: argparse.Namespace) -> int:
     difference = Difference.from_contents(first, second)
     content = {"a": str(first.path), "b": str(second.path), **difference.to_dict()}
     print_answer(args, content, make_difference_table(first, second, difference))
-    return bool(difference)
+    return int(bool(difference))
 
 
 def _certify(args: argparse.Namespace) -> None:
     """Print the changes of weights that are stored in another form and quantised again."""
+    from bridge.report.round_trip_table import make_round_trip_table
+    from bridge.runtime.numerics.round_trip import measure_round_trips
+
+    if args.path is None:
+        weights = _generate_weights()
+    else:
+        weights = _find_weights(find_checkpoint(args.path))
+    rows = measure_round_trips(iter(weights.matrices))
+    content = {
+        "source": weights.source,
+        "left_out": weights.left_out,
+        "round_trips": list(map(asdict, rows)),
+    }
+    print_answer(args, content, make_round_trip_table(weights.source, rows, weights.left_out))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Weights:
+    """The weights that are stored in another form and quantised again."""
+
+    source: str
+    """A description for the title of the table."""
+    matrices: Iterable[torch.Tensor]
+    """One matrix at a time, since all weights of a checkpoint may not fit into memory."""
+    left_out: list[str]
+    """The tensors that are too large for the memory of this machine."""
+
+
+def _generate_weights() -> _Weights:
+    """Return a normal matrix, the weights that are measured without a checkpoint."""
     import torch  # heavy, and only for values
 
-    from bridge.report.checkpoint_table import make_round_trip_table
+    size, deviation = GENERATED_SIZE, GENERATED_DEVIATION
+    source = f"a normal matrix of {size} x {size}, standard deviation {deviation}, seed 0"
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(size, size, generator=generator) * deviation
+    return _Weights(source=source, matrices=[matrix], left_out=[])
+
+
+def _find_weights(checkpoint: Path) -> _Weights:
+    """Return the weights of the linear layers of a checkpoint."""
     from bridge.runtime.checkpoint.linear_weights import (
         find_linear_weights,
         list_too_large,
         load_matrices,
     )
-    from bridge.runtime.numerics.round_trip import measure_round_trips
 
-    left: list[str] = []
-    if args.path is None:
-        source = "a normal matrix of 1024 x 1024, standard deviation 0.02, seed 0"
-        generator = torch.Generator().manual_seed(0)
-        weights = iter([torch.randn(1024, 1024, generator=generator) * 0.02])
-    else:
-        checkpoint = find_checkpoint(args.path)
-        tensors = find_linear_weights(checkpoint)
-        left = list_too_large(tensors)
-        read = {key: tensor for key, tensor in tensors.items() if key not in left}
-        masters = sum(tensor.dtype == "float32" for tensor in read.values())
-        source = f"{checkpoint}: {len(read)} tensors of linear layers, {masters} of them FP32"
-        weights = load_matrices(checkpoint, read)
-    rows = measure_round_trips(weights)
-    content = {"source": source, "left_out": left, "round_trips": list(map(asdict, rows))}
-    print_answer(args, content, make_round_trip_table(source, rows, left))
+    tensors = find_linear_weights(checkpoint)
+    left_out = list_too_large(tensors)
+    measured = {key: tensor for key, tensor in tensors.items() if key not in left_out}
+    masters = sum(tensor.dtype == "float32" for tensor in measured.values())
+    source = f"{checkpoint}: {len(measured)} tensors of linear layers, {masters} of them FP32"
+    matrices = load_matrices(checkpoint, measured)
+    return _Weights(source=source, matrices=matrices, left_out=left_out)
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Print whether a checkpoint is as it was written; return 1 if it is not."""
+    """Print whether the files of a checkpoint are as they were written.
+
+    Returns:
+        1 if they are not, else 0.
+
+    Raises:
+        CheckpointError: The checkpoint has no manifest.
+    """
     checkpoint = find_checkpoint(args.path)
     manifest = Manifest.read(checkpoint)
     sha256 = compute_manifest_digest(checkpoint)
@@ -146,7 +209,7 @@ def _verify(args: argparse.Namespace) -> int:
         if args.digest:
             line = f"{line}, as given"
         print(line)
-    return fault is not None
+    return int(fault is not None)
 
 
 def _find_fault(
@@ -156,6 +219,7 @@ def _find_fault(
     if stated_sha256 is not None and stated_sha256.lower() != sha256:
         return "manifest.json is another one than the digest is of"
     fault = manifest.find_outline_fault(checkpoint)
+    # Sizes are compared first, since the checksums need every byte of the files.
     if not fault:
         fault = manifest.find_content_fault(checkpoint, manifest.checksums)
     if not fault:

@@ -44,7 +44,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             name="explain",
             text="explain a field (its meaning, where Megatron keeps it, when it acts) or a rule",
-            module="explain",
+            module="explain.command",
         ),
         Command(
             name="quantisation-error",
@@ -116,7 +116,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             name="convert",
             text="read a precision from another system's file, write it for a third",
-            module="convert",
+            module="convert.command",
         ),
         Command(
             name="manifest",
@@ -124,7 +124,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
                 "write the quantisation config of a system that serves the model, "
                 "or compare with one"
             ),
-            module="manifest",
+            module="manifest.command",
         ),
     ),
 }

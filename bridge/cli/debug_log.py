@@ -1,4 +1,4 @@
-"""What Transformer Engine's debugger logged in a run: a table, and the early warnings."""
+"""The log of Transformer Engine's debugger: a table, and the early warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ OTHER_COMMAND_REMEDY = "Drop it; or use precision-bridge quantisation-error --de
 
 
 def print_debug_log(args: argparse.Namespace, rows: Sequence[QuantisationRow]) -> int:
-    """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
+    """Print the rows of a debugger's log, and the early warnings.
+
+    Returns:
+        1 if there is an early warning, else 0.
+    """
     from bridge.report.quantisation_table import make_quantisation_table
     from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 
@@ -37,7 +41,14 @@ def print_debug_log(args: argparse.Namespace, rows: Sequence[QuantisationRow]) -
 
 
 def report_debug_log(args: argparse.Namespace, folder: Path) -> int:
-    """Print a debugger's log in the place of a page about runs; the exit code is that of the log."""
+    """Print a debugger's log for the command `report`, which has no page about such a log.
+
+    Returns:
+        1 if there is an early warning, else 0.
+
+    Raises:
+        RunConfigError: The command line has an option of a page, or other runs.
+    """
     from bridge.read.debug_log import read_debug_log
 
     options = {"--out": args.out, "--format": args.format, "--watch": args.watch or None}

@@ -1,4 +1,4 @@
-"""Runs that a command line names: folders of runs of ours, and logs of other trainers."""
+"""`DescribedLog`: the log of another trainer's run, with the run that its arguments describe."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ TRAINING_ARGUMENTS = (
 )
 """Arguments that decide the losses and that no config of Megatron Core has."""
 NO_RECIPE = ", without a recipe"
+"""The end of the label of a config that no recipe was written into. A log never has a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +40,9 @@ class DescribedLog:
 
     log: RunLog
     name: str
-    """Different for each log of a command line."""
+    """A name that no other log of the command line has."""
     run: Run | None
-    """None if the log has no arguments, or they describe no run that can be read."""
+    """The run; None if the log has no arguments, or they describe no run that can be read."""
 
     @property
     def precision(self) -> str:
@@ -54,9 +55,9 @@ class DescribedLog:
         return label.removesuffix(NO_RECIPE)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that the arguments state by dotted name; empty without arguments.
+        """Return dotted name of a field -> its value, for the fields that the arguments state.
 
-        Values that Megatron-LM sets at start follow from these.
+        Values that Megatron-LM sets at start are left out, since they follow from the others.
         """
         if self.run is None:
             return {}
@@ -74,7 +75,7 @@ class DescribedLog:
         return fields
 
     def compared(self) -> LoggedRun:
-        """Return the log as a comparison takes it."""
+        """Return the log in the form that a comparison takes."""
         from bridge.runtime.compare.logged_run import LoggedRun
 
         return LoggedRun(
@@ -83,7 +84,7 @@ class DescribedLog:
 
 
 def is_log(path: Path) -> bool:
-    """Return whether a path is no folder of a run of ours, so that it has to be a log."""
+    """Return whether a path is not a run folder of ours. Then it must be a log."""
     return not RunFolder.is_run(path)
 
 
@@ -91,7 +92,7 @@ def read_described_logs(paths: Sequence[Path]) -> list[DescribedLog]:
     """Return the runs of logs, in the order of the paths.
 
     Raises:
-        UnreadFileError: One of the paths is no log of a format that is known here.
+        UnreadFileError: A path is not a log of a known format.
     """
     from bridge.front.folders import find_path
     from bridge.read.logs.files import read_logs
@@ -106,11 +107,11 @@ def read_described_logs(paths: Sequence[Path]) -> list[DescribedLog]:
 
 
 def read_described_log(path: Path) -> DescribedLog:
-    """Return the run of a log that has one.
+    """Return the run of a log with one run.
 
     Raises:
-        UnreadFileError: It is no log of a format that is known here.
-        RunConfigError: It has several runs.
+        UnreadFileError: The path is not a log of a known format.
+        RunConfigError: The log has several runs.
     """
     logs = read_described_logs([path])
     if len(logs) > 1:
@@ -120,13 +121,14 @@ def read_described_log(path: Path) -> DescribedLog:
 
 
 def _load_described_run(log: RunLog) -> Run | None:
+    """Return the run that the arguments of a log describe; None if none can be read or predicted."""
     if log.described_by is None:
         return None
     from bridge.front.loader import load_run
 
     try:
         run = load_run(config_file=log.described_by, strict=False)
-        run.prediction  # noqa: B018  computed once; a run that cannot be foreseen raises
+        run.prediction  # noqa: B018  computed once; a run that cannot be predicted raises
     except BridgeError:
         return None
     return run

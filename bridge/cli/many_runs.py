@@ -1,4 +1,4 @@
-"""Answers about several files and folders: a line for each run, and the files without a run."""
+"""Answers about several files and folders: a line for each run, and for the files without a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 MAX_NAMED_FILES = 4
-"""Of the files that are not read for one reason; the others are counted."""
+"""Files that the line about one reason names. Further files are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class RunAnswer:
 
 
 def add_brief_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that asks for a line a run, as for several files."""
+    """Add the option that prints a line for each run, also for one file."""
     text = (
         "a line for each run, also of one file; "
         "files that describe no run are named and do not count"
@@ -45,22 +45,21 @@ def add_brief_option(parser: argparse.ArgumentParser) -> None:
 
 
 def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the files and folders of a command line about several runs.
+    """Return the files and folders of a command line about several runs; empty if it is about one.
 
-    Empty where it is about one. A folder with the file of its run, as a run of training leaves it,
-    is one run.
+    The folder that a training run wrote has the file of its run, so it is one run.
 
     Raises:
-        RunConfigError: The command line chooses a run of one script, or names no file where it
-            must.
+        RunConfigError: The command line also chooses a run of one script, or ``--brief`` has no
+            file.
     """
     files = RunArguments.from_args(args).files
     if args.brief and not files:
         raise RunConfigError("--brief: is about files, got none. Give files or folders.")
-    is_several = args.brief or len(files) > 1
-    if not is_several and files:
-        is_several = _is_folder_of_runs(files[0])
-    if not is_several:
+    is_about_many = args.brief or len(files) > 1
+    if not is_about_many and files:
+        is_about_many = _is_folder_of_runs(files[0])
+    if not is_about_many:
         return ()
     remedy = "Give one file, without --brief."
     if args.number is not None:
@@ -71,12 +70,12 @@ def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
     return files
 
 
-def _is_folder_of_runs(word: str) -> bool:
-    """Return whether a path is a folder that does not hold the file of its run."""
+def _is_folder_of_runs(argument: str) -> bool:
+    """Return whether an argument is a folder of several runs, and not the folder of one run."""
     from bridge.front.folders import find_path
     from bridge.read.run_file import locate_run_file
 
-    path = find_path(word)
+    path = find_path(argument)
     if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
         return False
     return locate_run_file(path) == path
@@ -85,7 +84,12 @@ def _is_folder_of_runs(word: str) -> bool:
 def answer_many_runs(
     args: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]
 ) -> int:
-    """Print a line for each run of some files and folders, or all of them as one JSON document.
+    """Print a line for each run of some files and folders, or one JSON document about all.
+
+    Args:
+        args: The parsed command line.
+        paths: The files and folders.
+        answer_of: Returns the answer about a run.
 
     Returns:
         The largest exit code of a run; 2 for a run that cannot be used. A file that describes no
@@ -94,7 +98,7 @@ def answer_many_runs(
     from bridge.front.file_runs import UnreadFile, expand_paths, read_file_runs
 
     rows: list[dict[str, Any]] = []
-    codes = [0]
+    codes: list[int] = []
     unread: list[UnreadFile] = []
     read = partial(_read_run, args)
     for file_run in read_file_runs(expand_paths(paths), read):
@@ -106,20 +110,30 @@ def answer_many_runs(
         rows.append(_file_run_to_dict(file_run, answer))
         if not args.json:
             print(f"{file_run.name}: {answer.text}")
-    code = max(codes)
+    exit_code = max(codes, default=0)
     if args.json:
         not_read = list(map(asdict, unread))
-        print_json({"runs": rows, "not_read": not_read, "exit_code": code})
-        return code
+        print_json({"runs": rows, "not_read": not_read, "exit_code": exit_code})
+        return exit_code
     for line in _format_unread(unread):
         print(line)
-    files = {row["file"] for row in rows}
+    file_count = len({row["file"] for row in rows})
+    print(_format_totals(file_count, codes))
+    return exit_code
+
+
+def _format_totals(file_count: int, codes: Sequence[int]) -> str:
+    """Return the number of runs and files, and of the runs with an error.
+
+    Args:
+        file_count: The number of files with a run.
+        codes: The exit code of each run.
+    """
+    totals = f"{_format_count(len(codes), 'run')} in {_format_count(file_count, 'file')}"
     refused = codes.count(BridgeError.exit_code)
-    end = ""
     if refused:
-        end = f", {refused} of them with an error or refused"
-    print(f"{_format_count(len(rows), 'run')} in {_format_count(len(files), 'file')}{end}")
-    return code
+        totals = f"{totals}, {refused} of them with an error or refused"
+    return totals
 
 
 def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
@@ -128,7 +142,7 @@ def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
 
 
 def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
-    """Return the answer about a run, or why there is none."""
+    """Return the answer about a run, or the reason for which it cannot be used."""
     refusal = file_run.refusal
     if file_run.values is not None:
         try:
@@ -141,7 +155,7 @@ def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -
 
 
 def _file_run_to_dict(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:
-    """Return the answer about a run as plain data, with the place of the run."""
+    """Return the answer about a run as plain data, with its file and its number in it."""
     launch = None
     if file_run.labels:
         launch = {"number": file_run.number, "of": list(file_run.labels)}
@@ -176,11 +190,11 @@ def precision_to_dict(context: CheckContext) -> dict[str, Any]:
 def _format_unread(unread: Sequence[UnreadFile]) -> list[str]:
     """Return a line for each reason for which files were not read."""
     lines = []
-    for kind, same in group_pairs((file.kind, file) for file in unread).items():
-        names = ", ".join(file.file for file in same[:MAX_NAMED_FILES])
-        if len(same) > MAX_NAMED_FILES:
-            names = f"{names} and {len(same) - MAX_NAMED_FILES} more"
-        lines.append(f"not read, {kind}: {_format_count(len(same), 'file')} ({names})")
+    for reason, files in group_pairs((file.kind, file.file) for file in unread).items():
+        names = ", ".join(files[:MAX_NAMED_FILES])
+        if len(files) > MAX_NAMED_FILES:
+            names = f"{names} and {len(files) - MAX_NAMED_FILES} more"
+        lines.append(f"not read, {reason}: {_format_count(len(files), 'file')} ({names})")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`precision-bridge memory [FILE ...] [OVERRIDES]`: the bytes of a rank, and changes that fit."""
+"""`precision-bridge memory [FILE ...] [OVERRIDES]`: the memory of a rank, and changes that fit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.sync.prediction import Prediction
 
-RECOMPUTE_KINDS = {
+RECOMPUTE_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "none": ("none", ()),
     "selective (mlp)": ("selective", ("mlp",)),
     "full": ("full", ()),
 }
+"""Name of a choice -> recompute_granularity and recompute_modules."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
+    """Print the memory of a rank of a run, or a line for each of several runs.
+
+    Returns:
+        2 if the check of a run has an error, else 0.
+    """
     paths = get_many_paths(args)
     if paths and args.fit:
         raise RunConfigError(
@@ -62,139 +67,159 @@ def run(args: argparse.Namespace) -> int:
         )
     if paths:
         return answer_many_runs(args, paths, _answer_briefly)
-    return answer_branches(
-        args, partial(_memory_to_dict, fits=args.fit), partial(_print_memory, fits=args.fit)
-    )
+    make_content = partial(_memory_to_dict, with_fit=args.fit)
+    print_text = partial(_print_memory, with_fit=args.fit)
+    return answer_branches(args, make_content, print_text)
 
 
-def _answer_briefly(values: Run) -> RunAnswer:
-    """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
+def _answer_briefly(run: Run) -> RunAnswer:
+    """Return the bytes of the fullest rank of a run, and whether they fit into its GPU."""
     from bridge.front.loader import require_plannable
     from bridge.preflight.check import get_report
-    from bridge.report.memory_table import describe_fit
+    from bridge.report.plan.memory_table import describe_fit
 
-    require_plannable(values)
-    setup = get_report(values).context
-    run = values.planned
-    unknown = values.rests_on(lambda: run.memory)
-    may_change = _list_open_settings(run, unknown)
-    sentence = describe_fit(run.memory.largest, run.memory_bytes, run.missing, may_change)
+    require_plannable(run)
+    context = get_report(run).context
+    planned = run.planned
+    unknown = run.rests_on(lambda: planned.memory)
+    largest = planned.memory.largest
+    open_settings = _list_open_settings(planned, unknown)
+    sentence = describe_fit(largest, planned.memory_bytes, planned.missing, open_settings)
     content = {
-        **precision_to_dict(setup),
-        "stage": run.memory.largest.stage,
-        "bytes": run.memory.largest.total,
-        "gpu_bytes": run.memory_bytes,
-        "not_counted": list(run.missing),
+        **precision_to_dict(context),
+        "stage": largest.stage,
+        "bytes": largest.total,
+        "gpu_bytes": planned.memory_bytes,
+        "not_counted": list(planned.missing),
         "rests_on_unknown": unknown,
         "verdict": sentence,
     }
     return RunAnswer(
-        text=f"{format_precision(setup)}; {sentence}",
+        text=f"{format_precision(context)}; {sentence}",
         content=content,
-        code=compute_exit_code(values),
+        code=compute_exit_code(run),
     )
 
 
-def _list_open_settings(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what may change the count of a run, and is not read or not known."""
-    return tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values())))
+def _list_open_settings(planned: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options that may change the count, since they are not read or not known.
+
+    Args:
+        planned: The planned run.
+        unknown: Setting without a known value -> what decides it.
+    """
+    return tuple(dict.fromkeys((*planned.prediction.uncounted, *unknown.values())))
 
 
-def _memory_to_dict(values: Run, *, fits: bool) -> dict[str, Any]:
-    """Return the bytes of a run as plain data, with the changes that make it fit if asked for."""
+def _memory_to_dict(run: Run, *, with_fit: bool) -> dict[str, Any]:
+    """Return the memory of a run as plain data, with the changes that fit if asked for."""
     from bridge.plan.fit import find_fit, get_memory_to_fit
 
-    run = values.planned
-    if fits:
-        get_memory_to_fit(run)
+    planned = run.planned
+    if with_fit:
+        get_memory_to_fit(planned)  # a run without a known GPU is refused before the count
     content = {
-        **run.memory.to_dict(),
-        "gpu_bytes": run.memory_bytes,
-        "activations_by_recompute": _count_activations(run),
-        "not_counted": list(run.missing),
-        "may_keep_less": list(run.uncounted),
-        "rests_on_unknown": values.rests_on(lambda: run.memory),
+        **planned.memory.to_dict(),
+        "gpu_bytes": planned.memory_bytes,
+        "activations_by_recompute": _count_activations(planned),
+        "not_counted": list(planned.missing),
+        "may_keep_less": list(planned.uncounted),
+        "rests_on_unknown": run.rests_on(lambda: planned.memory),
     }
-    if fits:
-        content["fit"] = find_fit(run, is_sound=_make_soundness_check(values, run)).to_dict()
+    if with_fit:
+        fit = find_fit(planned, is_sound=_make_soundness_check(run, planned))
+        content["fit"] = fit.to_dict()
     return content
 
 
-def _print_memory(values: Run, *, fits: bool) -> None:
-    """Print the bytes of a run for people, with the changes that make it fit if asked for."""
+def _print_memory(run: Run, *, with_fit: bool) -> None:
+    """Print the memory of a run as a table, with the changes that fit if asked for."""
     from bridge.plan.fit import find_fit, get_memory_to_fit
-    from bridge.report.memory_table import make_fit_table, make_memory_table
+    from bridge.report.plan.fit_table import make_fit_table
 
-    run = values.planned
-    if fits:
-        get_memory_to_fit(run)
-    activations = _count_activations(run)
-    unknown = values.rests_on(lambda: run.memory)
+    planned = run.planned
+    if with_fit:
+        get_memory_to_fit(planned)  # as in `_memory_to_dict`
+    unknown = run.rests_on(lambda: planned.memory)
+    _print_memory_table(planned, unknown)
+    _print_counted_ranks(planned)
+    print_assumptions(unknown)
+    print_check_notes(run)
+    if with_fit:
+        sys.stdout.flush()  # the search takes seconds
+        fit = find_fit(planned, is_sound=_make_soundness_check(run, planned))
+        print_report(make_fit_table(fit, planned.missing))
+
+
+def _print_memory_table(planned: PlannedRun, unknown: Mapping[str, str]) -> None:
+    """Print the table of a run's memory."""
+    from bridge.report.plan.memory_table import make_memory_table
+
     gpu = ""
-    if run.target.gpu is not None:
-        gpu = run.target.gpu.title
-    print_report(
-        make_memory_table(
-            run.memory,
-            activations,
-            gpu=gpu,
-            memory_bytes=run.memory_bytes,
-            uncounted=run.uncounted,
-            missing=run.missing,
-            unread=_list_open_settings(run, unknown),
-        )
+    if planned.target.gpu is not None:
+        gpu = planned.target.gpu.title
+    table = make_memory_table(
+        planned.memory,
+        _count_activations(planned),
+        gpu=gpu,
+        memory_bytes=planned.memory_bytes,
+        uncounted=planned.uncounted,
+        missing=planned.missing,
+        unread=_list_open_settings(planned, unknown),
     )
-    counted = run.parallel.world_size
-    if run.target.count is None:
+    print_report(table)
+
+
+def _print_counted_ranks(planned: PlannedRun) -> None:
+    """Print the number of GPUs that the count assumes, if the target does not state it."""
+    counted = planned.parallel.world_size
+    stated = planned.target.count
+    if stated is None:
         print(
             f"  No target states the number of GPUs; counted as {counted}, "
             "the least that this layout needs."
         )
-    elif run.target.count != counted:
+    elif stated != counted:
         print(
             f"  Counted as {counted} GPUs: "
-            f"{run.target.count} do not hold this layout a whole number of times."
-        )
-    print_assumptions(unknown)
-    print_check_notes(values)
-    if fits:
-        sys.stdout.flush()  # the search takes a while
-        print_report(
-            make_fit_table(find_fit(run, is_sound=_make_soundness_check(values, run)), run.missing)
+            f"{stated} do not hold this layout a whole number of times."
         )
 
 
-def _make_soundness_check(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
-    """Return whether a changed run is as sound as the run itself.
+def _make_soundness_check(run: Run, planned: PlannedRun) -> Callable[[PlannedRun], bool]:
+    """Return a function that tells whether a changed run is as sound as the run itself.
 
-    It is where `check` finds no error or warning that it does not find in the run.
+    A changed run is as sound if `check` finds no error or warning in it that the run does not have.
     """
     from bridge.preflight.check import check
 
-    def broken_rules(prediction: Prediction) -> set[str]:
+    def collect_broken_rules(prediction: Prediction) -> set[str]:
         ids = set()
-        for finding in check(values, prediction=prediction).findings:
+        for finding in check(run, prediction=prediction).findings:
             if finding.severity != "info":
                 ids.add(finding.id)
         return ids
 
-    known = broken_rules(run.prediction)
-    return lambda changed: broken_rules(changed.prediction) <= known
+    broken_now = collect_broken_rules(planned.prediction)
+    return lambda changed: collect_broken_rules(changed.prediction) <= broken_now
 
 
-def _count_activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
+def _count_activations(planned: PlannedRun) -> dict[str, tuple[int, ...]]:
+    """Return the bytes of activations of each stage, for each choice of recomputed parts.
+
+    Empty if the length of a sequence is not known.
+    """
     from bridge.plan.memory_activations import keeps_scores
     from bridge.plan.memory_schedule import count_activation_bytes
 
-    if not run.workload.seq_length:
+    if not planned.workload.seq_length:
         return {}
-    plan, kinds = run.plan, dict(RECOMPUTE_KINDS)
-    if keeps_scores(plan, run.workload):
-        kinds["selective (core_attn)"] = ("selective", ("core_attn",))
-    activations = {}
-    for name, (kind, parts) in kinds.items():
-        load = replace(run.workload, recompute=kind, modules=parts)
-        activations[name] = tuple(
-            count_activation_bytes(plan, stage, load) for stage in plan.stages
-        )
-    return activations
+    plan, choices = planned.plan, dict(RECOMPUTE_CHOICES)
+    if keeps_scores(plan, planned.workload):
+        choices["selective (core_attn)"] = ("selective", ("core_attn",))
+    bytes_of = {}
+    for name, (granularity, modules) in choices.items():
+        workload = replace(planned.workload, recompute=granularity, modules=modules)
+        counts = [count_activation_bytes(plan, stage, workload) for stage in plan.stages]
+        bytes_of[name] = tuple(counts)
+    return bytes_of

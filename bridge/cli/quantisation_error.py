@@ -1,4 +1,4 @@
-"""`precision-bridge quantisation-error NAME`: what a recipe does to a model's matmul operands."""
+"""`precision-bridge quantisation-error NAME`: the quantisation errors of a model's GEMM operands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,18 @@ if TYPE_CHECKING:
     from bridge.runtime.audit.quantisation import QuantisationRow
 
 DEFAULT_STEPS = 20
-"""Steps without a checkpoint: fresh weights say little about gradients."""
+"""Optimizer steps before the measurement, if there is no checkpoint.
+
+The gradients of fresh weights are not those of a trained model.
+"""
 MEASUREMENT_OPTIONS = ("checkpoint", "steps", "propose")
+"""Options that have no effect with ``--debug-log``."""
+HEAT_MAP_FILE = "quantisation.png"
 STORAGE_FIELDS = tuple(name for name, field in FIELDS.items() if field.stores_weights)
-"""Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
+"""Fields that a proposed recipe switches off.
+
+Weights that are stored in low precision have one format, so rows of `modules` cannot change it.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a run, or read a log, and print a row for each layer and operand."""
+    """Measure a run, or read a log, and print a row for each layer and operand.
+
+    Returns:
+        1 if a log has an early warning, else 0.
+    """
     if args.debug_log is not None:
         return _print_log(args)
     _measure_run(args)
@@ -71,9 +84,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_log(args: argparse.Namespace) -> int:
-    """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
+    """Print the rows of a debugger's log.
+
+    Returns:
+        1 if there is an early warning, else 0.
+
+    Raises:
+        RunConfigError: The command line has an option of a measurement.
+    """
     from bridge.read.debug_log import read_debug_log
-    from bridge.report.quantisation_table import plot_quantisation
 
     for option in MEASUREMENT_OPTIONS:
         if getattr(args, option) is not None:
@@ -83,55 +102,67 @@ def _print_log(args: argparse.Namespace) -> int:
         plan = read_run(args).plan
     rows = read_debug_log(args.debug_log, plan)
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_rows(args.out / QUANTISATION_FILE, rows)
-        require_extra("train", "precision-bridge quantisation-error --out")
-        plot_quantisation(args.out / "quantisation.png", rows, title=DEBUG_LOG_TITLE)
+        _write_files(args.out, rows, DEBUG_LOG_TITLE)
     return print_debug_log(args, rows)
 
 
+def _write_files(folder: Path, rows: Sequence[QuantisationRow], title: str) -> None:
+    """Write the rows as CSV, and their heat map."""
+    from bridge.report.quantisation_picture import plot_quantisation
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / QUANTISATION_FILE, rows)
+    require_extra("train", "precision-bridge quantisation-error --out")
+    plot_quantisation(folder / HEAT_MAP_FILE, rows, title=title)
+
+
 def _measure_run(args: argparse.Namespace) -> None:
-    """Measure a run on this machine."""
+    """Measure a run on this machine, print its rows, and write a proposed recipe if asked for."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import build_container, require_startable
-    from bridge.report.quantisation_table import make_quantisation_table, plot_quantisation
+    from bridge.report.quantisation_table import make_quantisation_table
     from bridge.training.measurements import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if args.checkpoint is not None:
         args.overrides.append(f"checkpoint.load={Path(args.checkpoint).resolve()}")
-    values = read_run(args)
+    run = read_run(args)
     title = "no recipe"
-    if values.precision is not None:
-        title = format_label(values.precision)
-    config = build_container(values)
-    require_startable(config, values)
-    steps = args.steps
-    if steps is None and args.checkpoint is None:
-        steps = DEFAULT_STEPS
-    elif steps is None:
-        steps = 0
-    rows = measure_quantisation(config, steps=steps)
+    if run.precision is not None:
+        title = format_label(run.precision)
+    config = build_container(run)
+    require_startable(config, run)
+    rows = measure_quantisation(config, steps=_count_steps(args))
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_rows(args.out / QUANTISATION_FILE, rows)
-        plot_quantisation(args.out / "quantisation.png", rows, title=title)
+        _write_files(args.out, rows, title)
     content = [replace_non_finite(dataclasses.asdict(row)) for row in rows]
     print_answer(args, content, make_quantisation_table(rows, title=title))
     if args.out is not None and not args.json:
         print(f"Heat map and rows: {args.out}")
-    if args.propose is not None and values.precision is not None:
-        lines = _write_proposal(args.propose, rows, values, values.precision)
+    if args.propose is not None and run.precision is not None:
+        lines = _write_proposal(args.propose, rows, run, run.precision)
         stream = sys.stdout
         if args.json:
             stream = sys.stderr
         print("\n".join(lines), file=stream)
 
 
+def _count_steps(args: argparse.Namespace) -> int:
+    """Return the optimizer steps before the measurement."""
+    if args.steps is not None:
+        return int(args.steps)
+    if args.checkpoint is None:
+        return DEFAULT_STEPS
+    return 0
+
+
 def _write_proposal(
     path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig
 ) -> list[str]:
-    """Write the recipe with the proposed rows, if there are any, and return lines about it."""
+    """Write the recipe with the proposed rows of `modules`, and return lines about it.
+
+    No file is written if no row is proposed.
+    """
     from bridge.runtime.compare.proposal import (
         SCHEMES_BY_FINENESS,
         make_module_rows,

@@ -1,4 +1,4 @@
-"""`check` of a run in Python: what `precision-bridge check` reports, as objects."""
+"""`check`: the check of a run in Python, with the findings of `precision-bridge check` as objects."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def check(
             Nothing is written into it.
         target: The machines of the run: GPU and number, then versions ("h100x64,te2.9,cuda12.9"),
             or "auto" for this machine. None: the target that the run states. Without a target,
-            rules that need a GPU are not asked.
-        silenced: Id of a rule -> the reason. Findings of these rules stand in `Report.silenced`.
+            rules that need a GPU are not evaluated.
+        silenced: Id of a rule -> the reason. Their findings are in `Report.silenced`.
 
     Returns:
         The findings, errors first. Each has an id, a severity (error, warning or info), the path of
@@ -51,8 +51,8 @@ def check(
     if not isinstance(run, Run):
         run = Run.from_container(run, target=target)
     elif target is not None:
-        place = make_target(target)
+        machines = make_target(target)
         sections = {**run.sections, "target": target}
-        reading = run.reading.with_target_release(place, is_stated=True)
-        run = replace(run, sections=sections, target=place, reading=reading)
+        reading = run.reading.with_target_release(machines, is_stated=True)
+        run = replace(run, sections=sections, target=machines, reading=reading)
     return check_run(run, silenced=silenced)

@@ -1,10 +1,10 @@
-"""The comparison command: a sweep over recipes and seeds, and the verdict on each recipe's loss.
+"""The comparison command: a sweep over recipes and seeds, and a verdict on the loss of each recipe.
 
     python scripts/compare.py mixed_precision=bf16_mixed,fp8_current seeds=3 gate=1%
 
-The sweep is Hydra's: every other word is an override or a flag of the training script, launchers
-included. A seed decides the weights and the order of the data, so that every recipe sees the same.
-A run that is finished in the sweep's folder is not run again.
+Hydra runs the sweep. Every other argument is an override or a flag of the training script, and may
+choose a launcher. A seed decides the weights and the order of the data, which are the same for every
+recipe. A run that is already finished in the folder of the sweep is not run again.
 """
 
 import json
@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,68 +33,93 @@ from bridge.training.config import ConfigContainer
 
 DEFAULT_SEEDS = 3
 SWEEP_FOLDER = "outputs/comparison"
-"""The sweep's folder: the same from launch to launch, so that finished runs are found."""
+"""The folder of the sweep. Every launch has the same one, so that finished runs are found."""
 LENGTH_SETTINGS = (
     "train",
     r"train\.train_iters",
     r"train\.lr_warmup_iters",
     r"logging\.log_interval",
 )
-"""Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs
-is judged."""
+"""Patterns of the settings that decide whether a run is long enough.
+
+If the sweep goes over such a setting, the length of each run is checked instead of the first one's.
+"""
 
 log = logging.getLogger("compare")
 
 
-def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
-    """Run the sweep of a command line, print the comparison, and end with its exit code."""
-    if words is None:
-        words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
+def main_compare(
+    arguments: Sequence[str] | None = None, *, config_path: Path | None = None
+) -> None:
+    """Run the sweep of a command line, print the comparison, and end with its exit code.
+
+    Args:
+        arguments: The arguments of the command line; None: those of this process.
+        config_path: The folder of the Hydra tree; None: the usual one.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
         sys.stdout.write(__doc__)
         return
     try:
-        rest, gate = _build_sweep_arguments(words)
+        sweep = _parse_arguments(arguments)
     except BridgeError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
-    made: list[Comparison] = []
+    comparisons: list[Comparison] = []
 
     def before(sections: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse a sweep whose runs are too short."""
         require_extra("train", "A training run")
         sweeps_length = re.compile(rf"\+*({'|'.join(LENGTH_SETTINGS)})=.*,")
-        if not any(sweeps_length.match(word) for word in rest):
+        if not any(sweeps_length.match(argument) for argument in sweep.arguments):
             require_enough_steps(sections["train"], sections["logging"])
 
     def after(folder: Path, runs: Sequence[Path]) -> None:
-        made.extend(report_sweep(folder, runs, gate=gate))
+        """Print the comparisons and keep them for the exit code."""
+        comparisons.extend(report_sweep(folder, runs, gate=sweep.gate))
 
     around = AroundSweep(before=before, after=after)
     main(
         prepare_arm,
         config_path=config_path or find_config_folder(),
         name="train",
-        arguments=rest,
+        arguments=sweep.arguments,
         around=around,
     )
-    code = get_exit_code(made)
+    code = get_exit_code(comparisons)
     if code:
         sys.exit(code)
 
 
-def _build_sweep_arguments(words: Sequence[str]) -> tuple[list[str], float]:
-    """Return the words of the sweep and the gate; RunConfigError if no recipes are named."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sweep:
+    """A sweep that a command line states."""
+
+    arguments: list[str]
+    """The overrides and flags for Hydra."""
+    gate: float
+    """The share of the baseline's loss that a gap may reach."""
+
+
+def _parse_arguments(arguments: Sequence[str]) -> _Sweep:
+    """Return the sweep of a command line.
+
+    Raises:
+        RunConfigError: Fewer than two recipes are named, or a setting of the comparison is wrong.
+    """
     settings: dict[str, str] = {}
-    rest: list[str] = []
+    overrides: list[str] = []
     keys: set[str] = set()
-    for word in words:
-        key, _, value = word.partition("=")
+    for argument in arguments:
+        key, _, value = argument.partition("=")
         if key in ("seeds", "gate"):
             settings[key] = value
         else:
-            rest.append(word)
+            overrides.append(argument)
             keys.add(key)
-    if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
+    if not any(_names_several_recipes(override) for override in overrides):
         remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
         raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
     if "train.seed" in keys and "seeds" in settings:
@@ -101,6 +127,7 @@ def _build_sweep_arguments(words: Sequence[str]) -> tuple[list[str], float]:
         raise RunConfigError.of("seeds", rule, settings["seeds"], remedy)
     seeds = _parse_seed_count(settings.get("seeds", str(DEFAULT_SEEDS)))
     gate = parse_gate(settings.get("gate", f"{100 * DEFAULT_GATE:g}%"))
+    # These settings are left out of the name of a run's folder: they are paths, or follow the seed.
     excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
         "hydra.sweep.dir": SWEEP_FOLDER,
@@ -111,12 +138,21 @@ def _build_sweep_arguments(words: Sequence[str]) -> tuple[list[str], float]:
     }
     for key, default in defaults.items():
         if key not in keys:
-            rest.append(f"{key}={default}")
-    return rest, gate
+            overrides.append(f"{key}={default}")
+    return _Sweep(arguments=overrides, gate=gate)
+
+
+def _names_several_recipes(override: str) -> bool:
+    """Return whether an override sweeps over recipes."""
+    return override.startswith("mixed_precision=") and "," in override
 
 
 def _parse_seed_count(text: str) -> int:
-    """Return the number that ``seeds=`` states."""
+    """Return the number of ``seeds=``.
+
+    Raises:
+        RunConfigError: It is not a number from 1 to 999.
+    """
     if not re.fullmatch(r"[1-9]\d{0,2}", text):
         raise RunConfigError.of("seeds", "must be a number from 1 to 999", text, "Write seeds=3.")
     return int(text)
@@ -125,14 +161,23 @@ def _parse_seed_count(text: str) -> int:
 def prepare_arm(config: ConfigContainer) -> StartRun:
     """Prepare a run of the sweep, as the training script does.
 
-    RunConfigError where the runs are too short to tell anything.
+    Raises:
+        BridgeError: The run is too short to be compared, or cannot begin.
     """
     require_enough_steps(vars(config.train), vars(config.logging))
     return partial(_train_unless_finished, config, check_and_sync(config))
 
 
 def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
-    """Raise RunConfigError where runs of these settings are too short to tell anything."""
+    """Refuse runs that are too short to be compared.
+
+    Args:
+        train: The section `train`.
+        logging: The section `logging`.
+
+    Raises:
+        RunConfigError: The runs are too short.
+    """
     interval, last = logging["log_interval"], train["train_iters"]
     reason = describe_too_short([*range(interval, last, interval), last], train["lr_warmup_iters"])
     if reason is not None:
@@ -142,7 +187,7 @@ def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -
 def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Path) -> None:
     """Train a run of the sweep, unless it is finished.
 
-    A run that ends with an error is a result, too.
+    A run that ends with a `TrainingError` is a result of the comparison, so the sweep continues.
     """
     if _is_finished(config, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
@@ -158,7 +203,7 @@ def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Pa
 
 
 def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
-    """Return whether exactly this run is in the folder, to its last step or to its error."""
+    """Return whether the folder has a run of this config that made its last step or failed."""
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         return False
@@ -167,5 +212,6 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     if summary.is_file():
         iteration = json.loads(summary.read_text(encoding="utf-8"))["iteration"]
         ended = ended or iteration >= config.train.train_iters
+    # Through YAML and back, as the saved config: tuples become lists, for example.
     plain = yaml.safe_load(yaml.safe_dump(container_to_dict(config)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

@@ -1,8 +1,7 @@
-"""Hydra's and OmegaConf's errors in this package's words.
+"""Errors of Hydra and OmegaConf, translated into errors of this package.
 
-Each message has the key, the rule, the value, its origin and the remedy. Hydra answers a key it
-does not know with the advice to put a plus sign before it, which here would only turn one wrong key
-into another.
+Each message has the key, the rule, the value, its origin and the remedy. For an unknown key, Hydra
+advises to put a plus sign before it. Here every key is checked, so that advice is left out.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from bridge.read.run_keys import PRECISION_KEY, RUN_CONFIG_KEYS
 from bridge.registry.registry import REGISTRY
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
-"""The errors that Hydra raises for its user's mistakes."""
+"""The errors that Hydra raises for a mistake of its user."""
 COMPOSER_PACKAGES = frozenset({"hydra", "hydra_plugins", "omegaconf", "antlr4", "yaml"})
-"""The packages that compose a config, and raise a plain ValueError for their user's mistakes."""
+"""The packages that compose a config. They raise a plain ValueError for a mistake of their user."""
 
 RUN_FOLDER_NOTE = "Run folder: "
-"""Begins the note on a job's own error."""
+"""The beginning of the note on an error that a job raised itself."""
 MESSAGE_SENTENCES = {
     r"Could not delete from config\. '(?P<key>[^']*)' does not exist": (
         "{key}: has no value that could be taken back (command line). Remove ~{key}."
@@ -57,17 +56,21 @@ MESSAGE_SENTENCES = {
     r"Could not override '(?P<key>[^']*)'\.": "{key}: no such key (command line). {hint}",
     r"(?P<rule>Only one of --run.*|The --resolve flag .*)": "{rule}.",
 }
-"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than
-their text."""
+"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no data but their text."""
 
 
 @contextmanager
 def translate_errors(
     overrides: Sequence[str], loader: ConfigLoader | None = None
 ) -> Iterator[None]:
-    """Translate the errors of a block.
+    """Translate the errors of a ``with`` block.
 
-    A crash stays as it is: of the job, whose folder is noted on it, and of this package's code.
+    A crash is raised as it is. A crash is an error of the job, which has a note with its folder, or
+    a ValueError of this package's own code.
+
+    Args:
+        overrides: The overrides of the command line.
+        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
     """
     try:
         yield
@@ -82,27 +85,29 @@ def translate_errors(
 
 
 def _is_raised_by_composer(error: Exception) -> bool:
-    """Return whether a package that composes raised an error, rather than this one's code.
+    """Return whether a package that composes configs raised an error, and not this package.
 
-    The last function that is one of theirs or ours decides. It may have called the standard
-    library.
+    The innermost function of those packages or of this one decides. Functions of the standard
+    library below it are passed over.
     """
-    own = __name__.partition(".")[0]
-    last = own
+    own_package = __name__.partition(".")[0]
+    innermost = own_package
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package == own or package in COMPOSER_PACKAGES:
-            last = package
-    return last != own
+        if package == own_package or package in COMPOSER_PACKAGES:
+            innermost = package
+    return innermost != own_package
 
 
 def translate_error(
     error: Exception, overrides: Sequence[str], loader: ConfigLoader | None
 ) -> BridgeError:
-    """Return the error to show instead of one of Hydra's.
+    """Return the error to show instead of an error of Hydra.
 
-    `overrides` is the command line, to name it as an origin; `loader` knows the configs that can be
-    found, for near names.
+    Args:
+        error: The error of Hydra or of a package below it.
+        overrides: The overrides of the command line, which may be the origin of the fault.
+        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
     """
     if type(error) is ValueError:
         too_long = _find_long_number(overrides)
@@ -118,13 +123,13 @@ def translate_error(
             f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line."
         )
     if isinstance(error, OSError) and error.strerror:
-        why = f"{error.strerror}: {str(error.filename)!r:.80}"
-        return RunConfigError(f"The configuration cannot be composed. {why}.")
+        reason = f"{error.strerror}: {str(error.filename)!r:.80}"
+        return RunConfigError(f"The configuration cannot be composed. {reason}.")
     return _translate_by_message(error)
 
 
 def _translate_by_message(error: Exception) -> RunConfigError:
-    """Return the error whose sentence fits the text of Hydra's error, or that text itself."""
+    """Return the error with the sentence for Hydra's message, or else with that message."""
     cause = None
     if isinstance(error.__cause__, OmegaConfBaseException):
         cause = error.__cause__
@@ -138,20 +143,23 @@ def _translate_by_message(error: Exception) -> RunConfigError:
     text = str(error)
     if cause is not None and str(cause) not in text:
         text = f"{text}\n{cause}"
-    kept = []
+    sentences = []
     for line in text.splitlines():
-        if line.strip() and "use +" not in line:
-            kept.append(line.strip())
-    return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
+        is_plus_sign_advice = "use +" in line
+        if line.strip() and not is_plus_sign_advice:
+            sentences.append(line.strip())
+    reason = "; ".join(sentences).rstrip(".")
+    return RunConfigError(f"The configuration cannot be composed. {reason}.")
 
 
 def _find_long_number(overrides: Sequence[str]) -> RunConfigError | None:
-    """Return the error of a number that has more digits than Python reads; None without one."""
-    most = sys.get_int_max_str_digits()
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if most and re.search(rf"\d{{{most + 1}}}", value):
-            rule, remedy = f"must have at most {most} digits", "Write a shorter number."
+    """Return the error of a number with more digits than Python converts; None if there is none."""
+    max_digits = sys.get_int_max_str_digits()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        # A limit of 0 means that there is none.
+        if max_digits and re.search(rf"\d{{{max_digits + 1}}}", value):
+            rule, remedy = f"must have at most {max_digits} digits", "Write a shorter number."
             return RunConfigError(
                 f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule
             )
@@ -159,23 +167,25 @@ def _find_long_number(overrides: Sequence[str]) -> RunConfigError | None:
 
 
 def _translate_parse_error(error: OverrideParseException) -> RunConfigError:
-    """Return the error of a word that Hydra cannot parse as an override."""
-    word = str(error.override)
-    is_key = "=" not in word and word.partition(".")[0] in RUN_CONFIG_KEYS
+    """Return the error of an argument that Hydra cannot parse as an override."""
+    argument = str(error.override)
+    is_key = "=" not in argument and argument.partition(".")[0] in RUN_CONFIG_KEYS
     if is_key:
-        return RunConfigError(f"{word!r} is no override (command line). Write {word}=VALUE.")
-    if word in REGISTRY:
-        assignment = f"{PRECISION_KEY}={word}"
-        return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
+        return RunConfigError(
+            f"{argument!r} is no override (command line). Write {argument}=VALUE."
+        )
+    if argument in REGISTRY:
+        assignment = f"{PRECISION_KEY}={argument}"
+        return RunConfigError(f"{argument!r} is no override (command line). Write {assignment}.")
     return RunConfigError(
         f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value "
         "with special characters: 'KEY=\"a=b\"'."
     )
 
 
-def _format_hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what to do about a name that does not exist, and the nearest that do."""
-    matches = close_matches(word, known)
+def _format_hint(name: str, known: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the advice about an unknown name, and the known names that are similar."""
+    matches = close_matches(name, known)
     hint = did_you_mean(matches)
     if not hint and known:
         hint = f"There are {', '.join(known)}."
@@ -185,7 +195,11 @@ def _format_hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
 def _translate_missing_config(
     error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None
 ) -> BridgeError:
-    """Return the error of a config that no folder of the search path has."""
+    """Return the error of a config that no folder of the search path has.
+
+    Hydra names the config whose defaults list asks for it: "In 'config': ...". Without that name the
+    primary config itself is missing.
+    """
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
     name = error.missing_cfg_file
@@ -199,8 +213,8 @@ def _translate_missing_config(
         return RunConfigError(f"{first_line}. Give the name of one that exists.")
     group, _, option = name.rpartition("/")
     origin = f"{parent.group(1)}.yaml"
-    for word in overrides:
-        if word.lstrip("+").startswith(f"{group}=") and option in word:
+    for override in overrides:
+        if override.lstrip("+").startswith(f"{group}=") and option in override:
             origin = COMMAND_LINE
     return _make_missing_option_error(group, option, origin, error, loader)
 
@@ -212,7 +226,15 @@ def _make_missing_option_error(
     error: MissingConfigException,
     loader: ConfigLoader | None,
 ) -> BridgeError:
-    """Return the error of an option that its group does not have, or of a group that is none."""
+    """Return the error of an option that its group does not have, or of an unknown group.
+
+    Args:
+        group: The group; empty: the top of the tree.
+        option: The option of the group.
+        origin: The source that chose the option.
+        error: Hydra's error.
+        loader: Hydra's loader; None: the known groups and options cannot be named.
+    """
     options = list(error.options or ())
     if not options and loader is not None:
         options = loader.get_group_options(group)
@@ -231,14 +253,20 @@ def _make_missing_option_error(
 
 
 def _make_recipe_path_error(path: str) -> RunConfigError:
-    """Return the error of a path in the place of a recipe's name."""
+    """Return the error of a path instead of a recipe's name."""
     rule = "must be a recipe's name, not a file"
     remedy = "check, plan and memory read a run's file with --config."
     return RunConfigError.of(PRECISION_KEY, rule, path, remedy)
 
 
 def _make_unknown_recipe_error(option: str, options: Sequence[str], got: str) -> UnknownRecipeError:
-    """Return the error of a recipe that is neither registered nor a file of the group."""
+    """Return the error of a recipe that is neither registered nor a file of the group.
+
+    Args:
+        option: The name of the recipe.
+        options: The known recipes.
+        got: The name and its origin, for the message: "got 'bf16_mixd' (command line)".
+    """
     matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
     remedy = REGISTRY.listing_hint
     if matches:

@@ -1,4 +1,4 @@
-"""`read_file_runs`: the runs of several files and folders in order, and the files without a run."""
+"""`read_file_runs`: the runs of several files and folders, and the files without a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from bridge.preflight.run import Run
 from bridge.read.run_file import locate_run_file
 
 RUN_FILE_SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
-"""Of the files of a folder that may describe a run: other files are read where they are named
-themselves."""
+"""Ends of the files in a folder that may describe a run. Other files are read only if they are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +24,15 @@ class FileRun:
     number: int
     """The number of the run in its file, from 1."""
     labels: tuple[str, ...]
-    """Each run of the file, as a short text; empty where the file has one run."""
+    """A short text for each run of the file; empty if the file has one run."""
     values: Run | None
-    """The run; None where it cannot be used."""
+    """The run; None if it cannot be used."""
     refusal: str = ""
-    """Why it cannot be used, as sentences."""
+    """The reason for which it cannot be used, as sentences."""
 
     @property
     def name(self) -> str:
-        """The file, and which of its runs this is."""
+        """The file, with the number and the label of the run if the file has several."""
         if not self.labels:
             return self.file
         return f"{self.file} --launch {self.number} ({self.labels[self.number - 1]})"
@@ -45,9 +44,9 @@ class UnreadFile:
 
     file: str
     kind: str
-    """Why, as a short text that are the same for many files."""
+    """The kind of the reason, as a short text that many files share."""
     reason: str
-    """Why, as sentences about this file."""
+    """The reason, as sentences about this file."""
 
 
 def list_run_files(folder: Path) -> list[Path]:
@@ -55,47 +54,49 @@ def list_run_files(folder: Path) -> list[Path]:
 
     Hidden files and folders are passed over, and folders that are symbolic links are not followed.
     """
-    found = []
-    saved = locate_run_file(folder)
+    files = []
+    saved_file = locate_run_file(folder)
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(path) / name
-            is_wanted = file.suffix in RUN_FILE_SUFFIXES or file == saved
+            is_wanted = file.suffix in RUN_FILE_SUFFIXES or file == saved_file
             if is_wanted and not name.startswith(".") and file.is_file():
-                found.append(file)
-    return found
+                files.append(file)
+    return files
 
 
 def expand_paths(paths: Iterable[str]) -> list[str]:
-    """Return the files that some paths name, each once, those of folders in their place.
+    """Return the files of some paths, each once. A folder is replaced by its files.
 
     Raises:
         RunConfigError: There is no such path, or a folder has no file that may describe a run.
     """
-    found: dict[str, None] = {}
+    expanded: dict[str, None] = {}
     for path in paths:
-        place = find_path(path)
-        if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-            files = list_run_files(place)
+        location = find_path(path)
+        if os.path.isdir(location):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+            files = list_run_files(location)
             if not files:
                 raise RunConfigError(
                     f"{path}: holds no file of a run ({', '.join(RUN_FILE_SUFFIXES)}). Give another folder."
                 )
-            found.update(dict.fromkeys(map(str, files)))
-        elif not os.path.exists(place):  # noqa: PTH110  as above
+            expanded.update(dict.fromkeys(map(str, files)))
+        elif not os.path.exists(location):  # noqa: PTH110  as above
             raise RunConfigError(f"{path}: there is no such file or folder. Give the path of one.")
         else:
-            found[path] = None
-    return list(found)
+            expanded[path] = None
+    return list(expanded)
 
 
 def read_file_runs(
     files: Iterable[str], read: Callable[[str, int | None], Run]
 ) -> Iterator[FileRun | UnreadFile]:
-    """Yield each run of some files, and each file in which none was read.
+    """Yield each run of some files, and each file in which no run was read.
 
-    `read` returns the run of a file with a number; None: the first one.
+    Args:
+        files: The files.
+        read: Returns the run of a file by its number; None: the first run.
     """
     for file in files:
         try:
@@ -117,7 +118,7 @@ def read_file_runs(
 def _read_further_run(
     file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]
 ) -> FileRun:
-    """Return the run of a number in a file whose first run was read."""
+    """Return a run after the first of a file, by its number."""
     values, refusal = None, ""
     try:
         values = read(file, number)

@@ -1,14 +1,14 @@
-"""The JSON Schema of the YAML that is read here: of a recipe, and of a run's file.
+"""The JSON Schemas of a recipe in YAML, and of the file of a run.
 
-Editors complete and check a YAML file by it. It is made of the tables of fields, and takes every
-value that they take: a switch as ``true`` or ``"yes"``, a dtype in any spelling, and an
-interpolation of OmegaConf in the place of any value.
+Editors complete and check YAML files by these schemas. They are built from the tables of fields. They
+accept every value that the fields accept: a switch as ``true`` or ``"yes"``, a dtype in any spelling,
+and an interpolation of OmegaConf instead of any value.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bridge.precision.coercion import DTYPE_SPELLINGS, FALSE_WORDS, TRUE_WORDS
@@ -29,12 +29,12 @@ from bridge.target.fields import OWNER_FIELDS
 Schema = dict[str, Any]
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-"""The one that yaml-language-server knows."""
+"""The version of JSON Schema that yaml-language-server supports."""
 INTERPOLATION = r"\$\{"
-"""In a text that OmegaConf replaces by a value."""
+"""Pattern of a text that OmegaConf replaces by a value."""
 DTYPE_EXAMPLES = ("bf16", "fp16", "fp32")
 NAME_EXAMPLES = {"fp8_recipe": tuple(FP8_SCHEMES), "fp4_recipe": tuple(FP4_SCHEMES)}
-"""Field with the name of a scaling scheme -> the known ones."""
+"""Field that names a scaling scheme -> the known schemes."""
 
 
 def build_recipe_schema() -> Schema:
@@ -88,8 +88,8 @@ def build_run_schema() -> Schema:
     }
 
 
-def _build_precision_schema(extra: Schema) -> Schema:
-    """Return the schema of a mapping of a precision's fields."""
+def _build_precision_schema(extra: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a mapping with the fields of a precision, and further keys."""
     docs = read_field_docs(MixedPrecisionConfig)
     properties = {}
     for name, field in FIELDS.items():
@@ -99,9 +99,9 @@ def _build_precision_schema(extra: Schema) -> Schema:
 
 
 def _build_section_schema(name: str) -> Schema:
-    """Return the schema of a section: the known fields by their types.
+    """Return the schema of a section with its known fields.
 
-    A model's provider may have more.
+    Further fields are accepted, since a model's provider may have its own.
     """
     properties = {}
     for field_name, row in OWNER_FIELDS.get(name, {}).items():
@@ -114,6 +114,7 @@ def _build_section_schema(name: str) -> Schema:
 
 
 def _build_defaults_schema() -> Schema:
+    """Return the schema of Hydra's defaults list."""
     return {
         "description": "The configs that this one is composed of, in Hydra's words.",
         "type": "array",
@@ -121,12 +122,12 @@ def _build_defaults_schema() -> Schema:
 
 
 def _build_typed_schema(description: str, *types: str) -> Schema:
-    """Return the schema of a value of one of some types, with its description."""
+    """Return the schema of a value that may have one of several types."""
     return {"description": description, "type": list(types)}
 
 
 def _add_description(schema: Schema, doc: FieldDoc | None) -> Schema:
-    """Return a schema with the sentence below its field."""
+    """Return a schema with the documentation of its field; unchanged if there is none."""
     if doc is None:
         return schema
     return {"description": doc.text, **schema}
@@ -145,7 +146,7 @@ def _build_field_schema(field: StatedField) -> Schema:
 
 
 def _build_kind_schema(kind: str) -> Schema:
-    """Return the schema of the values of a kind; null is no value, or takes a statement back."""
+    """Return the schema of the values of a kind. Null means no value, or takes a statement back."""
     if kind == "bool":
         return {
             "anyOf": [
@@ -170,8 +171,8 @@ def _build_kind_schema(kind: str) -> Schema:
 
 
 def _build_dtype_schema(further: Iterable[str]) -> Schema:
-    """Return the schema of a dtype, which may have further spellings in one field."""
-    text = _build_text_schema((*DTYPE_SPELLINGS, *further), before=r"(?:torch\.)?")
+    """Return the schema of a dtype, with the further spellings of one field."""
+    text = _build_text_schema((*DTYPE_SPELLINGS, *further), prefix=r"(?:torch\.)?")
     return {"anyOf": [{"type": "null"}, text], "examples": list(DTYPE_EXAMPLES)}
 
 
@@ -180,25 +181,31 @@ def _build_any_schema() -> Schema:
     return {}
 
 
-def _build_text_schema(words: Iterable[str], before: str = "") -> Schema:
+def _build_text_schema(words: Iterable[str], prefix: str = "") -> Schema:
     """Return the schema of some words in any case, or of an interpolation.
 
-    The dialect has no flag for the case.
+    Args:
+        words: The words.
+        prefix: A pattern of the text that may be before a word.
     """
     spellings = []
     for word in sorted(words):
-        spelling = ""
+        # Patterns of JSON Schema have no flag that ignores the case.
+        pattern = ""
         for letter in word:
             if letter.isalpha():
-                spelling += f"[{letter.upper()}{letter.lower()}]"
+                pattern += f"[{letter.upper()}{letter.lower()}]"
             else:
-                spelling += letter
-        spellings.append(spelling)
+                pattern += letter
+        spellings.append(pattern)
     return {
         "type": "string",
-        "pattern": rf"^\s*{before}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}",
+        "pattern": rf"^\s*{prefix}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}",
     }
 
 
-SCHEMAS: Mapping[str, Any] = {"recipe": build_recipe_schema, "run": build_run_schema}
-"""Kind of a YAML file -> the function that returns its schema."""
+SCHEMAS: Mapping[str, Callable[[], Schema]] = {
+    "recipe": build_recipe_schema,
+    "run": build_run_schema,
+}
+"""Kind of YAML file -> the function that builds its schema."""

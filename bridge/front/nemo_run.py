@@ -1,9 +1,9 @@
-"""`CheckBeforeSubmit`: a plugin of nemo-run that asks the check about a task before it is submitted.
+"""`CheckBeforeSubmit`: a plugin of nemo-run that checks a task before it is submitted.
 
     run.run(task, executor=executor, plugins=[CheckBeforeSubmit(target="h100x64,te2.9")])
 
-nemo-run sets its plugins up when a task is added to an experiment, so that an error of the check
-comes before anything is copied or queued (nemo-run 0.11.1, run/experiment.py, _add_single_job).
+nemo-run calls its plugins when a task is added to an experiment. So an error of the check is raised
+before anything is copied or queued (nemo-run 0.11.1, run/experiment.py, _add_single_job).
 """
 
 from __future__ import annotations
@@ -26,30 +26,34 @@ log = logging.getLogger("bridge.front")
 
 SHELLS = ("bash", "sh")
 TASK, CONFIG = "task.sh", "config.yaml"
-"""Files that a task is written into for the check."""
+"""Names of the files that a task is written to for the check."""
 
 
 @dataclass(kw_only=True)
 class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
-    """Asks the check about each task, and stops the submission where it finds an error.
+    """Checks each task, and stops the submission if the check finds an error.
 
-    A task in which no run is read is submitted, with a warning that says why.
+    A task in which no run can be read is submitted. A warning has the reason.
     """
 
     target: str | None = None
-    """Machines of the run, ``h100x64,te2.9,cuda12.9``; None: rules about a GPU are not asked."""
+    """Machines of the run, ``h100x64,te2.9,cuda12.9``; None: rules about a GPU are not evaluated."""
     strict: bool = False
     """Whether warnings stop the submission too."""
 
     def setup(self, task: Any, executor: Any) -> None:
         """Check a task.
 
+        Args:
+            task: A `Script` or a `Partial` of nemo-run.
+            executor: The executor of the task, whose environment variables count.
+
         Raises:
-            CheckError: The check has findings that stop the submission.
+            CheckError: The check finds errors, or warnings if `strict`.
         """
         with tempfile.TemporaryDirectory() as folder:
             try:
-                report = self._report(task, executor, Path(folder))
+                report = self._check_task(task, executor, Path(folder))
             except BridgeError as error:
                 log.warning("check: %s", error)
                 return
@@ -64,7 +68,14 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
         for finding in report.of("warning"):
             log.warning("check: %s", finding)
 
-    def _report(self, task: Any, executor: Any, folder: Path) -> Report | None:
+    def _check_task(self, task: Any, executor: Any, folder: Path) -> Report | None:
+        """Return the report on a task; None if the task holds no config.
+
+        The task is written to a file of the folder.
+
+        Raises:
+            BridgeError: The file cannot be read as a run.
+        """
         file = _write_task_file(task, executor, folder)
         if file is None:
             return None
@@ -72,7 +83,7 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
 
 
 def _write_task_file(task: Any, executor: Any, folder: Path) -> Path | None:
-    """Write a task into a file that describes a run; None where it holds no config."""
+    """Write a task to a file that describes a run, and return the file; None if it holds no config."""
     if isinstance(task, Script):
         file = folder / TASK
         variables = {**getattr(executor, "env_vars", {}), **task.env}
@@ -87,14 +98,14 @@ def _write_task_file(task: Any, executor: Any, folder: Path) -> Path | None:
 
 
 def _format_script(script: Any, variables: dict[str, str]) -> str:
-    """Return a script as one file of bash, with the variables and arguments that it starts with."""
+    """Return a script as a file of bash, with its environment variables and its arguments."""
     lines = []
     for name, value in variables.items():
         lines.append(f"export {name}={shlex.quote(str(value))}")
-    is_shells = Path(script.entrypoint).name in SHELLS
+    is_shell_script = Path(script.entrypoint).name in SHELLS
     if script.inline:
         lines.append(script.inline)
-    elif is_shells:
+    elif is_shell_script:
         lines.append(shlex.join(["set", "--", *map(str, script.args)]))
         lines.append(Path(script.path).read_text(encoding="utf-8"))
     else:

@@ -1,4 +1,4 @@
-"""A `ConfigContainer` as plain data: `config.yaml` and `origins.json` of a run folder."""
+"""A `ConfigContainer` as plain data, for `config.yaml` and `origins.json` of a run folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from bridge.read.run_keys import OWNER_SECTIONS, RECIPE_NAME_KEY, SECTION_CLASSE
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.training.config import ConfigContainer
 
+FIELDS_OF_OTHER_FILES = ("precision_choice", "set_by")
+"""Fields that findings.json and origins.json have."""
+
 
 def container_to_dict(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data.
 
-    Dtypes are tokens; functions and enums stand by name.
+    A dtype becomes its token. A function or an enum becomes its name.
     """
     sections = {}
     for field in dataclasses.fields(config):
-        if field.name not in ("precision_choice", "set_by"):  # in findings.json and origins.json
+        if field.name not in FIELDS_OF_OTHER_FILES:
             sections[field.name] = getattr(config, field.name)
     stated = sections.pop("mixed_precision")
     schedule = sections["precision_schedule"]
@@ -40,9 +43,9 @@ def container_to_dict(config: ConfigContainer) -> dict[str, Any]:
 
 
 def origins_to_dict(config: ConfigContainer) -> dict[str, Any]:
-    """Return who set each key as plain data, and defaults.
+    """Return the sources of each key that was set, and the defaults of changed fields.
 
-    Those are of each field that has another value now or was set.
+    A field is changed if it was set, or has another value than its default.
     """
     defaults = {}
     for name in (*OWNER_SECTIONS, *SECTION_CLASSES):
@@ -59,7 +62,7 @@ def origins_to_dict(config: ConfigContainer) -> dict[str, Any]:
 
 
 def value_to_plain(value: Any) -> Any:
-    """Return a value of a config as plain data."""
+    """Return a value of a config as plain data. A value of an unknown type becomes its repr."""
     if isinstance(value, enum.Enum):
         if isinstance(value, str):
             return value.value
@@ -78,7 +81,7 @@ def value_to_plain(value: Any) -> Any:
             if not field.name.startswith("_"):
                 fields[field.name] = value_to_plain(getattr(value, field.name))
         return fields
-    if isinstance(value, functools.partial):  # its text has an address, which differs between runs
+    if isinstance(value, functools.partial):  # its repr has an address, which differs between runs
         arguments = list(map(repr, value.args))
         for name, argument in value.keywords.items():
             arguments.append(f"{name}={argument!r}")

@@ -1,7 +1,8 @@
-"""References of a config (``${...}``) that multiply: counted before OmegaConf writes them out.
+"""Refuses references (``${...}``) that would multiply the size of a config.
 
-OmegaConf resolves a reference as often as it is named: thirty lines of ``a: ${b}${b}`` would make a
-gigabyte.
+OmegaConf resolves a reference each time that it is used. Each line of the form ``a: ${b}${b}``
+doubles the size of ``b``, so thirty such lines would make a gigabyte. So the sizes are computed
+before OmegaConf resolves anything.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from bridge.errors import RunConfigError
 from bridge.preflight.origins import Origins
 
 MAX_CHARACTERS = 2**20
-"""Of a value with its references written out. A whole run has a hundredth of it."""
+"""The largest value with its references resolved. A usual run has a hundredth of it in total."""
 MAX_REFERENCE_DEPTH = 100
-"""From a reference to a reference."""
+"""The longest chain of references to references."""
 TOO_LARGE = MAX_CHARACTERS + 1
+"""The size of every value that is too large. Larger sizes are not distinguished."""
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 KEY_READERS = ("oc.select", "oc.dict.values")
-"""Resolvers of OmegaConf whose argument is a key."""
+"""Resolvers of OmegaConf whose first argument is a key."""
 
 
 def refuse_expanding_references(config: Mapping[str, Any], origins: Origins) -> None:
-    """Raise RunConfigError with the first key whose value is too large.
+    """Refuse a config in which a value is too large after its references are resolved.
 
-    Values are measured with their references written out. `config` is plain data with its
-    references as text.
+    Args:
+        config: Plain data with references as text.
+        origins: The source of each key.
+
+    Raises:
+        RunConfigError: A value is too large. The error names the first one.
     """
     sizes = _ExpandedSizes(config)
     path = sizes.find_too_large("", config)
@@ -38,16 +44,17 @@ def refuse_expanding_references(config: Mapping[str, Any], origins: Origins) -> 
 
 
 class _ExpandedSizes:
-    """The sizes of a config's values in characters, with every reference written out."""
+    """The sizes of a config's values in characters, after their references are resolved."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
-        self.known: dict[str, int] = {}
+        self.size_at: dict[str, int] = {}
+        """Key -> the size that was computed already."""
 
     def find_too_large(self, path: str, value: Any) -> str | None:
-        """Return the first key of text that is too large."""
+        """Return the key of the first text that is too large at or below a key; None if there is none."""
         if not isinstance(value, dict | list):
-            if self.of(path, value, 0) > MAX_CHARACTERS:
+            if self.compute_size(path, value, 0) > MAX_CHARACTERS:
                 return path
             return None
         for key, inner in _get_items(value).items():
@@ -56,25 +63,36 @@ class _ExpandedSizes:
                 return too_large
         return None
 
-    def of(self, path: str, value: Any, steps: int) -> int:
-        """Return the size of the value at `path`."""
-        if path not in self.known:
-            self.known[path] = TOO_LARGE  # where it is met again before its size is known: a circle
-            size = 1
-            if isinstance(value, dict | list):
-                for key, inner in _get_items(value).items():
-                    size += self.of(f"{path}.{key}", inner, steps)
-            elif isinstance(value, str):
-                size += len(value)
-                for reference in REFERENCE.findall(value):
-                    size += self.count_reference(path, reference, steps)
-            self.known[path] = min(size, TOO_LARGE)
-        return self.known[path]
+    def compute_size(self, path: str, value: Any, depth: int) -> int:
+        """Return the size of a value.
 
-    def count_reference(self, path: str, reference: str, steps: int) -> int:
-        """Return the size of what a reference at `path` stands for.
+        Args:
+            path: The key of the value.
+            value: The value.
+            depth: The number of references that led to it.
+        """
+        if path in self.size_at:
+            return self.size_at[path]
+        # If the value is met again before its size is computed, its references are circular.
+        self.size_at[path] = TOO_LARGE
+        size = 1
+        if isinstance(value, dict | list):
+            for key, inner in _get_items(value).items():
+                size += self.compute_size(f"{path}.{key}", inner, depth)
+        elif isinstance(value, str):
+            size += len(value)
+            for reference in REFERENCE.findall(value):
+                size += self.compute_reference_size(path, reference, depth)
+        self.size_at[path] = min(size, TOO_LARGE)
+        return self.size_at[path]
 
-        0 where that is no key of the config.
+    def compute_reference_size(self, path: str, reference: str, depth: int) -> int:
+        """Return the size of the value that a reference names; 0 if it is no key of the config.
+
+        Args:
+            path: The key of the text with the reference.
+            reference: The text between the braces.
+            depth: The number of references that led to the text.
         """
         resolver, colon, argument = reference.partition(":")
         key = reference.strip()
@@ -84,7 +102,7 @@ class _ExpandedSizes:
             key = argument.partition(",")[0].strip()
         elif colon:
             return 0
-        if steps >= MAX_REFERENCE_DEPTH:
+        if depth >= MAX_REFERENCE_DEPTH:
             return TOO_LARGE
         absolute = _resolve_key(key, path)
         value: Any = self.config
@@ -93,11 +111,11 @@ class _ExpandedSizes:
             if part not in inner:
                 return 0
             value = inner[part]
-        return self.of(absolute, value, steps + 1)
+        return self.compute_size(absolute, value, depth + 1)
 
 
 def _get_items(value: Any) -> dict[str, Any]:
-    """Return the values of a mapping or a list by their keys as text; none for another value."""
+    """Return the values of a mapping or a list by their keys as text; empty for another value."""
     if isinstance(value, dict):
         return {str(key): inner for key, inner in value.items()}
     if isinstance(value, list):
@@ -106,16 +124,21 @@ def _get_items(value: Any) -> dict[str, Any]:
 
 
 def _resolve_key(key: str, path: str) -> str:
-    """Return the key that a reference at `path` names.
+    """Return the absolute key that a reference names.
 
-    ``a[0]`` is ``a.0``, and a leading dot means the same mapping.
+    ``a[0]`` is ``a.0``. One leading dot means the mapping of the reference, two its parent, and so
+    on.
+
+    Args:
+        key: The key in the reference.
+        path: The key of the text with the reference.
     """
     if key.startswith("["):
         dotted = key[1:].replace("]", "")
     else:
         dotted = key.replace("[", ".").replace("]", "")
     name = dotted.lstrip(".")
-    dots = len(dotted) - len(name)
-    if dots == 0:
+    dot_count = len(dotted) - len(name)
+    if dot_count == 0:
         return name
-    return ".".join([*path.split(".")[:-dots], name])
+    return ".".join([*path.split(".")[:-dot_count], name])

@@ -1,4 +1,4 @@
-"""`Search`: the folders that configs are looked up in, and Hydra started over them."""
+"""`Search`: the folders in which Hydra looks for configs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ from bridge.errors import RunConfigError
 from bridge.precision.strict_yaml import require_bounded
 
 VERSION_BASE = "1.3"
-"""The Hydra behaviour that configs are written for."""
+"""The release of Hydra whose behaviour the configs expect."""
 DEFAULT_JOB_NAME = "train"
-"""The job's name if no script is run: `${hydra:job.name}`."""
+"""The value of `${hydra:job.name}` if no script is run."""
 PACKAGE_PREFIX = "pkg://"
 
 
 @dataclass(frozen=True)
 class Search:
-    """The folders that configs are looked up in, and the name of the primary one."""
+    """The folders in which Hydra looks for configs, and the name of the primary config."""
 
     main: str
-    """Folder of the primary config, or ``pkg://module``."""
+    """The folder of the primary config, or ``pkg://module``."""
     config_name: str = "config"
     extra: Path | str | None = None
-    """Another folder, of a team's own groups."""
+    """A further folder with a team's groups; None: there is none."""
 
     @contextmanager
     def start_hydra_over_folders(self, job_name: str = DEFAULT_JOB_NAME) -> Iterator[ConfigLoader]:
         """Initialise Hydra over the folders in a ``with`` block, and yield its loader of configs.
 
-        A Hydra application that calls this has its own Hydra back at the end.
+        If a Hydra application calls this, its own Hydra is restored at the end.
+
+        Args:
+            job_name: The value of `${hydra:job.name}`.
+
+        Raises:
+            RunConfigError: There is no further folder of that name.
         """
         if self.extra and not Path(self.extra).is_dir():
             raise RunConfigError.of(
@@ -62,6 +68,7 @@ class Search:
                 GlobalHydra.instance().initialize(outer)
 
     def _initialize_hydra(self, job_name: str) -> initialize_config_dir | initialize_config_module:
+        """Return Hydra's context manager for the folder or the module of the primary config."""
         if self.main.startswith(PACKAGE_PREFIX):
             module = self.main.removeprefix(PACKAGE_PREFIX).replace("/", ".")
             return initialize_config_module(module, job_name, version_base=VERSION_BASE)
@@ -69,12 +76,19 @@ class Search:
 
 
 class TreeSearchPath(SearchPathPlugin):
-    """Puts the folders of a `Search` on Hydra's search path, while it is started."""
+    """Adds the folders of the active `Search` to Hydra's search path.
+
+    Hydra makes the plugin itself, so the search is an attribute of the class.
+    """
 
     search: ClassVar[Search | None] = None
+    """The active search; None: the search path is not changed."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add a team's folder where ``--config-dir`` has it, and the guards of both folders."""
+        """Add the further folder as ``--config-dir`` would, and the guards of both folders.
+
+        Hydra asks the sources in order, so each guard is put first.
+        """
         search = self.search
         if search is None:
             return
@@ -89,15 +103,15 @@ class TreeSearchPath(SearchPathPlugin):
 
 
 class FileGuard(ConfigSource):
-    """A source without configs, which looks at a folder's files before Hydra reads them.
+    """A source without configs, which checks the files of a folder before Hydra reads them.
 
-    Hydra asks each source in turn whether it has a config. RunConfigError is the answer where the
+    Hydra asks each source in turn whether it has a config. The guard raises RunConfigError if the
     file of that name is too large or too deep, or has multiplying aliases or a foreign tag.
     """
 
     @staticmethod
     def scheme() -> str:
-        """Return what stands before ``://``."""
+        """Return the part before ``://`` in a path of this source."""
         return "guard"
 
     def available(self) -> bool:
@@ -109,16 +123,20 @@ class FileGuard(ConfigSource):
         return False
 
     def is_config(self, config_path: str) -> bool:
-        """Return False for a file that Hydra may read, and for none."""
+        """Return False, after the check of the file.
+
+        Raises:
+            RunConfigError: Hydra must not read the file.
+        """
         file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
         if file.is_file():
             require_bounded(file, error=RunConfigError)
         return False
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Raise ConfigLoadError."""
+        """Raise ConfigLoadError, since the source has no config."""
         raise ConfigLoadError(f"Config not found: {config_path}")
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:  # noqa: ARG002
-        """Return no name."""
+        """Return an empty list, since the source has no config."""
         return []

@@ -1,22 +1,21 @@
-"""Tables, plots and pages: renders values made elsewhere, computes nothing.
+"""Tables, plots and pages: shows values that other rooms compute.
 
-A function takes a finished value of a room below and returns something to show; none reads a file
+A function takes a finished value of a room below and returns something to show. None reads a file
 or decides.
 
     value                             made by                   shown by
     Report of findings                preflight.check           findings.py: lines, data; sarif.py
-    PrecisionPlan, PlanDifference     plan.precision_plan       plan_table.py, plan_picture.py
-    MemoryReport, FitReport           plan.memory, plan.fit     memory_table.py
-    AlignmentReport                   plan.alignment            alignment_table.py
-    ModuleSelection                   plan.selection            module_table.py
+    PrecisionPlan, MemoryReport, ...  plan                      plan/: tables, CSV, a picture
     SyncReport                        sync                      sync_table.py: plain text
-    Comparison, RecipeRow             compare.comparison        comparison.py: table, files, picture
+    Comparison, RecipeRow             compare.comparison        comparison.py, comparison_picture.py
     Band                              compare.band              gradient_band.py
-    QuantisationRow                   audit.quantisation        quantisation_table.py: tables, a heat map
-    RunFolder                         audit.run_folder          watch.py; html/: RunContent, then the page
+    QuantisationRow                   audit.quantisation        quantisation_table.py,
+                                                                quantisation_picture.py
+    RunFolder                         audit.run_folder          watch.py; html/: RunContent, a page
     RunLog                            audit.run_log             log_content.py: a view, a RunContent
-    Contents, Difference, RoundTrip   checkpoint, numerics      checkpoint_table.py
+    Contents, Difference              checkpoint.contents       checkpoint_table.py
+    RoundTrip                         numerics.round_trip       round_trip_table.py
 
-`table.py` lays columns and rows out for a terminal or a file, and every table goes through it.
-`curves.py` has the loss curves and the empty figure that every picture begins with.
+`table.py` lays out columns and rows for a terminal or a file, and every table uses it. `curves.py`
+has the loss curves and the empty figure that every picture begins with.
 """

@@ -1,6 +1,6 @@
-"""Checkpoints for people: the contents of one, and what differs between two."""
+"""A checkpoint, or the difference of two checkpoints, as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -8,17 +8,11 @@ from rich.text import Text
 from bridge.report.table import make_facts_table, make_table
 from bridge.runtime.checkpoint.contents import Contents, Difference
 from bridge.runtime.checkpoint.precision_change import PrecisionChange
-from bridge.runtime.numerics.round_trip import RoundTrip
 
 SHOWN_PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 MAX_ROWS = 10
-"""Rows of a table of differences; the others are counted."""
-FORM_TITLES = {
-    "bf16": "quantised values in BF16",
-    "masters": "weights in BF16",
-    "blocks": "128x128 blocks, FP32 scales",
-}
-"""Form of a round trip -> words."""
+"""Rows of a table of differences. Further rows are only counted."""
+RESUME_HEADING = "resuming A in the precision of B"
 STORED_WEIGHTS_NOTE = (
     "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 "
     "master weights again, which gives the codes and scales that they had. From the saved weights "
@@ -27,8 +21,7 @@ STORED_WEIGHTS_NOTE = (
 
 
 def make_contents_table(contents: Contents) -> RenderableType:
-    """Return the contents of a checkpoint as something rich can print."""
-    settings = contents.settings
+    """Return the origin of a checkpoint, and its tensors by part and dtype, as tables."""
     rows = []
     for part in contents.parts:
         rows.append(
@@ -44,13 +37,20 @@ def make_contents_table(contents: Contents) -> RenderableType:
         make_facts_table(_list_facts(contents), title=str(contents.path)),
         make_table(rows, numbers=("tensors", "values", "bytes")),
     ]
-    if any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param")):
+    if _stores_weights_in_low_precision(contents):
         shown.append(Text(STORED_WEIGHTS_NOTE))
     return Group(*shown)
 
 
+def _stores_weights_in_low_precision(contents: Contents) -> bool:
+    """Return whether the run kept its weights in FP8 or FP4."""
+    # The settings of a manifest are text.
+    switches = (contents.settings.get("model.fp8_param"), contents.settings.get("model.fp4_param"))
+    return "True" in switches
+
+
 def _list_facts(contents: Contents) -> list[tuple[str, str]]:
-    """Return where a checkpoint comes from, as names with values."""
+    """Return the origin of a checkpoint as names with values."""
     run = contents.run
     packages = []
     for name in SHOWN_PACKAGES:
@@ -74,7 +74,7 @@ def _list_facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def make_difference_table(one: Contents, two: Contents, difference: Difference) -> RenderableType:
-    """Return what differs between two checkpoints as something rich can print."""
+    """Return the settings, the precision and the tensors in which two checkpoints differ."""
     title = f"A: {one.path}\nB: {two.path}"
     if not difference:
         return Text(f"{title}\nNo setting and no tensor's dtype or shape differs.")
@@ -85,20 +85,28 @@ def make_difference_table(one: Contents, two: Contents, difference: Difference) 
         )
     if difference.changes:
         parts.append(_make_changes_table(difference.changes))
-    for heading, rows in (("setting", difference.settings), ("tensor", difference.tensors)):
-        named = []
-        for row in rows[:MAX_ROWS]:
-            named.append({heading: row[heading], "A": row["a"], "B": row["b"]})
-        if named:
-            parts.append(make_table(named, wraps=("A", "B")))
-        if len(rows) > MAX_ROWS:
-            parts.append(Text(f"and {len(rows) - MAX_ROWS} more"))
+    parts += _make_value_table(difference.settings, heading="setting")
+    parts += _make_value_table(difference.tensors, heading="tensor")
     return Group(*parts)
 
 
+def _make_value_table(
+    differences: Sequence[Mapping[str, str]], *, heading: str
+) -> list[RenderableType]:
+    """Return the first differences as a table, and the number of the others; empty if none."""
+    rows = []
+    for difference in differences[:MAX_ROWS]:
+        rows.append({heading: difference[heading], "A": difference["a"], "B": difference["b"]})
+    parts: list[RenderableType] = []
+    if rows:
+        parts.append(make_table(rows, wraps=("A", "B")))
+    if len(differences) > MAX_ROWS:
+        parts.append(Text(f"and {len(differences) - MAX_ROWS} more"))
+    return parts
+
+
 def _make_changes_table(changes: Sequence[PrecisionChange]) -> RenderableType:
-    """Return the changes of precision, and what each means for a run that resumes."""
-    meaning = "resuming A in the precision of B"
+    """Return the changes of precision, each with its consequence for a run that resumes."""
     rows = []
     for change in changes:
         rows.append(
@@ -106,39 +114,7 @@ def _make_changes_table(changes: Sequence[PrecisionChange]) -> RenderableType:
                 "precision": change.path,
                 "A": change.before,
                 "B": change.now,
-                meaning: f"{change.outcome}: {change.meaning}",
+                RESUME_HEADING: f"{change.outcome}: {change.meaning}",
             }
         )
-    return make_table(rows, wraps=(meaning,))
-
-
-def make_round_trip_table(
-    source: str, found: Sequence[RoundTrip], left: Sequence[str]
-) -> RenderableType:
-    """Return the changes of weights through other forms as a table, a row per scheme and form."""
-    rows = []
-    for trip in found:
-        largest_error = "0"
-        if trip.values_changed:
-            largest_error = f"{trip.largest_error:.2g}"
-        rows.append(
-            {
-                "scheme": trip.scheme,
-                "stored as": FORM_TITLES[trip.form],
-                "codes changed": _format_share(trip.codes_changed, trip.codes),
-                "scales changed": f"{trip.scales_changed} of {trip.scales}",
-                "values changed": _format_share(trip.values_changed, trip.codes),
-                "largest error": largest_error,
-            }
-        )
-    numbers = ("codes changed", "scales changed", "values changed", "largest error")
-    shown = [make_table(rows, title=source, numbers=numbers, wraps=("stored as",))]
-    if left:
-        shown.append(Text(f"Left out, too large for the memory: {', '.join(left)}."))
-    return Group(*shown)
-
-
-def _format_share(part: int, whole: int) -> str:
-    if not part:
-        return "0"
-    return f"{part / whole:.2%}"
+    return make_table(rows, wraps=(RESUME_HEADING,))

@@ -1,6 +1,6 @@
-"""The comparison of a sweep, for a terminal and as files.
+"""The comparison of a sweep: a table and sentences for a terminal, and files.
 
-The terminal gets a table and sentences; the files are Markdown, JSON, and the curves as a picture.
+The files are Markdown, JSON and a picture of the curves.
 """
 
 from __future__ import annotations
@@ -11,28 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bridge.report.answer import Answer, State
-from bridge.report.curves import make_figure
+from bridge.report.comparison_picture import plot_comparison
 from bridge.report.table import format_cell, format_markdown, make_table, print_renderable
 from bridge.runtime.audit.quantisation import OPERANDS
-from bridge.runtime.compare.gap import find_common_steps
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from bridge.runtime.compare.comparison import Comparison, RecipeRow
 
 FILE_STEM = "comparison"
 VERDICT_STATES: dict[str, State] = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
 """Verdict -> the state of a report's answer."""
-MAX_LINEAR_GATES = 8
-"""Gates up to which the scale of the gaps is linear."""
 
 
 def print_comparisons(comparisons: Sequence[Comparison]) -> None:
-    """Print a table and a verdict per recipe, for each comparison of a sweep."""
+    """Print a table and a verdict for each recipe, for each comparison of a sweep."""
     for comparison in comparisons:
         rows = _make_rows(comparison)
         numbers = {*rows[0]} - {"recipe", "verdict"}
@@ -41,7 +34,7 @@ def print_comparisons(comparisons: Sequence[Comparison]) -> None:
 
 
 def format_sentences(comparison: Comparison) -> list[str]:
-    """Return how far the runs are twins, and the verdict on each recipe."""
+    """Return the notes or the proof that the runs are twins, and the verdict on each recipe."""
     lines = list(comparison.notes) or [_format_proof(comparison)]
     for row in comparison.rows[1:]:
         lines.append(row.sentence(comparison.baseline.label))
@@ -49,7 +42,7 @@ def format_sentences(comparison: Comparison) -> list[str]:
 
 
 def _format_proof(comparison: Comparison) -> str:
-    """Return the proof that runs of our own are twins."""
+    """Return the sentence that proves that runs of ours are twins."""
     fields: set[str] = set()
     for row in comparison.rows:
         fields.update(row.differs_in)
@@ -61,7 +54,7 @@ def _format_proof(comparison: Comparison) -> str:
 
 
 def collect_answers(comparisons: Sequence[Comparison]) -> dict[Path, Answer]:
-    """Return folder of a run -> the result of its comparison with a twin of another recipe.
+    """Return folder of a run -> the result of its comparison with the baseline.
 
     The runs of the baseline get the notes on the whole comparison.
     """
@@ -69,9 +62,9 @@ def collect_answers(comparisons: Sequence[Comparison]) -> dict[Path, Answer]:
     for comparison in comparisons:
         if len(comparison.rows) < 2:
             continue
-        about_all = " ".join(comparison.notes) or _format_proof(comparison)
+        notes = " ".join(comparison.notes) or _format_proof(comparison)
         for row in comparison.rows:
-            answer = Answer(state="unknown", sentence=about_all)
+            answer = Answer(state="unknown", sentence=notes)
             if row.gap is not None:
                 sentence = row.sentence(comparison.baseline.label)
                 answer = Answer(state=VERDICT_STATES[row.gap.verdict], sentence=sentence)
@@ -110,6 +103,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row_to_dict(row: RecipeRow) -> dict[str, Any]:
+    """Return the row of a recipe as plain data."""
     gap = None
     if row.gap is not None:
         gap = dataclasses.asdict(row.gap)
@@ -125,6 +119,7 @@ def _row_to_dict(row: RecipeRow) -> dict[str, Any]:
 
 
 def _format_title(comparison: Comparison) -> str:
+    """Return the baseline, and the settings that all runs of the comparison share."""
     title = f"Compared with {comparison.baseline.label}"
     where = []
     for name, value in comparison.where.items():
@@ -135,6 +130,7 @@ def _format_title(comparison: Comparison) -> str:
 
 
 def _format_markdown(comparison: Comparison, picture: str) -> str:
+    """Return a comparison as a section of Markdown that shows a picture."""
     lines = [f"## {_format_title(comparison)}", "", format_markdown(_make_rows(comparison)), ""]
     for sentence in format_sentences(comparison):
         lines.append(f"- {sentence}")
@@ -143,7 +139,10 @@ def _format_markdown(comparison: Comparison, picture: str) -> str:
 
 
 def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
-    """Return a row for each recipe; of logs without the columns that no log has."""
+    """Return a row for each recipe.
+
+    A comparison of logs has notes. Its columns are left out if no log has their figure.
+    """
     rows = list(map(_make_cells, comparison.rows))
     if not comparison.notes:
         return rows
@@ -155,6 +154,7 @@ def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 
 def _make_cells(row: RecipeRow) -> dict[str, str]:
+    """Return the cells of a recipe by heading."""
     gap, figures = row.gap, row.figures
     verdict, share, interval = "baseline", None, "-"
     if gap is not None:
@@ -183,62 +183,3 @@ def _make_cells(row: RecipeRow) -> dict[str, str]:
         "peak MiB": peak,
         "SQNR dB (in, weight, grad)": ", ".join(ratios) or "-",
     }
-
-
-def plot_comparison(path: Path, comparison: Comparison) -> None:
-    """Draw the losses with the range of their seeds, and below them each gap, into a PNG."""
-    figure = make_figure(9, 7.5)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for number, row in enumerate(comparison.rows):
-        _draw_losses(above, row, f"C{number}")
-    title = "Training loss"
-    if any(len(row.arms) > 1 for row in comparison.rows):
-        title = "Training loss: mean and range of the seeds"
-    above.set(title=title, ylabel="nats per token")
-    _draw_gaps(below, comparison)
-    for axes in (above, below):
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
-    steps = find_common_steps(row.curves)
-    if not steps:
-        return
-    losses = np.stack([curve.over(steps) for curve in row.curves])
-    least, most = losses.min(axis=0), losses.max(axis=0)
-    axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
-    axes.fill_between(steps, least, most, color=colour, alpha=0.15, linewidth=0)
-
-
-def _draw_gaps(axes: Axes, comparison: Comparison) -> None:
-    """Draw each gap with its interval, the gate, and the step from which the gaps are judged."""
-    gaps = {}
-    windows = []
-    for number, row in enumerate(comparison.rows):
-        if row.gap is None:
-            continue
-        if row.gap.window is not None:
-            windows.append(row.gap.window)
-        points = row.gap.over_steps
-        if points is not None:
-            colour = f"C{number}"
-            gaps[colour] = points
-            axes.plot(points.steps, 100 * np.asarray(points.mean), color=colour, linewidth=1.4)
-    gate = 100 * comparison.gate
-    axes.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
-    axes.margins(y=0.5)
-    least, most = axes.get_ylim()  # of the means: an interval may be cut
-    for colour, points in gaps.items():
-        low, high = 100 * np.asarray(points.low), 100 * np.asarray(points.high)
-        axes.fill_between(points.steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    if windows:
-        first_step = windows[0][0]
-        label = "judged from here on"
-        axes.axvline(first_step, color="tab:gray", linestyle="--", linewidth=1, label=label)
-    if max(-least, most) > MAX_LINEAR_GATES * gate:  # one recipe far off would flatten the others
-        axes.set_yscale("symlog", linthresh=gate)
-    axes.set_ylim(least, most)
-    ylabel = f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)"
-    axes.set(xlabel="step", ylabel=ylabel)

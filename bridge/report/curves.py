@@ -15,7 +15,7 @@ Points = Sequence[tuple[int, float]]
 
 
 def collect_points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
-    """Return step and value of each record of a run that has the value."""
+    """Return the step and the value of each record that has the value."""
     return [(row["step"], row[name]) for row in records if row[name] is not None]
 
 
@@ -28,9 +28,15 @@ def plot_loss(
     loss_scale: Points = (),
     unigram_entropy: float | None = None,
 ) -> None:
-    """Draw training and validation loss over steps into a PNG.
+    """Draw training and validation loss over steps into a PNG. Without points, the axes are empty.
 
-    Without any point, the axes are drawn alone.
+    Args:
+        path: The file.
+        title: The title of the picture.
+        train: The training losses.
+        validation: The validation losses.
+        loss_scale: The loss scales, which get axes of their own below; empty: no such axes.
+        unigram_entropy: The loss of a model that knows only the frequencies of tokens; None: no line.
     """
     height, xlabel = 4.8, "step"
     if loss_scale:
@@ -59,6 +65,7 @@ def plot_loss(
 
 
 def _draw_loss_scale(axes: Axes, loss_scale: Points) -> None:
+    """Draw the loss scale in steps, since it changes by factors."""
     steps, scales = zip(*loss_scale, strict=True)
     axes.step(steps, scales, where="post", color="tab:green", linewidth=1.2)
     axes.set_yscale("log", base=2)
@@ -67,8 +74,13 @@ def _draw_loss_scale(axes: Axes, loss_scale: Points) -> None:
 
 
 def make_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, its size in inches."""
-    # matplotlib is heavy, and only the first rank draws.
+    """Return an empty figure.
+
+    Args:
+        width: Inches.
+        height: Inches.
+    """
+    # matplotlib takes a second to import, and only the first rank draws.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Findings of a check: lines for people, and plain data."""
+"""The findings of a check as lines of text, or as plain data."""
 
 from typing import Any
 
@@ -10,18 +10,24 @@ from bridge.rules.rule import EVIDENCE, RuleFinding, format_remedies
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 Line = tuple[tuple[str, str], ...]
-"""A line for people: its parts, each a text and its style in rich's words."""
+"""The parts of a line. Each is a text and its style by rich's name; an empty name: no style."""
 
 
 def format_findings(report: Report, *, is_quiet: bool = False) -> list[Line]:
-    """Return the report for people: the subject of the check, every finding, the verdict."""
+    """Return the lines of a report: the subject of the check, every finding, the verdict.
+
+    Args:
+        report: The report.
+        is_quiet: Whether to leave out findings that are for information only.
+    """
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
     if report.context.run.choice is not None:
         lines.append(((f"  {report.context.run.choice}", "dim"),))
     if report.context.gradient_flow is not None:
         lines.append(((f"  gradients: {report.context.gradient_flow}", "dim"),))
     for finding in report.findings:
-        if not (is_quiet and finding.severity == "info"):
+        is_left_out = is_quiet and finding.severity == "info"
+        if not is_left_out:
             lines.extend(_format_finding(finding))
     for finding in report.silenced:
         lines.append(((f"silenced {finding.id} {finding.path}: {finding.silenced}", "dim"),))
@@ -32,7 +38,7 @@ def format_findings(report: Report, *, is_quiet: bool = False) -> list[Line]:
 
 
 def format_verdict(report: Report) -> str:
-    """Return how many findings of each kind there are, as one sentence."""
+    """Return the number of findings of each severity: "1 error, 2 warnings"."""
     counts = []
     for severity in ("error", "warning", "info"):
         count = len(report.of(severity))
@@ -45,39 +51,40 @@ def format_verdict(report: Report) -> str:
 
 
 def _format_count(count: int, noun: str) -> str:
+    """Return "1 error" or "2 errors"."""
     if count > 1:
         return f"{count} {noun}s"
     return f"{count} {noun}"
 
 
 def format_brief(report: Report) -> str:
-    """Return the ids of the rules that find an error or a warning.
+    """Return the errors and warnings of a report with the ids of their rules, in one line.
 
-    The number of rules that cannot be judged follows.
+    The numbers of rules that cannot be judged or do not apply follow.
     """
     parts = []
     for severity in ("error", "warning"):
         findings = report.of(severity)
         if findings:
-            ids: dict[str, None] = {}
-            for finding in findings:
-                ids[finding.id] = None
+            ids = dict.fromkeys(finding.id for finding in findings)
             parts.append(f"{_format_count(len(findings), severity)} ({', '.join(ids)})")
-    unknown = 0
-    for finding in report.findings:
-        if finding.unknown:
-            unknown += 1
-    if unknown:
-        parts.append(f"{unknown} cannot be judged")
-    not_asked = report.context.unevaluated_rules
-    if not_asked:
+    open_findings = [finding for finding in report.findings if finding.unknown]
+    if open_findings:
+        parts.append(f"{len(open_findings)} cannot be judged")
+    unevaluated_rules = report.context.unevaluated_rules
+    if unevaluated_rules:
         other_model_kind = report.context.run.reading.uncertainty.other_model_kind
-        parts.append(f"{len(not_asked)} not asked of {other_model_kind}")
+        parts.append(f"{len(unevaluated_rules)} not asked of {other_model_kind}")
     return ", ".join(parts) or "nothing found"
 
 
 def report_to_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
-    """Return the report as plain data."""
+    """Return the report as plain data.
+
+    Args:
+        report: The report.
+        strict: Whether warnings decide the exit code too.
+    """
     choice = report.context.run.choice
     auto = None
     if choice is not None:
@@ -117,6 +124,7 @@ def finding_to_dict(finding: RuleFinding) -> dict[str, Any]:
 
 
 def _format_finding(finding: RuleFinding) -> list[Line]:
+    """Return the lines of a finding: the fault, a line for each remedy, the source."""
     where = ""
     if finding.where and finding.where != "stated":
         where = f" ({finding.where})"

@@ -1,4 +1,4 @@
-"""The one-batch check as a table, a sentence and plain data."""
+"""The comparison of one batch in two precisions: a table, sentences and plain data."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from bridge.runtime.compare.band import Band
 
 
 def make_band_table(band: Band, *, title: str) -> RenderableType:
-    """Return every row as a table for the terminal."""
+    """Return a row for each GEMM, with its error and its bound."""
     rows = []
     for row in band.rows:
         verdict = ""
@@ -34,28 +34,34 @@ def make_band_table(band: Band, *, title: str) -> RenderableType:
 
 
 def describe_band(band: Band) -> str:
-    """Return the verdict, the negative control and the experts of both runs as sentences."""
+    """Return the verdict, the negative control and the routing of experts as sentences."""
+    sentences = [_describe_verdict(band)]
+    noticed = len(band.rows) - len(band.blind)
+    sentences.append(
+        f"Negative control: a shuffled batch is outside in {noticed} of {len(band.rows)} GEMMs."
+    )
+    if band.rerouted is not None:
+        sentences.append(
+            "Not compared: the choice of experts. Both runs take that of the first; by itself "
+            f"the second would send {band.rerouted:.2%} of the tokens elsewhere."
+        )
+    return " ".join(sentences)
+
+
+def _describe_verdict(band: Band) -> str:
+    """Return whether the errors are those of roundings, and the first that is not."""
     first = band.first_outside
     if first is not None:
-        text = (
+        return (
             "Outside. The first result that leaves its band is the "
             f"{first.gemm} of layer {first.layer}, {first.module}: "
             f"error {first.error:.2%}, bound {first.bound:.2%}."
         )
-    elif band.verdict == "inside":
-        text = f"Inside. The errors of all {len(band.rows)} GEMMs are those of roundings."
-    else:
-        text = (
-            "Cannot tell. Every error is inside, but the bounds of formats this coarse do not "
-            "notice another batch."
-        )
-    seen = len(band.rows) - len(band.blind)
-    text += f" Negative control: a shuffled batch is outside in {seen} of {len(band.rows)} GEMMs."
-    if band.rerouted is None:
-        return text
+    if band.verdict == "inside":
+        return f"Inside. The errors of all {len(band.rows)} GEMMs are those of roundings."
     return (
-        f"{text} Not compared: the choice of experts. Both runs take that of the first; by itself "
-        f"the second would send {band.rerouted:.2%} of the tokens elsewhere."
+        "Cannot tell. Every error is inside, but the bounds of formats this coarse do not "
+        "notice another batch."
     )
 
 

@@ -1,4 +1,4 @@
-"""The log of another trainer's run: its state on a terminal, and its content for the page."""
+"""The log of another trainer's run: a view for a terminal, and the content of a report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,25 @@ from bridge.runtime.audit.run_log import RunLog
 def make_log_view(
     log: RunLog, *, silenced: Sequence[str] = (), precision: str = ""
 ) -> RenderableType:
-    """Return the state of a run by its log; figures that the log lacks are named at the end."""
+    """Return the last figures of a log, the figures that it does not have, and early warnings.
+
+    Args:
+        log: The log.
+        silenced: Names of early warnings that are left out.
+        precision: The precision of the run as a short text; empty: not known.
+    """
+    parts: list[RenderableType] = [
+        make_facts_table(
+            _list_facts(log), title=f"{precision or log.name}: {log.path}, {log.source}"
+        )
+    ]
+    for name, sentence in find_early_warnings(make_log_warning_inputs(log, silenced=silenced)):
+        parts.append(Text(f"{name}: {sentence}", style="yellow"))
+    return Group(*parts)
+
+
+def _list_facts(log: RunLog) -> list[tuple[str, str]]:
+    """Return the state of a run by its log, as names with values."""
     step = str(log.last_step)
     if log.train_iters is not None:
         step = f"{log.last_step} of {log.train_iters}"
@@ -49,12 +67,7 @@ def make_log_view(
         rows.append(("ended", "yes"))
     for sentence in _describe_gaps(log):
         rows.append(("note", sentence))
-    parts: list[RenderableType] = [
-        make_facts_table(rows, title=f"{precision or log.name}: {log.path}, {log.source}")
-    ]
-    for name, sentence in find_early_warnings(make_log_warning_inputs(log, silenced=silenced)):
-        parts.append(Text(f"{name}: {sentence}", style="yellow"))
-    return Group(*parts)
+    return rows
 
 
 def collect_log_content(
@@ -70,9 +83,9 @@ def collect_log_content(
     Args:
         log: The log.
         name: The name of the run in the report.
-        plan: The precision plan of the run; None: not known.
+        plan: The precision plan of the run; None: it cannot be planned.
         predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
-        compared: The result of the comparison with the other logs; None: there is none.
+        compared: The result of the comparison with the other logs; None: it is not compared.
     """
     records = log.records()
     warnings = dict(find_early_warnings(make_log_warning_inputs(log)))
@@ -117,7 +130,7 @@ def _collect_figures(log: RunLog, records: Sequence[Mapping[str, Any]]) -> dict[
 def _collect_verdicts(
     log: RunLog, records: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]
 ) -> list[Answer]:
-    """Return the summary of the report on a log."""
+    """Return the summary of the report: the end of the run, its loss, gaps and early warnings."""
     end = Answer(state="unknown", sentence=f"The last record is of step {log.last_step}.")
     if log.has_ended:
         end = Answer(state="good", sentence=f"Ended after step {log.last_step}.")
@@ -133,7 +146,7 @@ def _collect_verdicts(
 
 
 def _describe_gaps(log: RunLog) -> list[str]:
-    """Return a sentence for each gap of the log: figures that it lacks, lines that were left out."""
+    """Return a sentence for each part of the log that is missing, unread or has another meaning."""
     sentences = list(log.notes)
     if log.is_policy:
         sentences.append("The loss is that of a policy gradient, which need not fall.")

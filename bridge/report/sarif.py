@@ -1,4 +1,4 @@
-"""Findings of a check as SARIF 2.1.0, which code review takes."""
+"""The findings of a check as SARIF 2.1.0, the format of code review."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,14 @@ _RULE_INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 
 def make_sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, Any]:
-    """Return reports as a SARIF log, one run each.
+    """Return reports on one file as a SARIF log with a run for each report.
 
-    Silenced findings are in it as suppressed, with the reason.
+    Silenced findings are suppressed results, with the reason as the justification.
+
+    Args:
+        reports: The report on the file, and those on its other branches.
+        file: The file that the results point to.
+        version: The version of this package.
     """
     runs = []
     for report in reports:
@@ -26,9 +31,13 @@ def make_sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[st
 
 
 def make_sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> dict[str, Any]:
-    """Return the reports of several files as a SARIF log of one run.
+    """Return the reports on several files as a SARIF log with one run.
 
-    Code review takes 20 runs at most.
+    GitHub's code scanning accepts 20 runs at most, so the files share a run.
+
+    Args:
+        checked: Each file with its report.
+        version: The version of this package.
     """
     results: list[dict[str, Any]] = []
     rows = []
@@ -42,13 +51,14 @@ def make_sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) 
 def _make_run(
     results: list[dict[str, Any]], properties: dict[str, Any], version: str
 ) -> dict[str, Any]:
+    """Return a run of SARIF with its results and the descriptions of all rules."""
     rules = list(map(_make_rule, RULES))
     driver = {"name": "precision-bridge", "semanticVersion": version, "rules": rules}
     return {"tool": {"driver": driver}, "properties": properties, "results": results}
 
 
 def _list_results(report: Report, file: str) -> list[dict[str, Any]]:
-    """Return every finding of a report, the silenced ones too."""
+    """Return a result for every finding of a report, silenced findings included."""
     results = []
     for finding in (*report.findings, *report.silenced):
         results.append(_make_result(finding, file))
@@ -56,13 +66,14 @@ def _list_results(report: Report, file: str) -> list[dict[str, Any]]:
 
 
 def _make_rule(rule: Rule[RunContext]) -> dict[str, Any]:
-    words = []
+    """Return the description of a rule. SARIF's name of a rule is its title in Pascal case."""
+    name = ""
     for word in rule.title.replace("-", " ").split():
         if word.isalnum():
-            words.append(word.capitalize())
+            name += word.capitalize()
     return {
         "id": rule.id,
-        "name": "".join(words),
+        "name": name,
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": rule.explanation or rule.title},
         "help": {"text": f"Source: {rule.source}."},
@@ -72,14 +83,15 @@ def _make_rule(rule: Rule[RunContext]) -> dict[str, Any]:
 
 
 def _make_result(finding: RuleFinding, file: str) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
+    """Return a finding as a result. A finding has no line, so every result points to line 1."""
+    location = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     setting = {"fullyQualifiedName": finding.path, "kind": "member"}
     result: dict[str, Any] = {
         "ruleId": finding.id,
         "ruleIndex": _RULE_INDEX[finding.id],
         "level": _LEVELS[finding.severity],
         "message": {"text": str(finding)},
-        "locations": [{"physicalLocation": place, "logicalLocations": [setting]}],
+        "locations": [{"physicalLocation": location, "logicalLocations": [setting]}],
         "partialFingerprints": {"ruleAndSetting": f"{finding.id}/{finding.path}"},
         "properties": {"source": RULES_BY_ID[finding.id].source},
     }

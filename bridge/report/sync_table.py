@@ -1,4 +1,4 @@
-"""Sync report for people: every field of the plan, and the findings, as plain text for a file."""
+"""The report of a sync as plain text: every field that it wrote or compared, and the findings."""
 
 from rich.console import Group, RenderableType
 
@@ -8,12 +8,12 @@ from bridge.sync.report import SyncReport
 
 
 def render_sync(report: SyncReport) -> str:
-    """Return the report as plain text."""
+    """Return the report as plain text for a file."""
     recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = []
     for row in report.rows:
         by = row.by.name
-        if by == recipe:
+        if by == recipe:  # the title names the recipe
             by = "recipe"
         rows.append(
             {
@@ -35,7 +35,8 @@ def render_sync(report: SyncReport) -> str:
 
 
 def _format_value(value: object) -> str:
-    shown = to_plain_data(value)
-    if isinstance(shown, str):
-        return shown
-    return repr(shown)
+    """Return a value as text, a string without quotes."""
+    plain = to_plain_data(value)
+    if isinstance(plain, str):
+        return plain
+    return repr(plain)

@@ -1,7 +1,7 @@
-"""Tables and plain text: a report gives rows, each cell by its heading; this module lays them out.
+"""Tables and plain text, laid out from rows that have each cell by its heading.
 
-No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are spread
-over several tables, each with the first columns. A file gets one table, as wide as it needs.
+No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are
+spread over several tables, each with the key columns. A file gets one table of any width.
 """
 
 import io
@@ -17,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 UNLIMITED_WIDTH = 10_000
+"""Columns of a console on which nothing is cut."""
 LAYER_COUNT_NOTE = "; layers count from 1"
 """The end of the title of each table of layers."""
+BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 FILE_WIDTH = 116
 """Columns that a report in a file or a pipe may use for its sentences."""
 
@@ -27,41 +29,46 @@ Cell = str | Text
 Row = Mapping[str, Cell]
 """Heading -> cell. Every row of a table has the headings of the first one, in its order."""
 VALUE_HEADING = " "
-"""The heading of the values of `facts`, whose names have the heading "".
+"""The heading of the values of `make_facts_table`. Its names have the heading "".
 
-Both are blank, so that the table is printed without a head. They differ, since a row is a mapping.
+Both are blank, so the table is printed without headings. They differ, since a row is a mapping.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SectionedTable:
-    """Rows in sections, laid out for the width they are printed in."""
+    """Rows in sections, laid out for the width of the console that prints them."""
 
     sections: Sequence[Sequence[Row]]
     keys: int
+    """The number of key columns, which every part of a table repeats."""
     numbers: Collection[str]
+    """Headings of the columns that are aligned at the right."""
     wraps: Collection[str]
+    """Headings of the columns whose cells may be broken over lines."""
 
     @property
     def headings(self) -> list[str]:
+        """The headings of the first row; empty without rows."""
         for section in self.sections:
             for row in section:
                 return list(row)
         return []
 
-    def laid_out(self, chosen: Sequence[str], *, narrow: bool = False) -> Table:
-        """Return a table of the chosen columns; in a narrow one every cell may be broken."""
+    def lay_out(self, chosen: Sequence[str], *, narrow: bool = False) -> Table:
+        """Return a table of the chosen columns. If it is narrow, every cell may be broken."""
         has_head = any(heading.strip() for heading in self.headings)
-        made = Table(box=SIMPLE_HEAD, show_header=has_head)
+        table = Table(box=SIMPLE_HEAD, show_header=has_head)
         for heading in chosen:
-            self._add_column(made, heading, narrow=narrow)
+            self._add_column(table, heading, narrow=narrow)
         for section in self.sections:
             for row in section:
                 cells = [row[heading] for heading in chosen]
-                made.add_row(*cells, end_section=row is section[-1])
-        return made
+                table.add_row(*cells, end_section=row is section[-1])
+        return table
 
-    def _add_column(self, made: Table, heading: str, *, narrow: bool) -> None:
+    def _add_column(self, table: Table, heading: str, *, narrow: bool) -> None:
+        """Add an empty column that is at least as wide as its longest cell or word."""
         wraps = heading in self.wraps or narrow
         texts = [heading]
         for section in self.sections:
@@ -74,19 +81,19 @@ class _SectionedTable:
         justify: Literal["left", "right"] = "left"
         if heading in self.numbers:
             justify = "right"
-        made.add_column(
+        table.add_column(
             heading, justify=justify, no_wrap=not wraps, overflow="fold", min_width=min_width
         )
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.laid_out(self.headings))
+        return Measurement.get(console, options, self.lay_out(self.headings))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """Yield one table, or several with as many columns as fit."""
+        """Yield one table, or several that each have as many columns as fit."""
 
         def fits(chosen: Sequence[str]) -> bool:
             free = options.update_width(UNLIMITED_WIDTH)
-            needed = Measurement.get(console, free, self.laid_out(chosen)).minimum
+            needed = Measurement.get(console, free, self.lay_out(chosen)).minimum
             return needed <= options.max_width
 
         keys, rest = self.headings[: self.keys], self.headings[self.keys :]
@@ -96,7 +103,7 @@ class _SectionedTable:
                 count -= 1
             count = max(count, 1)
             chosen, rest = [*keys, *rest[:count]], rest[count:]
-            yield self.laid_out(chosen, narrow=not fits(chosen))
+            yield self.lay_out(chosen, narrow=not fits(chosen))
             if not rest:
                 return
 
@@ -108,23 +115,32 @@ def make_table(
     numbers: Collection[str] = (),
     wraps: Collection[str] = (),
 ) -> RenderableType:
-    """Return a table that rich can print, with an empty line between two sections.
+    """Return a table that rich can print, with a line between two sections.
 
-    The title stands in the line above. The first `keys` columns say what a row is about. Columns
-    whose headings are in `numbers` are aligned at the right. Those in `wraps` may be broken between
-    words where the console is narrow.
+    Args:
+        sections: The rows of each section.
+        title: The line above the table.
+        keys: The number of columns that name the subject of a row.
+        numbers: Headings of the columns that are aligned at the right.
+        wraps: Headings of the columns that may be broken between words on a narrow console.
     """
     rows = [list(section) for section in sections]
-    made = _SectionedTable(sections=rows, keys=keys, numbers=numbers, wraps=wraps)
+    table = _SectionedTable(sections=rows, keys=keys, numbers=numbers, wraps=wraps)
     if not title:
-        return made
-    return Group(Text(title), made)
+        return table
+    return Group(Text(title), table)
 
 
 def make_facts_table(
     rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = False
 ) -> RenderableType:
-    """Return names with their values as a table without a head."""
+    """Return names with their values as a table without headings.
+
+    Args:
+        rows: Names with values.
+        title: The line above the table.
+        numbers: Whether the values are aligned at the right.
+    """
     named = [{"": name, VALUE_HEADING: value} for name, value in rows]
     if numbers:
         return make_table(named, title=title, numbers=(VALUE_HEADING,))
@@ -147,7 +163,7 @@ def format_cell(value: float | None, form: str = ".4f") -> str:
 
 
 def format_mib(size_bytes: float | None) -> str:
-    """Return a size in MiB as a cell, "-" without one; what is there is never 0.0."""
+    """Return a size in MiB as a cell; "-" without one, and "< 0.1" for a small size above 0."""
     if size_bytes is None:
         return "-"
     text = f"{size_bytes / 2**20:,.1f}"
@@ -156,19 +172,32 @@ def format_mib(size_bytes: float | None) -> str:
     return text
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with three digits: "37.9 GiB"."""
+    for unit, name in BYTE_UNITS:
+        if count >= unit:
+            amount = count / unit
+            if amount >= 100:
+                return f"{amount:.0f} {name}"
+            if amount >= 10:
+                return f"{amount:.1f} {name}"
+            return f"{amount:.2f} {name}"
+    return f"{count:.0f} B"
+
+
 def print_renderable(content: RenderableType, console: Console | None = None) -> None:
     """Print a report without cutting anything.
 
-    A terminal keeps its width, anything else gets the width that the report needs.
+    A terminal keeps its width. A file or a pipe gets the width that the report needs.
     """
     console = console or Console(highlight=False)
-    before = console.width
+    width_before = console.width
     if not console.is_terminal:
-        console.width = max(before, FILE_WIDTH, _measure_width(content, console))
+        console.width = max(width_before, FILE_WIDTH, _measure_width(content, console))
     try:
         console.print(content, soft_wrap=not console.is_terminal)
     finally:
-        console.width = before
+        console.width = width_before
 
 
 def render_plain_text(content: RenderableType, *, width: int = 120) -> str:
@@ -181,5 +210,5 @@ def render_plain_text(content: RenderableType, *, width: int = 120) -> str:
 
 
 def _measure_width(content: RenderableType, console: Console) -> int:
-    """Return the columns under which something would be cut."""
+    """Return the least width on which nothing of the content is cut."""
     return Measurement.get(console, console.options.update_width(UNLIMITED_WIDTH), content).minimum

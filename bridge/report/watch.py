@@ -1,4 +1,4 @@
-"""A run in progress on a terminal: how far it is, its last figures, and the early warnings."""
+"""A run in progress as a view for a terminal: its last figures and the early warnings."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,7 +19,22 @@ CURVE_WIDTH = 40
 
 
 def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
-    """Return the state of a run."""
+    """Return the last figures of a run, and its early warnings.
+
+    Args:
+        run: The folder of the run.
+        silenced: Names of early warnings that are left out.
+    """
+    title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
+    parts = [make_facts_table(_list_facts(run), title=title)]
+    inputs = WarningInputs.from_run_folder(run, silenced=silenced)
+    for name, sentence in find_early_warnings(inputs):
+        parts.append(Text(f"{name}: {sentence}", style="yellow"))
+    return Group(*parts)
+
+
+def _list_facts(run: RunFolder) -> list[tuple[str, str]]:
+    """Return the state of a run as names with values."""
     train, validation = run.metrics("train"), run.metrics("validation")
     iterations = run.config.get("train", {}).get("train_iters")
     step = 0
@@ -31,19 +46,12 @@ def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> Render
     if validation:
         last = validation[-1]
         rows.append(("validation loss", f"{format_cell(last['loss'])}, step {last['step']}"))
-    audit = _describe_audit(run)
     rows += _list_quantisation(run)
-    rows.append(("audit", audit))
+    rows.append(("audit", _describe_audit(run)))
     rows.append(("findings of the check", str(len(run.findings.get("findings", ())))))
     if run.summary:
         rows.append(("ended", run.summary.get("failure") or run.stopped or "yes"))
-    title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
-    parts = [make_facts_table(rows, title=title)]
-    for name, sentence in find_early_warnings(
-        WarningInputs.from_run_folder(run, silenced=silenced)
-    ):
-        parts.append(Text(f"{name}: {sentence}", style="yellow"))
-    return Group(*parts)
+    return rows
 
 
 def _list_last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]:
@@ -66,6 +74,7 @@ def _list_last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, 
 
 
 def _describe_audit(run: RunFolder) -> str:
+    """Return whether the recorded step ran as planned, with the first mismatch."""
     record = run.record
     if record is None:
         return "no step was recorded yet"
@@ -75,6 +84,7 @@ def _describe_audit(run: RunFolder) -> str:
 
 
 def _list_quantisation(run: RunFolder) -> list[tuple[str, str]]:
+    """Return the largest shares of zeros and saturated elements of each operand."""
     rows = []
     for operand, measured in group_by_operand(select_last_step(run.quantisation)).items():
         underflow = 100 * max(row.underflow for row in measured)
@@ -88,9 +98,9 @@ def _list_quantisation(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def draw_bars(values: Sequence[float | None]) -> str:
-    """Return values as a line of bars; None leaves a gap.
+    """Return values as a line of at most `CURVE_WIDTH` bars, from the lowest to the highest.
 
-    The lowest value has the lowest bar, and the highest value the highest.
+    None is shown as a dot.
     """
     count = min(CURVE_WIDTH, len(values))
     picked = []
@@ -98,11 +108,12 @@ def draw_bars(values: Sequence[float | None]) -> str:
         picked.append(values[(index * (len(values) - 1)) // max(1, count - 1)])
     known = [value for value in picked if value is not None]
     low, high = min(known, default=0), max(known, default=0)
-    span = (high - low) or 1
+    span = (high - low) or 1  # equal values would divide by 0
+    highest_bar = len(BAR_CHARACTERS) - 1
     bars = []
     for value in picked:
         if value is None:
             bars.append("·")
         else:
-            bars.append(BAR_CHARACTERS[round((value - low) / span * 7)])
+            bars.append(BAR_CHARACTERS[round((value - low) / span * highest_bar)])
     return "".join(bars)

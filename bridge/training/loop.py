@@ -18,7 +18,7 @@ import torch
 from bridge.errors import TrainingError
 from bridge.precision.mode import format_label
 from bridge.report.curves import Points, collect_points, plot_loss
-from bridge.report.quantisation_table import plot_quantisation
+from bridge.report.quantisation_picture import plot_quantisation
 from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.checkpoint.lock import lock_folder
 from bridge.runtime.checkpoint.manifest import compute_manifest_digest

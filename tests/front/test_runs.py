@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.cli.explain import explain_in_run
+from bridge.cli.explain.in_run import explain_in_run
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.report.table import render_plain_text

@@ -12,7 +12,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
-from bridge.report.alignment_table import make_alignment_table
+from bridge.report.plan.alignment_table import make_alignment_table
 from bridge.report.table import render_plain_text
 from tests.model.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.plan.memory_report import MEMORY_KINDS, RankMemory
-from bridge.report.memory_table import describe_fit
+from bridge.report.plan.memory_table import describe_fit
 
 GIB = 2**30
 

@@ -51,15 +51,15 @@ def test_the_healthy_ratio_of_a_format_is_that_of_a_normal_sample(scheme: str, o
 
 def test_a_chart_escapes_names_thins_lines_and_leaves_out_what_is_not_finite() -> None:
     points = [(float(step), float("nan") if step == 3 else 2.0) for step in range(2000)]
-    chart = draw_line_chart({"<a&b>": points}, title="t", y="loss")
+    chart = draw_line_chart({"<a&b>": points}, title="t", unit="loss")
     assert "<a&b>" not in chart
     assert "&lt;a&amp;b&gt;" in chart
     assert "nan" not in chart
-    zigzag = draw_line_chart({"s": [(float(step), float(step % 7)) for step in range(2000)]}, title="t", y="loss")
+    zigzag = draw_line_chart({"s": [(float(step), float(step % 7)) for step in range(2000)]}, title="t", unit="loss")
     assert 0.5 * MAX_POINTS < max(path.count("L ") for path in zigzag.split(' d="')) < MAX_POINTS
-    assert draw_line_chart({"empty": []}, title="t", y="loss") == ""
-    assert "from 4 to 1024" in draw_line_chart({"s": [(0, 4.0), (1, 1024.0)]}, title="t", y="y", log=True)
-    assert draw_line_chart({"one record": [(1, 4.0)]}, title="t", y="y") == ""
+    assert draw_line_chart({"empty": []}, title="t", unit="loss") == ""
+    assert "from 4 to 1024" in draw_line_chart({"s": [(0, 4.0), (1, 1024.0)]}, title="t", unit="y", log=True)
+    assert draw_line_chart({"one record": [(1, 4.0)]}, title="t", unit="y") == ""
 
 
 def test_runs_of_one_precision_have_names_of_their_own() -> None:

@@ -13,12 +13,19 @@ from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.registry import REGISTRY
-from bridge.report.alignment_table import make_alignment_table
-from bridge.report.memory_table import make_memory_table
-from bridge.report.plan_picture import FORMAT_COLOURS, draw_plan
-from bridge.report.plan_table import make_difference_table, make_plan_table
+from bridge.report.plan.alignment_table import make_alignment_table
+from bridge.report.plan.memory_table import make_memory_table
+from bridge.report.plan.plan_difference import make_difference_table
+from bridge.report.plan.plan_picture import FORMAT_COLOURS, draw_plan
+from bridge.report.plan.plan_table import make_plan_table
 from bridge.report.quantisation_table import make_quantisation_table, make_worst_table
-from bridge.report.table import format_mib, make_facts_table, make_table, print_renderable, render_plain_text
+from bridge.report.table import (
+    format_mib,
+    make_facts_table,
+    make_table,
+    print_renderable,
+    render_plain_text,
+)
 from bridge.runtime.audit.quantisation import QuantisationRow
 from tests.model.test_shape import DENSE
 

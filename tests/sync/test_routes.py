@@ -14,7 +14,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
 from bridge import MixedPrecisionConfig, synchronize
-from bridge.cli.explain import explain_field
+from bridge.cli.explain.field import explain_field
 from bridge.errors import PrecisionConfigError
 from bridge.model.section import read_section
 from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS

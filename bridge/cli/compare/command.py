@@ -1,4 +1,4 @@
-"""`precision-bridge compare`: several recipes in Hydra's words; runs; one batch; a run's twin."""
+"""`precision-bridge compare`: trains a sweep, or compares runs or one batch, or writes a twin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS_OF_OPTION = {
     "--gate": ("--runs",),
     "--output": ("--twin", "--runs"),
 }
-"""Option -> the forms in which it acts."""
+"""Option -> the forms in which it has an effect."""
 EPILOG = """Without --runs, --gradients and --twin the words are those of scripts/compare.py.
 
 --runs takes two words or more, the baseline first: folders of runs of ours, or logs of Megatron-LM,
@@ -33,9 +33,12 @@ OTHER_FORMS = """
 
 
 def run_hydra_arguments(words: list[str]) -> None:
-    """Compare the losses of several recipes as Hydra's words say.
+    """Train with several recipes, and compare their losses.
 
-    The exit code of a verdict ends the process. `--help` prints the other forms of the command too.
+    A verdict with an exit code ends the process. ``--help`` prints the other forms too.
+
+    Args:
+        words: The command line after the name of the command: overrides and flags of Hydra.
     """
     from bridge.front.compare import main_compare  # Hydra is heavy
 
@@ -45,7 +48,7 @@ def run_hydra_arguments(words: list[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the forms whose words are not Hydra's."""
+    """Add the arguments of the forms that Hydra does not parse."""
     add_run_arguments(parser)
     add_json_option(parser)
     form = parser.add_mutually_exclusive_group(required=True)
@@ -72,22 +75,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    """Compare runs, or the activations and gradients of one batch, or write the twin of a run."""
+    """Compare runs, or the activations and gradients of one batch, or write the twin of a run.
+
+    Returns:
+        The exit code of the comparison; None after a twin.
+    """
     _refuse_options_of_other_forms(args)
     if args.runs:
         from bridge.cli.compare.runs import compare_runs
 
         return compare_runs(args)
     if args.gradients:
-        from bridge.cli.compare.gradients import check_gradients
+        from bridge.cli.compare.gradients import compare_gradients
 
-        return check_gradients(args)
+        return compare_gradients(args)
     write_twin(args)
     return None
 
 
 def _refuse_options_of_other_forms(args: argparse.Namespace) -> None:
-    """Refuse an option that has no effect in the chosen form; each command line has one form."""
+    """Refuse an option that has no effect in the chosen form.
+
+    Raises:
+        RunConfigError: The command line has such an option.
+    """
     form = "--twin"
     if args.runs:
         form = "--runs"

@@ -1,10 +1,10 @@
 """`precision-bridge compare --twin`: a config that differs in precision only, and the proof.
 
-A low-precision run is judged by the same run in BF16. The twin has every section of the run as it
-is, and another recipe in the place of `mixed_precision`. Two kinds of values are left out:
-precision fields that other sections state themselves (such as model.fp8), so that the recipe
-decides, and the folders of checkpoints, which both must not share. The file is read back and
-compared field by field before the command reports it.
+A low-precision run is judged by comparison with the same run in BF16. The twin has every section of
+the run, and another recipe as its `mixed_precision`. Two kinds of values are left out. Precision
+fields in other sections, such as model.fp8, are left out so that the recipe decides them. The
+folders of checkpoints are left out because two runs must not share them. The written file is read
+back and compared with the run field by field.
 """
 
 from __future__ import annotations
@@ -30,34 +30,51 @@ if TYPE_CHECKING:
 
 TWIN_SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 CHECKPOINT_FOLDERS = ("checkpoint.save", "checkpoint.load")
-"""Left out: the twin would write over the run's own checkpoints, or resume from them."""
+"""Settings that are left out. The twin would overwrite the run's checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
-_PRECISION_ROUTES = [route for route in ROUTES if route.rule != "stated" or route.family]
-PRECISION_FIELDS = frozenset(
-    f"{route.owner}.{route.attribute}" for route in _PRECISION_ROUTES if route.attribute
-)
-"""Precision fields of other sections: "model.fp8", for example."""
+
+
+def _collect_precision_fields() -> frozenset[str]:
+    """Return the fields of other sections that a recipe decides: "model.fp8", for example.
+
+    A field outside of FP8 and FP4 that a sync writes only if it is stated belongs to the run.
+    """
+    fields = set()
+    for route in ROUTES:
+        is_of_run = route.rule == "stated" and not route.family
+        if route.attribute and not is_of_run:
+            fields.add(f"{route.owner}.{route.attribute}")
+    return frozenset(fields)
+
+
+PRECISION_FIELDS = _collect_precision_fields()
 DEFAULT_TWIN_RECIPE = "bf16_mixed"
-"""Recipe of a twin."""
+"""The recipe of a twin without ``--base``."""
 NO_PLAN_TEXT = "not known, as the model cannot be planned"
 
 
 def write_twin(args: argparse.Namespace) -> None:
-    """Write the twin of a run, and print the proof that it differs in precision fields only."""
-    values = read_run(args)
+    """Write the twin of a run, and print the proof that it differs in precision fields only.
+
+    Without ``--output`` the twin is printed, without a proof.
+
+    Raises:
+        RunConfigError: The twin differs in other fields, or ``--json`` has no ``--output``.
+    """
+    run = read_run(args)
     name = args.base or DEFAULT_TWIN_RECIPE
     base = REGISTRY.get(name)
     if args.json and not args.output:
         rule = "prints the proof, so the twin needs a file, got no --output"
         raise RunConfigError(f"--json: {rule}. Give --output FILE.")
-    text = _format_twin(values, get_recipe_name(base) or name)
+    text = _format_twin(run, get_recipe_name(base) or name)
     if not args.output:
         print(text, end="")
         return
     path = Path(args.output)
     write_file(path, text, "--output")
     twin = read_without_overrides(args, str(path))
-    differences = list(_list_differences(values, twin))
+    differences = list(_list_differences(run, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
     if names:
         raise RunConfigError(
@@ -68,15 +85,16 @@ def write_twin(args: argparse.Namespace) -> None:
             {
                 "twin": str(path),
                 "differs_in": differences,
-                **_count_low_precision_linears(values, twin),
+                **_count_low_precision_linears(run, twin),
             }
         )
         return
-    print(_format_proof(path, values, twin, differences))
+    print(_format_proof(path, run, twin, differences))
 
 
-def _list_differences(values: Run, twin: Run) -> Iterator[dict[str, Any]]:
-    before, after = _flatten_sections(values), _flatten_sections(twin)
+def _list_differences(run: Run, twin: Run) -> Iterator[dict[str, Any]]:
+    """Yield each field that differs, with both values and whether it is a precision field."""
+    before, after = _flatten_sections(run), _flatten_sections(twin)
     for field in before | after:
         if before.get(field) != after.get(field):
             yield {
@@ -87,12 +105,12 @@ def _list_differences(values: Run, twin: Run) -> Iterator[dict[str, Any]]:
             }
 
 
-def _flatten_sections(values: Run) -> dict[str, Any]:
-    """Return "section.field" -> the value, of the twin's sections and of the precision."""
-    sections = {name: _copy_section(values, name) for name in TWIN_SECTIONS}
+def _flatten_sections(run: Run) -> dict[str, Any]:
+    """Return "section.field" -> the value, for the sections of a twin and for the precision."""
+    sections = {name: _copy_section(run, name) for name in TWIN_SECTIONS}
     sections[PRECISION] = {}
-    if values.precision is not None:
-        sections[PRECISION] = values.precision.to_dict(full=True)
+    if run.precision is not None:
+        sections[PRECISION] = run.precision.to_dict(full=True)
     flat = {}
     for name, section in sections.items():
         for key, value in section.items():
@@ -100,12 +118,12 @@ def _flatten_sections(values: Run) -> dict[str, Any]:
     return flat
 
 
-def _copy_section(values: Run, name: str) -> dict[str, Any]:
+def _copy_section(run: Run, name: str) -> dict[str, Any]:
     """Return a section without the folders of checkpoints.
 
-    The section of checkpoints is whole, so that the twin can be saved.
+    The section of checkpoints has every field, so that its two folders are stated as None.
     """
-    section = dict(values.section(name))
+    section = dict(run.section(name))
     if name == "checkpoint":
         from bridge.training.config import CheckpointConfig
 
@@ -116,45 +134,44 @@ def _copy_section(values: Run, name: str) -> dict[str, Any]:
     return section
 
 
-def _format_twin(values: Run, recipe: str) -> str:
-    """Return the twin as YAML: the recipe decides what other sections state about precision."""
+def _format_twin(run: Run, recipe: str) -> str:
+    """Return the twin as YAML, without the precision fields of other sections."""
     import yaml
 
-    whole: dict[str, Any] = {PRECISION: recipe}
+    config: dict[str, Any] = {PRECISION: recipe}
     for name in TWIN_SECTIONS:
-        section = _copy_section(values, name)
+        section = _copy_section(run, name)
         for key in list(section):
             if f"{name}.{key}" in PRECISION_FIELDS:
                 del section[key]
         if section:
-            whole[name] = section
-    target = values.sections.get("target")
+            config[name] = section
+    target = run.sections.get("target")
     if target:
-        whole["target"] = target
+        config["target"] = target
     label = "its own settings"
-    if values.precision is not None:
-        label = format_label(values.precision)
-    content = yaml.safe_dump(whole, sort_keys=False)
-    return f"# The twin of {values.name} ({label}) in {recipe}.\n{content}"
+    if run.precision is not None:
+        label = format_label(run.precision)
+    content = yaml.safe_dump(config, sort_keys=False)
+    return f"# The twin of {run.name} ({label}) in {recipe}.\n{content}"
 
 
-def _count_low_precision_linears(values: Run, twin: Run) -> dict[str, Any]:
-    """Return how many linear layers compute in FP8 or FP4 in each of the two.
-
-    None if the model has no plan.
-    """
+def _count_low_precision_linears(run: Run, twin: Run) -> dict[str, str | None]:
+    """Return the number of linear layers in FP8 or FP4 in both runs; None if there is no plan."""
     counts: dict[str, str | None] = {}
-    for name, each in (("run", values), ("twin", twin)):
+    for name, planned in (("run", run), ("twin", twin)):
         counts[f"{name}_low_precision_linears"] = None
         with suppress(RunConfigError):
-            low, linears = plan_run(each).linears()
+            low, linears = plan_run(planned).linears()
             counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
     return counts
 
 
-def _format_proof(path: Path, values: Run, twin: Run, differences: list[dict[str, Any]]) -> str:
-    same = len(_flatten_sections(values).keys() | _flatten_sections(twin).keys()) - len(differences)
-    counts = _count_low_precision_linears(values, twin)
+def _format_proof(path: Path, run: Run, twin: Run, differences: list[dict[str, Any]]) -> str:
+    """Return the number of equal fields, each difference, and the linear layers in FP8 or FP4."""
+    fields = _flatten_sections(run).keys() | _flatten_sections(twin).keys()
+    same = len(fields) - len(differences)
+    counts = _count_low_precision_linears(run, twin)
     lines = [
         f"{path}: differs in {len(differences)} precision fields and in nothing else "
         f"({same} fields are the same)."

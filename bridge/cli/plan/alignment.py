@@ -9,12 +9,13 @@ from bridge.cli.run_arguments import read_run
 
 
 def print_alignment(args: argparse.Namespace) -> int:
-    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
+    """Print the dimensions of a rank's GEMMs, and the multiples that the scaling scheme needs.
 
-    Return 2 if the check of the run finds an error, else 0.
+    Returns:
+        2 if the check of the run has an error, else 0.
     """
     from bridge.plan.alignment import build_alignment_report
-    from bridge.report.alignment_table import make_alignment_table  # rich is heavy
+    from bridge.report.plan.alignment_table import make_alignment_table  # rich is heavy
 
     run = read_run(args)
     planned = run.planned

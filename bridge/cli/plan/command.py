@@ -10,11 +10,11 @@ from bridge.cli.run_arguments import add_debug_features_option, add_run_argument
 from bridge.errors import RunConfigError
 
 DEBUG_FEATURES_OPTIONS = ("--purpose", "--every")
-"""Options that act with --write-debug-features alone."""
+"""Options that have an effect only with ``--write-debug-features``."""
 MODULES_OPTIONS = ("--file", "--write")
-"""Options that act with --modules alone."""
+"""Options that have an effect only with ``--modules``."""
 ONE_RUN_OPTIONS = ("align", "modules", "against", "csv", "picture", "write_debug_features")
-"""Options that choose another answer than the table; each is about one run."""
+"""Options that choose another form than the table. Each form shows one run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
-    refuse_options_without(args, "--modules", MODULES_OPTIONS)
-    refuse_options_without(args, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
-    for name in ONE_RUN_OPTIONS:
-        if args.brief and getattr(args, name):
-            option = name.replace("_", "-")
-            raise RunConfigError(
-                f"--{option}: is about one run, and --brief about several. Leave one of them out."
-            )
+    """Print or write the form of the plan that the options choose.
+
+    Returns:
+        2 if the answer is about a run whose check has an error, else 0.
+    """
+    _refuse_options_without_effect(args)
     if args.modules:
         from bridge.cli.plan.modules import print_modules
 
@@ -78,19 +75,44 @@ def run(args: argparse.Namespace) -> int:
 
         write_features(args)
         return 0
-    from bridge.cli.plan import table
-
     if args.picture:
-        table.draw_plan(args)
-    elif args.csv:
-        table.print_csv(args)
-    elif args.against:
-        table.print_difference(args)
-    else:
-        paths = get_many_paths(args)
-        if not paths:
-            return table.print_plan(args)
-        from bridge.cli.plan.share import print_shares
+        from bridge.cli.plan.picture import write_picture
+
+        write_picture(args)
+        return 0
+    if args.csv:
+        from bridge.cli.plan.csv_rows import print_csv
+
+        print_csv(args)
+        return 0
+    if args.against:
+        from bridge.cli.plan.difference import print_difference
+
+        print_difference(args)
+        return 0
+    paths = get_many_paths(args)
+    if paths:
+        from bridge.cli.plan.shares import print_shares
 
         return print_shares(args, paths)
-    return 0
+    from bridge.cli.plan.table import print_plan
+
+    return print_plan(args)
+
+
+def _refuse_options_without_effect(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect in the chosen form.
+
+    Raises:
+        RunConfigError: The command line has such an option.
+    """
+    refuse_options_without(args, "--modules", MODULES_OPTIONS)
+    refuse_options_without(args, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
+    if not args.brief:
+        return
+    for name in ONE_RUN_OPTIONS:
+        if getattr(args, name):
+            option = name.replace("_", "-")
+            raise RunConfigError(
+                f"--{option}: is about one run, and --brief about several. Leave one of them out."
+            )

@@ -1,4 +1,4 @@
-"""`precision-bridge plan --write-debug-features FILE`: a features file for TE's debugger."""
+"""`precision-bridge plan --write-debug-features FILE`: a file for TE's debugger."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from bridge.cli.run_arguments import RunArguments, read_run
 from bridge.errors import RunConfigError
 from bridge.plan.debug_features_file import DEFAULT_INTERVAL, PURPOSES, build_features
 
-REMEDY = f"Write --every {DEFAULT_INTERVAL}."
+INTERVAL_REMEDY = f"Write --every {DEFAULT_INTERVAL}."
 
 
 def write_features(args: argparse.Namespace) -> None:
-    """Write the features file of a run's plan."""
+    """Write the features file of a run's plan.
+
+    Raises:
+        RunConfigError: ``--every`` is less than 1, or the file is an input or cannot be written.
+    """
     path = Path(args.write_debug_features)
     inputs = [*RunArguments.from_args(args).files]
     if args.debug_features is not None:
@@ -27,7 +31,9 @@ def write_features(args: argparse.Namespace) -> None:
     if args.every is not None:
         every = args.every
     if every < 1:
-        raise RunConfigError.of("--every", "must be a whole number of at least 1", every, REMEDY)
+        raise RunConfigError.of(
+            "--every", "must be a whole number of at least 1", every, INTERVAL_REMEDY
+        )
     plan = plan_run(read_run(args))
     purpose = args.purpose or PURPOSES[0]
     content = build_features(plan, purpose, every=every)

@@ -1,18 +1,12 @@
-"""`precision-bridge plan`: a run's formats as a table, CSV or picture, or against a recipe."""
+"""`precision-bridge plan`: the formats of a run as a table, or as JSON."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.output import make_unwritable_error, print_answer, print_report
+from bridge.cli.output import print_report
 from bridge.cli.run_answer import answer_branches, plan_run, print_assumptions, print_check_notes
-from bridge.cli.run_arguments import read_run, read_without_overrides
-from bridge.errors import RunConfigError
-from bridge.extras import require_extra
 from bridge.precision.mode import format_label
 
 if TYPE_CHECKING:
@@ -20,83 +14,18 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.registry.schedule import Phase
 
-PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-
 
 def print_plan(args: argparse.Namespace) -> int:
-    """Print the plan of a run.
+    """Print the plan of a run and of its other branches.
 
     Returns:
-        2 if the check of the run has an error, else 0.
+        2 if the check of a run has an error, else 0.
     """
-    return answer_branches(args, _plan_to_dict, _print_run_plan)
-
-
-def draw_plan(args: argparse.Namespace) -> None:
-    """Draw the plan of a run into a file.
-
-    Raises:
-        RunConfigError: The file is not a picture, or cannot be written.
-    """
-    plan = _plan_first_phase(read_run(args))
-    path = Path(args.picture)
-    if path.suffix not in PICTURE_SUFFIXES:
-        raise RunConfigError(
-            f"--picture: must end in {', '.join(PICTURE_SUFFIXES)}, got {str(path)!r}. Choose one of them."
-        )
-    require_extra("train", "precision-bridge plan --picture")
-    from bridge.report.plan_picture import draw_plan as draw  # matplotlib takes a second to import
-
-    try:
-        draw(plan, path)
-    except OSError as error:
-        raise make_unwritable_error(path, "--picture", error) from None
-    print(f"{path}: {len(plan.layers)} rows.")
-
-
-def print_csv(args: argparse.Namespace) -> None:
-    """Print the plan of a run as CSV."""
-    from bridge.report.plan_table import format_plan_csv  # rich is heavy
-
-    print(format_plan_csv(_plan_first_phase(read_run(args))), end="")
-
-
-def print_difference(args: argparse.Namespace) -> None:
-    """Print the differences between the plan of a run and that of another recipe or YAML file."""
-    from bridge.report.plan_table import make_difference_table  # rich is heavy
-
-    plan = _plan_first_phase(read_run(args))
-    if args.against.endswith((".yaml", ".yml")):
-        other = plan_run(read_without_overrides(args, args.against))
-    else:
-        other = plan_run(read_run(args, recipe=args.against))
-    rows = plan.diff(other)
-    content = {"a": plan.label, "b": other.label, "differences": list(map(asdict, rows))}
-    print_answer(args, content, make_difference_table(plan.label, other.label, rows))
-
-
-def _plan_first_phase(run: Run) -> PrecisionPlan:
-    """Return the plan of a run.
-
-    It is that of the first phase if the run has a precision schedule. Then a line on stderr says
-    so.
-    """
-    plan = plan_run(run)
-    if len(run.phases) > 1:
-        print("Phase 1 of the precision schedule.", file=sys.stderr)
-    return plan
-
-
-def _plan_later_phases(run: Run) -> list[tuple[Phase, PrecisionPlan]]:
-    """Return the later phases of the run's precision schedule, each with its plan."""
-    plans = []
-    for phase in run.phases[1:]:
-        plans.append((phase, plan_run(run, phase.precision)))
-    return plans
+    return answer_branches(args, _plan_to_dict, _print_plan_table)
 
 
 def _plan_to_dict(run: Run) -> dict[str, Any]:
-    """Return the plan of a run as plain data."""
+    """Return the plan of a run as plain data, with the plans of the later phases of its schedule."""
     content = plan_run(run).to_dict()
     phases = []
     for phase, plan in _plan_later_phases(run):
@@ -113,13 +42,22 @@ def _plan_to_dict(run: Run) -> dict[str, Any]:
     return content
 
 
-def _print_run_plan(run: Run) -> None:
-    """Print the plan of a run for people."""
-    from bridge.report.plan_table import make_difference_table, make_plan_table  # rich is heavy
+def _print_plan_table(run: Run) -> None:
+    """Print the plan of a run as a table, and the difference of each later phase from it."""
+    from bridge.report.plan.plan_difference import make_difference_table  # rich is heavy
+    from bridge.report.plan.plan_table import make_plan_table
 
     plan = plan_run(run)
     print_report(make_plan_table(plan))
-    for phase, planned in _plan_later_phases(run):
-        print_report(make_difference_table(plan.label, str(phase), plan.diff(planned)))
+    for phase, later_plan in _plan_later_phases(run):
+        print_report(make_difference_table(plan.label, str(phase), plan.diff(later_plan)))
     print_assumptions(run.rests_on(lambda: plan_run(run)))
     print_check_notes(run)
+
+
+def _plan_later_phases(run: Run) -> list[tuple[Phase, PrecisionPlan]]:
+    """Return the later phases of the run's precision schedule, each with its plan."""
+    plans = []
+    for phase in run.phases[1:]:
+        plans.append((phase, plan_run(run, phase.precision)))
+    return plans

@@ -1,18 +1,15 @@
-"""`precision-bridge recipes [NAME [OTHER]]`: the list of recipes, one, or how two differ."""
+"""`precision-bridge recipes [NAME [OTHER]]`: the list of recipes, one recipe, or a difference."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json_option, refuse_options_without
 from bridge.cli.recipes.difference import print_difference
-from bridge.cli.recipes.named_recipe import read_first_comment
+from bridge.cli.recipes.recipe_list import print_recipe_list
 from bridge.cli.recipes.show import format_fields_by_subject, print_recipe
-from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.registry.registry import REGISTRY
+from bridge.errors import RunConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
     refuse_options_without(args, "--support", ("--target", "--markdown"))
-    _refuse_without_effect(args)
+    _refuse_arguments_without_effect(args)
     if args.schema is not None:
-        from bridge.front.json_schema import SCHEMAS  # of editors alone
+        from bridge.front.json_schema import SCHEMAS  # only editors need a schema
 
         print_json(SCHEMAS[args.schema]())
         return
     if args.support:
-        from bridge.cli.recipes.support import print_support  # asks every rule about every GPU
+        from bridge.cli.recipes.support import print_support  # evaluates every rule for every GPU
 
         print_support(args)
     elif args.other is not None:
@@ -64,23 +61,27 @@ def run(args: argparse.Namespace) -> None:
     elif args.name is not None:
         print_recipe(args, args.name)
     else:
-        _print_list(args)
+        print_recipe_list(args)
 
 
-def _refuse_without_effect(args: argparse.Namespace) -> None:
-    """Refuse options and names that would have no effect."""
-    is_one = args.name is not None and args.other is None and not args.support
+def _refuse_arguments_without_effect(args: argparse.Namespace) -> None:
+    """Refuse options and names that would have no effect.
+
+    Raises:
+        RunConfigError: The command line has such an argument.
+    """
+    is_about_one = args.name is not None and args.other is None and not args.support
     for option in ("stated", "all"):
-        if getattr(args, option) and not is_one:
+        if getattr(args, option) and not is_about_one:
             raise RunConfigError(
                 f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}."
             )
-    lists = "--tag"
+    list_option = "--tag"
     if args.support:
-        lists = "--support"
+        list_option = "--support"
     if args.name is not None and (args.support or args.tag is not None):
         raise RunConfigError(
-            f"{lists}: lists recipes, got the name {args.name!r} too. Leave one of them out."
+            f"{list_option}: lists recipes, got the name {args.name!r} too. Leave one of them out."
         )
     if args.schema is not None and (args.name is not None or args.support):
         raise RunConfigError(
@@ -90,56 +91,3 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
         raise RunConfigError("--tag: has no effect with --support. Leave it out.")
     if args.support and args.config_dir is not None:
         raise RunConfigError("--config-dir: has no effect with --support. Leave it out.")
-
-
-def _print_list(args: argparse.Namespace) -> None:
-    """Print the list; the registry logs each source that it could not load."""
-    keys = ("name", "summary", "tags", "aliases", "place")
-    rows = []
-    for recipe in REGISTRY.recipes():
-        rows.append({key: getattr(recipe, key) for key in keys})
-    rows += _list_folder_recipes(args.config_dir)
-    if args.tag is not None:
-        rows = _select_tagged(rows, args.tag)
-    if args.json:
-        print_json(rows)
-        return
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        aliases = ""
-        if row["aliases"]:
-            aliases = f" (also {', '.join(row['aliases'])})"
-        print(f"{row['name']:<{width}}  {row['summary']}{aliases}")
-
-
-def _select_tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
-    """Return the rows of the recipes with a tag; UnknownRecipeError if none has it."""
-    tagged = [row for row in rows if tag in row["tags"]]
-    if tagged:
-        return tagged
-    tags: set[str] = set()
-    for row in rows:
-        tags.update(row["tags"])
-    known = sorted(tags)
-    hint = did_you_mean(close_matches(tag, known)) or f"Tags: {', '.join(known)}."
-    raise UnknownRecipeError(f"--tag: no recipe has the tag {tag!r}. {hint}")
-
-
-def _list_folder_recipes(config_dir: str | None) -> list[dict[str, Any]]:
-    """Return the YAML recipes of a team's folder as rows of the list.
-
-    The summary is the file's first comment.
-    """
-    if config_dir is None:
-        return []
-    if not Path(config_dir).is_dir():
-        raise RunConfigError.of(
-            "--config-dir", "there is no such folder", config_dir, "Give an existing one."
-        )
-    rows = []
-    for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml")):
-        summary = read_first_comment(path).partition("\n")[0] or "No comment."
-        rows.append(
-            {"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)}
-        )
-    return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from bridge.cli.output import format_value, print_json
 from bridge.cli.recipes.named_recipe import NamedRecipe
@@ -10,41 +10,72 @@ from bridge.precision.statements import get_recipe_name, is_stated
 from bridge.registry.config import MixedPrecisionConfig
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldDifference:
+    """A field in which two recipes differ. The fields are the keys of the JSON."""
+
+    field: str
+    a: object
+    """The value in the first recipe, as plain data."""
+    b: object
+    """The value in the second recipe, as plain data."""
+    a_stated: bool
+    """Whether the first recipe states the field."""
+    b_stated: bool
+    """Whether the second recipe states the field."""
+
+
 def print_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -> None:
-    """Print one line per field in which two recipes differ, with the values of both.
+    """Print a line for each field in which two recipes differ, with both values.
 
-    A value that a side does not state is marked as a default.
+    A value that a recipe does not state is marked as a default.
+
+    Args:
+        a: The name of the first recipe.
+        b: The name of the second recipe.
+        config_dir: A folder with recipes of a team; None: no such folder.
+        as_json: Whether to print JSON.
     """
-    one = NamedRecipe.from_name(a, config_dir).config
-    two = NamedRecipe.from_name(b, config_dir).config
-    rows = list_field_differences(one, two)
+    first = NamedRecipe.from_name(a, config_dir).config
+    second = NamedRecipe.from_name(b, config_dir).config
+    first_name, second_name = get_recipe_name(first), get_recipe_name(second)
+    differences = list_field_differences(first, second)
     if as_json:
-        print_json({"a": get_recipe_name(one), "b": get_recipe_name(two), "fields": rows})
+        rows = list(map(asdict, differences))
+        print_json({"a": first_name, "b": second_name, "fields": rows})
         return
-    if not rows:
-        print(f"{get_recipe_name(one)} and {get_recipe_name(two)} say the same.")
+    if not differences:
+        print(f"{first_name} and {second_name} say the same.")
         return
-    print(f"  {'':<33} {get_recipe_name(one)} -> {get_recipe_name(two)}")
-    for row in rows:
-        print(f"  {row['field']:<33} {_format_side(row, 'a')} -> {_format_side(row, 'b')}")
+    print(f"  {'':<33} {first_name} -> {second_name}")
+    for row in differences:
+        before = _format_value(row.a, is_stated=row.a_stated)
+        after = _format_value(row.b, is_stated=row.b_stated)
+        print(f"  {row.field:<33} {before} -> {after}")
 
 
-def _format_side(row: dict[str, Any], side: str) -> str:
-    """Return the value of a field in one of the two recipes, and whether it is a default."""
-    text = format_value(row[side])
-    if row[f"{side}_stated"]:
+def _format_value(value: object, *, is_stated: bool) -> str:
+    """Return a value, and whether it is a default."""
+    text = format_value(value)
+    if is_stated:
         return text
     return f"{text} (default)"
 
 
 def list_field_differences(
-    one: MixedPrecisionConfig, two: MixedPrecisionConfig
-) -> list[dict[str, Any]]:
-    """Return a row per field that differs: its values, and whether each side states it."""
-    first, second = one.to_dict(full=True), two.to_dict(full=True)
-    rows = []
-    for name in first:
-        stated = {"a_stated": is_stated(one, name), "b_stated": is_stated(two, name)}
-        if first[name] != second[name] or stated["a_stated"] != stated["b_stated"]:
-            rows.append({"field": name, "a": first[name], "b": second[name], **stated})
-    return rows
+    first: MixedPrecisionConfig, second: MixedPrecisionConfig
+) -> list[FieldDifference]:
+    """Return the fields whose values differ, or that only one of two recipes states."""
+    first_values, second_values = first.to_dict(full=True), second.to_dict(full=True)
+    differences = []
+    for name, value in first_values.items():
+        difference = FieldDifference(
+            field=name,
+            a=value,
+            b=second_values[name],
+            a_stated=is_stated(first, name),
+            b_stated=is_stated(second, name),
+        )
+        if difference.a != difference.b or difference.a_stated != difference.b_stated:
+            differences.append(difference)
+    return differences

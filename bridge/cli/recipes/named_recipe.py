@@ -1,4 +1,4 @@
-"""`NamedRecipe`: a recipe that a command line names, of the registry or of a team's folder."""
+"""`NamedRecipe`: a recipe by the name on a command line, of the registry or of a team's folder."""
 
 from __future__ import annotations
 
@@ -25,28 +25,19 @@ class NamedRecipe:
 
     @classmethod
     def from_name(cls, name: str, config_dir: str | None) -> NamedRecipe:
-        """Return the recipe of a name.
+        """Return the recipe of a name. A file of the folder comes before a registered recipe.
 
-        UnknownRecipeError where neither the registry nor the folder has it.
+        Args:
+            name: The name.
+            config_dir: A team's folder; None: only the registry.
+
+        Raises:
+            UnknownRecipeError: Neither the registry nor the folder has the recipe.
         """
-        path = Path(config_dir or "") / "mixed_precision" / f"{name}.yaml"
-        if config_dir is not None and (name not in REGISTRY or path.is_file()):
-            from bridge.front.folders import find_shipped_folder
-            from bridge.front.loader import load_run  # Hydra is heavy
-
-            run = load_run(
-                [f"mixed_precision={name}"],
-                find_shipped_folder(),
-                config_dir=config_dir,
-                strict=False,
-            )
-            if run.precision is not None and path.is_file():
-                return cls(
-                    name=name,
-                    config=run.precision,
-                    place=str(path),
-                    description=read_first_comment(path),
-                )
+        if config_dir is not None:
+            of_folder = cls._maybe_from_folder(name, config_dir)
+            if of_folder is not None:
+                return of_folder
         recipe, config = REGISTRY.recipe(name), REGISTRY.get(name)
         description = inspect.getdoc(recipe.function) or ""
         return cls(
@@ -57,10 +48,31 @@ class NamedRecipe:
             aliases=recipe.aliases,
         )
 
+    @classmethod
+    def _maybe_from_folder(cls, name: str, config_dir: str) -> NamedRecipe | None:
+        """Return the recipe of a team's folder; None if the registry has it and the folder has not.
+
+        Raises:
+            UnknownRecipeError: Neither the registry nor the folder has the recipe.
+        """
+        path = Path(config_dir) / "mixed_precision" / f"{name}.yaml"
+        if name in REGISTRY and not path.is_file():
+            return None
+        from bridge.front.folders import find_shipped_folder
+        from bridge.front.loader import load_run  # Hydra is heavy
+
+        # The recipe is composed as a run's is, so that its defaults list has an effect.
+        overrides = [f"mixed_precision={name}"]
+        run = load_run(overrides, find_shipped_folder(), config_dir=config_dir, strict=False)
+        if run.precision is None or not path.is_file():
+            return None
+        description = read_first_comment(path)
+        return cls(name=name, config=run.precision, place=str(path), description=description)
+
 
 def read_first_comment(path: Path) -> str:
-    """Return the comment that a YAML file begins with."""
-    from bridge.precision import strict_yaml  # for the recipes of a folder alone
+    """Return the comment at the beginning of a YAML file, without its number signs."""
+    from bridge.precision import strict_yaml  # only recipes of a folder need it
 
     lines = strict_yaml.decode_text(strict_yaml.read_bytes(path), str(path)).splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)

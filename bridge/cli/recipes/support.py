@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.output import print_answer
@@ -17,65 +18,89 @@ PRODUCT_TITLES = {"te": "TE", "cuda": "CUDA"}
 VERDICT_WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 
 
-def print_support(args: argparse.Namespace) -> None:
-    """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
-    from bridge.preflight.recipe_support import build_support_matrix, check_support
-    from bridge.target.declaration import parse_target
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SupportAnswer:
+    """The answer of the command."""
 
+    rows: list[dict[str, str]]
+    """The rows of the table: heading -> cell."""
+    content: dict[str, Any]
+    """The answer as plain data."""
+
+
+def print_support(args: argparse.Namespace) -> None:
+    """Print which recipe runs on which GPU, or on one target with the reasons.
+
+    Raises:
+        RunConfigError: The command line has both ``--json`` and ``--markdown``.
+    """
     if args.json and args.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
-    rows: list[dict[str, str]] = []
-    content: Any
     if args.target:
-        target = parse_target(args.target)
-        recipes = {}
-        for name in REGISTRY.names():
-            supported = check_support(name, target)
-            recipes[name] = _support_to_dict(supported)
-            rows.append(
-                {"recipe": name, str(target): _format_cell(supported), "why": supported.reason}
-            )
-        content = {"target": str(target), "recipes": recipes}
+        answer = _answer_for_target(args.target)
     else:
-        whole = build_support_matrix(REGISTRY.names())
-        content = {}
-        for name, row in whole.items():
-            content[name] = {
-                column: _support_to_dict(supported) for column, supported in row.items()
-            }
-        rows = build_support_rows(whole)
+        answer = _answer_for_all_gpus()
     from bridge.report.table import format_markdown, make_table  # rich is heavy
 
     if args.markdown:
-        print(format_markdown(rows))
+        print(format_markdown(answer.rows))
         return
-    print_answer(args, content, make_table(rows, wraps=("why",)))
+    print_answer(args, answer.content, make_table(answer.rows, wraps=("why",)))
 
 
-def build_support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
-    """Return the rows of the matrix: the recipe, and the words of a cell for each target."""
+def _answer_for_target(declaration: str) -> _SupportAnswer:
+    """Return whether each recipe runs on one target, with the reason."""
+    from bridge.preflight.recipe_support import check_support
+    from bridge.target.declaration import parse_target
+
+    target = parse_target(declaration)
+    rows, recipes = [], {}
+    for name in REGISTRY.names():
+        support = check_support(name, target)
+        recipes[name] = _support_to_dict(support)
+        rows.append({"recipe": name, str(target): _format_cell(support), "why": support.reason})
+    return _SupportAnswer(rows=rows, content={"target": str(target), "recipes": recipes})
+
+
+def _answer_for_all_gpus() -> _SupportAnswer:
+    """Return whether each recipe runs on each GPU."""
+    from bridge.preflight.recipe_support import build_support_matrix
+
+    matrix = build_support_matrix(REGISTRY.names())
+    content = {}
+    for name, support_by_target in matrix.items():
+        cells = {}
+        for target, support in support_by_target.items():
+            cells[target] = _support_to_dict(support)
+        content[name] = cells
+    return _SupportAnswer(rows=build_support_rows(matrix), content=content)
+
+
+def build_support_rows(matrix: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
+    """Return a row for each recipe, with a cell for each target."""
     rows = []
-    for name, cells in whole.items():
+    for name, cells in matrix.items():
         row = {"recipe": name}
-        for column, supported in cells.items():
-            row[column] = _format_cell(supported)
+        for target, support in cells.items():
+            row[target] = _format_cell(support)
         rows.append(row)
     return rows
 
 
-def _format_cell(supported: Support) -> str:
-    """Return the words of a cell: yes, no, emulated, or the versions that it takes."""
-    needs = " ".join(f"{PRODUCT_TITLES[product]} {least}" for product, least in supported.needs)
-    if supported.verdict == "emulated" and needs:
+def _format_cell(support: Support) -> str:
+    """Return the text of a cell: yes, no, emulated, or the least versions."""
+    needs = " ".join(f"{PRODUCT_TITLES[product]} {least}" for product, least in support.needs)
+    if support.verdict == "emulated" and needs:
         return f"emulated, {needs}"
-    if supported.verdict == "unknown" and needs:
+    if support.verdict == "unknown" and needs:
         return needs
-    return VERDICT_WORDS[supported.verdict]
+    return VERDICT_WORDS[support.verdict]
 
 
-def _support_to_dict(supported: Support) -> dict[str, Any]:
+def _support_to_dict(support: Support) -> dict[str, Any]:
+    """Return the support of a recipe as plain data."""
     return {
-        "verdict": supported.verdict,
-        "reason": supported.reason,
-        "needs": dict(supported.needs),
+        "verdict": support.verdict,
+        "reason": support.reason,
+        "needs": dict(support.needs),
     }

@@ -9,12 +9,16 @@ from bridge.cli.debug_log import report_debug_log
 from bridge.cli.described_logs import is_log
 from bridge.cli.parser import add_json_option, refuse_options_without
 from bridge.cli.report.page import REPORT_FORMATS, write_page
-from bridge.cli.report.watch import POLL_SECONDS, format_warning_thresholds, watch_run
+from bridge.cli.report.watch import (
+    DEFAULT_INTERVAL_SECONDS,
+    format_warning_thresholds,
+    watch_run,
+)
 from bridge.errors import RunConfigError
 from bridge.read.debug_log import is_debug_log
 
 WATCH_OPTIONS = ("--once", "--every", "--silence", "--json")
-"""Options that act with --watch alone."""
+"""Options that have an effect only with ``--watch``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--watch", action="store_true", help=text)
     parser.add_argument("--once", action="store_true", help="with --watch: print the state and end")
-    text = f"with --watch: time between two looks (default {POLL_SECONDS:g})"
+    text = f"with --watch: time between two looks (default {DEFAULT_INTERVAL_SECONDS:g})"
     parser.add_argument("--every", type=float, metavar="SECONDS", help=text)
     text = "with --watch: leave a warning out; repeatable"
     parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
@@ -51,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     """Write a report, or show a run in progress or a debugger's log.
 
-    Of the latter two the exit code is 1 where a warning stands.
+    Returns:
+        1 if a run in progress or a debugger's log has an early warning; None after a report.
     """
     refuse_options_without(args, "--watch", WATCH_OPTIONS)
     for path in args.runs:

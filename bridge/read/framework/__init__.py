@@ -1,24 +1,28 @@
 """Frameworks that run on Megatron Core and whose files are read: a table each, and readers.
 
-NAME.yaml         the table of a framework: its settings, and the values that it sets at start
-table.py          `FrameworkTable`, a table in memory; names.py, the rows about names of its own
-tree.py           `read_tree`: a tree of settings as sections of a run, by a table
-tree_run.py       `build_reading_from_tree`: the sections with the model of the checkpoint, as a run
-arguments.py      arguments of Megatron-LM that a framework hands on
-checkpoint.py     the checkpoint that a model's config is made of; hf_config.py, its config.json
-start.py          values that a framework sets when the run starts
-files.py          `read_framework`: a YAML file, by the reader of its framework
-launches.py       `maybe_read_script`: a launch script, by the reader of its framework
-nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree of their own
-primus.py, flagscale.py, miles.py          frameworks whose settings are Megatron-LM's arguments
+NAME.yaml                  the table of a framework: its settings, and the values that it sets at start
+framework_table.py         `FrameworkTable`: a table in memory
+framework_options.py       the options that only a framework has, and their effects
+tree.py                    `read_tree`: a tree of settings as sections of a run, by a table
+reading_from_tree.py       `build_reading_from_tree`: these sections with the model of the checkpoint
+reading_from_arguments.py  `build_reading_from_arguments`: Megatron-LM's arguments that a framework
+                           passes on
+checkpoint.py              the checkpoint that decides a model's config; hf_config.py, its config.json
+start_rows.py              values that a framework sets when the run starts
+yaml_files.py              `read_framework`: a YAML file, by the reader of its framework
+launch_scripts.py          `maybe_read_script`: a launch script, by the reader of its framework
+nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree
+primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM's arguments
 
-A framework is added by its table, a row in `read/rows/frameworks.yaml`, and what its files need:
+A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
 
 - Scripts with Megatron-LM's arguments need no module. The column `table` of the row names the table.
-- YAML files whose settings are a tree: a module with `read`, and its line in `TREES` of files.py.
-  Launches with settings of that tree: a function `read_launch`, and its line in `READERS` of
-  launches.py. The column `tree` of the row names the table.
-- Other YAML files: a module with `is_of` and `read`, and its place in `READERS` of files.py.
-- Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY_PATTERN` of read/run_file.py, and each kind of
-  script a word in `SIGNS` of launches.py. Files without them are not looked at.
+- YAML files whose settings are a tree: a module with `read`, and its line in `TREE_READERS` of
+  yaml_files.py. Launches with settings of that tree: a function `read_launch`, and its line in
+  `LAUNCH_READERS` of launch_scripts.py. The column `tree` of the row names the table.
+- Other YAML files: a module with `is_of` and `read`, and its place in `ARGUMENT_READERS` of
+  yaml_files.py.
+- Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY_PATTERN` of read/run_file.py. Each
+  kind of script needs a word in `SCRIPT_SIGNS` of launch_scripts.py. Files without them are not read
+  by a framework's reader.
 """

@@ -8,9 +8,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from bridge.report.curves import make_figure
@@ -18,24 +18,33 @@ from bridge.report.curves import make_figure
 Point = tuple[float, float]
 
 MAX_POINTS = 400
+"""Points of a line; more would not be seen on a page."""
 _LINES = ("#0000a0", "#0000a1", "#0000a2", "#0000a3", "#0000a4", "#0000a5")
 COLOUR_COUNT = len(_LINES)
-"""Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
+"""Number of the classes s0, s1, ... of the page's style. Further lines are dashed in these colours."""
 _TEXT, _GRID = "#0000b0", "#0000b1"
 _PAGE_COLOURS = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}
 for _number, _line in enumerate(_LINES):
     _PAGE_COLOURS[_line] = f"var(--s{_number})"
-"""Colour that matplotlib draws with -> the page's, which is another one in the dark."""
+"""Placeholder colour that matplotlib draws with -> the page's variable, which dark mode changes."""
 
 
 def draw_line_chart(
-    lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False
+    lines: Mapping[str, Sequence[Point]], *, title: str, unit: str, log: bool = False
 ) -> str:
-    """Return a chart over steps as an SVG element; "" for a single step.
+    """Return a chart over steps as an SVG element in a figure.
 
-    The element names its content for a screen reader. `lines` are name -> (step, value) pairs in
-    order. Values that are not finite are left out, and on a logarithmic axis those that are not
-    positive. `y` is their unit.
+    The element has a text for screen readers. Values that are not finite are left out. So are
+    values that are not positive, if the axis is logarithmic.
+
+    Args:
+        lines: Name -> (step, value) pairs in the order of the steps.
+        title: The caption.
+        unit: The unit of the values.
+        log: Whether the axis of the values is logarithmic.
+
+    Returns:
+        The element; "" if there are fewer than two steps.
     """
     shown: dict[str, list[Point]] = {}
     steps: set[float] = set()
@@ -49,13 +58,13 @@ def draw_line_chart(
     ends = []
     for name, points in shown.items():
         ends.append(f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}")
-    label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)
+    label = escape(f"{title}, {unit} by step: {'; '.join(ends)}", quote=True)
     head = (
         f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}">'
         f"<title>{escape(title)}</title>"
     )
     svg = _draw_svg([*shown.values()], log=log)
-    caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
+    caption = f"<figcaption>{escape(title)} <small>({escape(unit)})</small></figcaption>"
     legend = f'<ul class="legend">{_format_legend(shown)}</ul>'
     return f'<figure class="chart">{caption}{head}{svg}{legend}</figure>'
 
@@ -72,6 +81,7 @@ def _format_legend(names: Iterable[str]) -> str:
 
 
 def _draw_svg(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
+    """Return the content and the end tag of an SVG element with the curves."""
     figure = make_figure(6.4, 2.6)
     axes = figure.add_subplot()
     values: list[float] = []
@@ -81,9 +91,9 @@ def _draw_svg(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
             style = "--"
         steps, heights = zip(*points, strict=True)
         values.extend(heights)
-        # A clip would have an id, and those of two charts could be the same.
-        look: dict[str, Any] = {"linestyle": style, "linewidth": 1.5, "clip_on": False}
-        axes.plot(steps, heights, color=_LINES[number % COLOUR_COUNT], **look)
+        colour = _LINES[number % COLOUR_COUNT]
+        # Without clip_on=False, each clip path has an id, which another chart of the page may have.
+        axes.plot(steps, heights, linestyle=style, linewidth=1.5, color=colour, clip_on=False)
     if log:
         axes.set_yscale("log")
         axes.minorticks_off()
@@ -97,11 +107,18 @@ def _draw_svg(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
     axes.tick_params(length=0, labelcolor=_TEXT)
     axes.grid(axis="y", color=_GRID, clip_on=False)
     axes.spines[:].set_visible(False)
-    out = io.StringIO()
+    return _export_svg(figure)
+
+
+def _export_svg(figure: Figure) -> str:
+    """Return a figure as the content and the end tag of an SVG element, in the page's colours."""
+    text = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    svg = out.getvalue().partition("<svg")[2].partition(">")[2]
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
+    # The caller writes the start tag, so that the element has a title and no fixed size.
+    svg = text.getvalue().partition("<svg")[2].partition(">")[2]
+    # Styles would act on the whole page, and ids of two charts would be the same.
     svg = re.sub(r'<style.*?</style>| id="[\w.]+_\d+"', "", svg, flags=re.DOTALL)
     return re.sub("|".join(_PAGE_COLOURS), lambda match: _PAGE_COLOURS[match[0]], svg)
 

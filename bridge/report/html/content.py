@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.errors import RunConfigError
@@ -11,7 +11,7 @@ from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
 from bridge.report.answer import Answer
 from bridge.report.html.run_content import RunContent
-from bridge.report.plan_table import make_line
+from bridge.report.plan.plan_table import make_line
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
 from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.quantisation import select_last_step
@@ -19,7 +19,7 @@ from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.runtime.audit.run_folder import RunFolder
 
 MIN_LOSS_FALL = 0.01
-"""Relative fall of the training loss below which it has not moved."""
+"""The least relative fall of the training loss that counts as a fall."""
 
 SUMMARY_FIGURES = (
     "train_loss",
@@ -31,9 +31,9 @@ SUMMARY_FIGURES = (
     "skipped_steps",
     "seconds",
 )
-"""Figures of the summary that a report shows."""
+"""Figures of `summary.json` that a report shows."""
 RECORD_KINDS = {"weights": "parameters"}
-"""Kind of tensor in the memory plan -> its name in a record, if they differ."""
+"""Kind of tensor in the memory report -> its name in a record, if they differ."""
 
 
 def collect_run_content(
@@ -48,10 +48,10 @@ def collect_run_content(
 
     Args:
         run: The folder of the run.
-        plan: The precision plan of the run; None: not known.
+        plan: The precision plan of the run; None: it cannot be planned.
         predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
         base: The plain recipe of the run's mode, and the fields in which the run differs from it.
-        compared: The result of the comparison with the run's twins; None: it has none.
+        compared: The result of the comparison with the other runs; None: it is not compared.
     """
     record, summary = run.record, run.summary or {}
     figures = {name: summary.get(name) for name in SUMMARY_FIGURES}
@@ -64,17 +64,7 @@ def collect_run_content(
         ran, backend = format_gemms(record.gemms), record.backend
         gemms, mismatches, census = record.gemms, list(record.audit), record.census
     report_command = shlex.join(["precision-bridge", "report", str(run.path)])
-    findings = _collect_findings(run)
     warnings = dict(find_early_warnings(WarningInputs.from_run_folder(run)))
-    train = run.metrics("train")
-    verdict = [
-        _describe_end(summary, run),
-        _describe_audit(mismatches, len(gemms), run),
-        describe_loss_fall([row["loss"] for row in train if row["loss"] is not None]),
-        _describe_findings(findings),
-    ]
-    for name, sentence in warnings.items():
-        verdict.append(Answer(state="bad", sentence=f"{name}: {sentence}"))
     return RunContent(
         name=run.findings.get("precision") or summary.get("precision") or run.path.name,
         folder=str(run.path),
@@ -87,10 +77,10 @@ def collect_run_content(
         backend=backend,
         mismatches=mismatches,
         sync=_collect_changed_fields(run),
-        findings=findings,
+        findings=_collect_findings(run),
         silenced=_collect_silenced(run),
         warnings=warnings,
-        train=train,
+        train=run.metrics("train"),
         validation=run.metrics("validation"),
         heat=_collect_sqnr_cells(run),
         memory=make_memory_rows(census, predicted_bytes or {}),
@@ -99,8 +89,22 @@ def collect_run_content(
             "megatron-core": run.sync.get("megatron_core"),
         },
         commands=[*_read_train_command(run), report_command],
-        verdict=verdict,
+        verdict=_collect_verdicts(run, warnings),
     )
+
+
+def _collect_verdicts(run: RunFolder, warnings: Mapping[str, str]) -> list[Answer]:
+    """Return the summary of the report: end, audit, loss, findings and early warnings."""
+    losses = [row["loss"] for row in run.metrics("train") if row["loss"] is not None]
+    verdicts = [
+        _describe_end(run),
+        _describe_audit(run),
+        describe_loss_fall(losses),
+        _describe_findings(_collect_findings(run)),
+    ]
+    for name, sentence in warnings.items():
+        verdicts.append(Answer(state="bad", sentence=f"{name}: {sentence}"))
+    return verdicts
 
 
 def _add_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any] | None:
@@ -117,7 +121,7 @@ def _add_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any]
 
 
 def _collect_changed_fields(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the rows of the sync, without fields that agree or are absent."""
+    """Return the rows of the sync that wrote or kept another value."""
     rows = run.sync.get("rows", ())
     return [row for row in rows if row["verdict"] not in ("agree", "absent")]
 
@@ -133,27 +137,29 @@ def _collect_silenced(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _collect_findings(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the findings of the check, and the findings of the sync that the check has not.
+    """Return the findings of the check and of the sync, each once.
 
-    Of equal findings, the first is shown at the position of the last.
+    A finding of both has the text of the check and the position of the sync.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in (*run.findings.get("findings", ()), *run.sync.get("findings", ())):
         key = finding["id"], finding["path"]
-        rows[key] = rows.pop(key, finding)
+        first = rows.pop(key, finding)
+        rows[key] = first
     return list(rows.values())
 
 
 def _describe_findings(findings: Sequence[dict[str, Any]]) -> Answer:
-    """Return how many findings check and sync have."""
+    """Return the number of findings of the check and the sync as a sentence."""
     if not findings:
         return Answer(state="good", sentence="No findings of check and sync.")
     count = _format_count(len(findings), "finding")
     return Answer(state="unknown", sentence=f"{count} of check and sync.")
 
 
-def _describe_end(summary: dict[str, Any], run: RunFolder) -> Answer:
-    """Return how the run ended, or that it has not."""
+def _describe_end(run: RunFolder) -> Answer:
+    """Return how the run ended, or that it has not ended."""
+    summary = run.summary
     if not summary:
         return Answer(state="unknown", sentence="The run has not come to its end.")
     if summary.get("failure"):
@@ -165,25 +171,27 @@ def _describe_end(summary: dict[str, Any], run: RunFolder) -> Answer:
     return Answer(state="good", sentence=sentence)
 
 
-def _describe_audit(mismatches: Sequence[str], recorded_gemms: int, run: RunFolder) -> Answer:
+def _describe_audit(run: RunFolder) -> Answer:
     """Return whether the record of the run agrees with its plan."""
-    if run.record is None:
+    record = run.record
+    if record is None:
         return Answer(state="unknown", sentence="No record was held against the plan.")
-    if mismatches:
-        points = _format_count(len(mismatches), "point")
+    if record.audit:
+        points = _format_count(len(record.audit), "point")
         return Answer(state="bad", sentence=f"The run was not what the plan says, in {points}.")
-    sentence = f"Plan = record: all {recorded_gemms} GEMMs ran in the planned formats."
+    sentence = f"Plan = record: all {len(record.gemms)} GEMMs ran in the planned formats."
     return Answer(state="good", sentence=sentence)
 
 
 def _format_count(count: int, noun: str) -> str:
+    """Return "1 finding" or "2 findings"."""
     if count == 1:
         return f"{count} {noun}"
     return f"{count} {noun}s"
 
 
 def describe_loss_fall(losses: list[float]) -> Answer:
-    """Return whether a training loss fell, from the first to the last of its values."""
+    """Return whether a training loss fell, by its first and its last value."""
     if len(losses) < 2:
         return Answer(state="unknown", sentence="Too few losses to say whether it learned.")
     fall = 1 - losses[-1] / losses[0]
@@ -195,9 +203,10 @@ def describe_loss_fall(losses: list[float]) -> Answer:
 
 
 def make_plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
-    """Return the formats of each group of equal layers.
+    """Return the formats of each group of equal layers. Modules that compute nothing are left out.
 
-    Modules that compute nothing are left out.
+    Args:
+        plan: The plan; None: there are no rows.
     """
     if plan is None:
         return []
@@ -211,13 +220,20 @@ def make_plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
             names_of.setdefault(formats, []).append(module.name)
         for (forward, dgrad, wgrad), names in names_of.items():
             if forward:
-                columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
-                rows.append({"layers": labels, "modules": names, **columns})
+                rows.append(
+                    {
+                        "layers": labels,
+                        "modules": names,
+                        "forward": forward,
+                        "dgrad": dgrad,
+                        "wgrad": wgrad,
+                    }
+                )
     return rows
 
 
 def _collect_sqnr_cells(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the last SQNR per operand, layer and module, and how far it is below its format's."""
+    """Return the last SQNR of each operand, layer and module, and its distance below a healthy one."""
     cells = []
     for row in select_last_step(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:
@@ -237,7 +253,7 @@ def _collect_sqnr_cells(run: RunFolder) -> list[dict[str, Any]]:
 def make_memory_rows(
     census: Sequence[CensusRow], predicted: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the recorded and the predicted bytes of each kind of tensor; None where unknown."""
+    """Return the recorded and the predicted bytes of each kind of tensor; None if not known."""
     recorded: dict[str, int] = {}
     dtypes: dict[str, dict[str, None]] = {}
     for tensors in census:
@@ -268,7 +284,7 @@ def _read_train_command(run: RunFolder) -> list[str]:
     documents = strict_yaml.load_documents(
         run.read_text(overrides), str(overrides), error=RunConfigError
     )
-    words = ["python", "scripts/train.py"]
+    command = ["python", "scripts/train.py"]
     if documents:
-        words.extend(map(str, documents[0]))
-    return [shlex.join(words)]
+        command.extend(map(str, documents[0]))
+    return [shlex.join(command)]

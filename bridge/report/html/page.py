@@ -1,4 +1,7 @@
-"""The page: the content of one or several runs rendered as one HTML file that needs no network."""
+"""The report of one or several runs as an HTML page, as Markdown or as JSON.
+
+The page is one file and needs no network.
+"""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from bridge.report.answer import Answer
 from bridge.report.curves import collect_points
 from bridge.report.html.chart import draw_line_chart
 from bridge.report.html.run_content import RunContent
-from bridge.report.quantisation_table import WORST_DB
+from bridge.report.quantisation_picture import WORST_DB
 from bridge.report.table import format_mib
 
 TEMPLATE = "page.html.j2"
@@ -25,7 +28,7 @@ STATE_WORDS = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 
 
 def render_page(runs: Sequence[RunContent]) -> str:
-    """Return the page of some runs, each the result of `collect_run_content`."""
+    """Return the HTML page of some runs."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -33,24 +36,31 @@ def render_page(runs: Sequence[RunContent]) -> str:
         number=_format_number,
         mib=format_mib,
         layers=format_ranges,
-        heat=_make_heat_table,
+        heat=_make_heat_tables,
         charts=_draw_charts,
     )
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _make_names_unique(runs)
+    return environment.from_string(text).render(
+        runs=runs,
+        overlay=_draw_overlay(runs),
+        compared=_collect_answers(runs),
+        states=STATE_WORDS,
+    )
+
+
+def _draw_overlay(runs: Sequence[RunContent]) -> Markup:
+    """Return the chart with the training losses of all runs; empty for one run."""
     curves = {}
     if len(runs) > 1:
         for run in runs:
             curves[run.name] = collect_points(run.train, "loss")
-    chart = draw_line_chart(curves, title="Training loss of all runs", y="nats per token")
-    overlay = Markup(chart)  # noqa: S704  as below
-    return environment.from_string(text).render(
-        runs=runs, overlay=overlay, compared=_collect_answers(runs), states=STATE_WORDS
-    )
+    chart = draw_line_chart(curves, title="Training loss of all runs", unit="nats per token")
+    return Markup(chart)  # noqa: S704  numbers and escaped names
 
 
 def render_markdown(runs: Sequence[RunContent]) -> str:
-    """Return the verdicts, figures and plan of some runs for a comment."""
+    """Return the verdicts, figures and findings of some runs as Markdown, for a comment."""
     lines = _format_answers(_collect_answers(runs))
     if lines:
         lines.append("")
@@ -80,6 +90,7 @@ def _format_run(run: RunContent) -> list[str]:
 
 
 def _format_answers(verdict: Sequence[Answer]) -> list[str]:
+    """Return answers as the items of a list in Markdown."""
     lines = []
     for answer in verdict:
         lines.append(f"- **{STATE_WORDS[answer.state]}.** {answer.sentence}")
@@ -87,30 +98,31 @@ def _format_answers(verdict: Sequence[Answer]) -> list[str]:
 
 
 def format_json(runs: Sequence[RunContent]) -> str:
-    """Return the content as JSON, the numbers of the page."""
+    """Return the content of the page as JSON."""
     return json.dumps([asdict(run) for run in runs], indent=1) + "\n"
 
 
 def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
     """Return the runs with different names.
 
-    Runs of one precision get the words in which their folders differ.
+    Runs of the same name get the overrides in which the names of their folders differ.
     """
-    words_of = [PurePath(run.folder).name.split(",") for run in runs]
+    # Hydra names the folder of a job of a sweep by its overrides, which commas separate.
+    overrides_of = [PurePath(run.folder).name.split(",") for run in runs]
     named = []
-    for run, words in zip(runs, words_of, strict=True):
+    for run, overrides in zip(runs, overrides_of, strict=True):
         others = []
-        for other, other_words in zip(runs, words_of, strict=True):
+        for other, other_overrides in zip(runs, overrides_of, strict=True):
             if other.name == run.name and other is not run:
-                others.append(other_words)
+                others.append(other_overrides)
         if not others:
             named.append(run)
             continue
-        apart = []
-        for word in words:
-            if any(word not in other_words for other_words in others):
-                apart.append(word)
-        name = ", ".join([run.name, *(apart or words)])
+        differing = []
+        for override in overrides:
+            if any(override not in other_overrides for other_overrides in others):
+                differing.append(override)
+        name = ", ".join([run.name, *(differing or overrides)])
         named.append(replace(run, name=name))
     return named
 
@@ -126,6 +138,7 @@ def _collect_answers(runs: Sequence[RunContent]) -> list[Answer]:
 
 
 def _draw_charts(run: RunContent) -> Markup:
+    """Return the charts of a run: loss, gradient norm, and the loss scale if it changed."""
     losses = {
         "training": collect_points(run.train, "loss"),
         "validation": collect_points(run.validation, "loss"),
@@ -133,50 +146,49 @@ def _draw_charts(run: RunContent) -> Markup:
     entropy, train = run.figures.get("unigram_entropy"), run.train
     if entropy is not None and train:
         losses["unigram entropy"] = [(train[0]["step"], entropy), (train[-1]["step"], entropy)]
-    charts = [draw_line_chart(losses, title="Loss", y="nats per token")]
+    charts = [draw_line_chart(losses, title="Loss", unit="nats per token")]
     norms = {"gradient norm": collect_points(run.train, "grad_norm")}
     charts.append(
-        draw_line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True)
+        draw_line_chart(norms, title="Gradient norm before clipping", unit="log scale", log=True)
     )
     scale = collect_points(run.train, "loss_scale")
     if len({value for _, value in scale}) > 1:
         charts.append(
-            draw_line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True)
+            draw_line_chart({"loss scale": scale}, title="Loss scale", unit="log scale", log=True)
         )
     return Markup("".join(charts))  # noqa: S704  numbers and escaped names
 
 
-def _make_heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a table per operand, layers by modules.
-
-    Each cell has its colour between 0 (healthy) and 1.
-    """
-    tables = []
+def _make_heat_tables(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a table for each operand, with the layers as rows and the modules as columns."""
     rows_of: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         rows_of.setdefault(row["operand"], []).append(row)
+    tables = []
     for operand, of_operand in rows_of.items():
-        cells: dict[int, dict[str, Any]] = {}
-        modules: set[str] = set()
-        formats: set[str] = set()
-        for row in sorted(of_operand, key=itemgetter("layer")):
-            modules.add(row["module"])
-            formats.add(row["format"])
-            strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
-            of_layer = cells.setdefault(row["layer"], {})
-            of_layer[row["module"]] = {**row, "strength": round(strength, 2)}
         tables.append(
             {
                 "operand": operand,
-                "formats": ", ".join(sorted(formats)),
-                "modules": sorted(modules),
-                "cells": cells,
+                "formats": ", ".join(sorted({row["format"] for row in of_operand})),
+                "modules": sorted({row["module"] for row in of_operand}),
+                "cells": _make_heat_cells(of_operand),
             }
         )
     return tables
 
 
+def _make_heat_cells(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return layer -> module -> the cell, whose strength of colour is from 0 (healthy) to 1."""
+    cells: dict[int, dict[str, Any]] = {}
+    for row in sorted(rows, key=itemgetter("layer")):
+        strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
+        cells_of_layer = cells.setdefault(row["layer"], {})
+        cells_of_layer[row["module"]] = {**row, "strength": round(strength, 2)}
+    return cells
+
+
 def _format_number(value: object) -> str:
+    """Return a figure as text; "-" if it is not known."""
     if value is None:
         return "-"
     if isinstance(value, int):

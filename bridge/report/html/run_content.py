@@ -1,6 +1,6 @@
-"""`RunContent`: the content of a report on one run, which a page shows and JSON records.
+"""`RunContent`: the content of a report on one run, for the page, Markdown and JSON.
 
-A run folder of ours (`content.py`) and a log of another trainer (`log_content.py`) both give it.
+`content.py` makes it from a run folder of ours, and `log_content.py` from another trainer's log.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class RunContent:
     folder: str
     """The folder or the log of the run."""
     source: str | None = None
-    """The trainer whose log it is; None: a run of ours."""
+    """The kind of log, such as "a log of Megatron-LM"; None: a run of ours."""
     figures: Mapping[str, Any]
     """Name of a figure, such as train_loss -> its value; None: not known."""
     compared: Answer | None = None

@@ -1,14 +1,15 @@
 """A precision plan as a picture: layers down, GEMMs and tensors across, one colour per format."""
 
+from collections.abc import Collection
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from bridge.plan.plan_layers import PlanLayer
@@ -25,7 +26,7 @@ FORMAT_COLOURS = {
     "e2m1": "#d1495b",
     "custom": "#7f7f7f",
 }
-"""Format -> colour; wide formats are violet and blue, narrow ones warm or green."""
+"""Format -> colour. Wide formats are violet and blue. Narrow formats are orange, green and red."""
 FORMAT_TITLES = {
     "e4m3": "FP8 E4M3",
     "e5m2": "FP8 E5M2",
@@ -42,16 +43,21 @@ DRAWN_ITEMS = {
 """Kind of module -> the GEMMs and tensors that are drawn."""
 ROW_HEIGHT = 0.16
 COLUMN_WIDTH = 0.2
+"""Inches."""
+MANY_LAYERS = 40
+"""Layers from which rows are thinner, so that the picture fits on a page."""
+MAX_NAMED_LAYERS = 44
+"""Layers up to which every layer is named; of more layers, every fifth."""
 
 Column = tuple[str, str] | None
 """(module, item), or the gap between two modules."""
 
 
 def draw_plan(plan: PrecisionPlan, path: Path) -> None:
-    """Write the picture; the suffix of the path chooses the format (png, svg, pdf)."""
+    """Write the picture. The suffix of the path chooses the file format: png, svg or pdf."""
     columns, rows = _list_columns(plan), list(plan.layers)
     height = max(0.09, 7.5 / len(rows))
-    if len(rows) < 40:
+    if len(rows) < MANY_LAYERS:
         height = max(ROW_HEIGHT, 2.6 / len(rows))
     figure = make_figure(2.0 + COLUMN_WIDTH * len(columns), 2.4 + height * len(rows))
     axes = figure.add_subplot()
@@ -59,42 +65,54 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     _name_columns(axes, columns)
     _name_rows(axes, rows)
     _draw_stages(axes, plan, columns)
-    patches = []
-    for name, colour in FORMAT_COLOURS.items():
-        if name in formats:
-            patches.append(Patch(color=colour, label=FORMAT_TITLES.get(name, name.upper())))
-    title = "A cell of two colours multiplies two formats; weight is how it is stored."
-    style: dict[str, Any] = {
-        "ncols": len(patches),
-        "frameon": False,
-        "fontsize": 8,
-        "title_fontsize": 7,
-    }
-    figure.legend(handles=patches, loc="outside lower left", title=title, alignment="left", **style)
+    _add_legend(figure, formats)
     low, linears = plan.linears()
     heading = f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+def _add_legend(figure: Figure, formats: Collection[str]) -> None:
+    """Add the colours of the formats that occur."""
+    patches = []
+    for name, colour in FORMAT_COLOURS.items():
+        if name in formats:
+            patches.append(Patch(color=colour, label=FORMAT_TITLES.get(name, name.upper())))
+    figure.legend(
+        handles=patches,
+        loc="outside lower left",
+        title="A cell of two colours multiplies two formats; weight is how it is stored.",
+        alignment="left",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=7,
+    )
+
+
 def _list_columns(plan: PrecisionPlan) -> list[Column]:
-    """Return everything that is drawn, in the order in which the forward pass meets it."""
-    ahead: list[tuple[str, str]] = []
+    """Return the columns in the order of the forward pass, with a gap between two modules.
+
+    Layers differ in their modules. A column that earlier layers do not have is put before the next
+    column of its own layer that they have.
+    """
+    ordered: list[tuple[str, str]] = []
     for layers, modules in plan.folded():
         drawn: list[tuple[str, str]] = []
         for module in modules:
             for item in DRAWN_ITEMS[module.kind]:
                 drawn.append((module.name, item))
-        place = len(ahead)
+        position = len(ordered)
         if layers[0].label == "embedding":
-            place = 0
-        for column in reversed(drawn):  # a new column goes before the known one behind it
-            if column in ahead:
-                place = ahead.index(column)
+            position = 0
+        # From the last to the first, so that the next column of the layer has its position.
+        for column in reversed(drawn):
+            if column in ordered:
+                position = ordered.index(column)
             else:
-                ahead.insert(place, column)
+                ordered.insert(position, column)
     columns: list[Column] = []
-    for _, of_module in groupby(ahead, key=itemgetter(0)):
+    for _, of_module in groupby(ordered, key=itemgetter(0)):
         if columns:
             columns.append(None)
         columns.extend(of_module)
@@ -102,7 +120,7 @@ def _list_columns(plan: PrecisionPlan) -> list[Column]:
 
 
 def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
-    """Draw the cells, in two colours where a GEMM multiplies two formats.
+    """Draw the cells. A GEMM of two formats has a cell of two colours.
 
     Returns:
         The formats that occur.
@@ -110,7 +128,7 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
     codes = {name: code for code, name in enumerate(FORMAT_COLOURS)}
     unknown = len(codes)
     formats: set[str] = set()
-    # The left and the right half of each cell.
+    # Two columns of the mesh are the left and the right half of a cell.
     mesh = np.full((len(rows), 2 * len(columns)), np.nan)
     for y, layer in enumerate(rows):
         format_of = _collect_formats(layer)
@@ -162,9 +180,9 @@ def _name_columns(axes: Axes, columns: list[Column]) -> None:
 
 
 def _name_rows(axes: Axes, rows: list[PlanLayer]) -> None:
-    """Write the names of the layers; of a deep model, only of every fifth layer with a number."""
+    """Write the names of the layers. A deep model has only every fifth layer named."""
     step = 1
-    if len(rows) > 44:
+    if len(rows) > MAX_NAMED_LAYERS:
         step = 5
     centres, labels = [], []
     for y, layer in enumerate(rows):

@@ -1,4 +1,4 @@
-"""`precision-bridge plan` of several files: the share of linear layers in FP8 or FP4 per run."""
+"""`precision-bridge plan FILE FILE ...`: the linear layers of each run in FP8 or FP4, in a line."""
 
 from __future__ import annotations
 
@@ -19,31 +19,27 @@ def print_shares(args: argparse.Namespace, paths: Sequence[str]) -> int:
 
 
 def _answer_share(run: Run) -> RunAnswer:
-    """Return how many linear layers of a run compute in each scaling scheme."""
+    """Return the number of linear layers of a run that compute in each scaling scheme."""
     from bridge.front.loader import require_plannable
     from bridge.preflight.check import get_report
 
     require_plannable(run)
     plan = plan_run(run)
-    setup = get_report(run).context
-    _, linears = plan.linears()
-    schemes = plan.schemes()
-    parts = []
-    for scheme, count in schemes.items():
-        parts.append(f"{count} of {linears} linear layers in {scheme}")
+    context = get_report(run).context
+    _, linear_count = plan.linears()
+    counts = plan.schemes()
     unknown = run.rests_on(lambda: plan_run(run))
-    if not parts:
-        parts = [f"all {linears} linear layers in {setup.mode}"]
+    parts = [format_precision(context)]
+    for scheme, count in counts.items():
+        parts.append(f"{count} of {linear_count} linear layers in {scheme}")
+    if not counts:
+        parts.append(f"all {linear_count} linear layers in {context.mode}")
     if unknown:
         parts.append(f"rests on {len(unknown)} settings that nothing states")
     content = {
-        **precision_to_dict(setup),
-        "linear_layers": linears,
-        "low_precision": schemes,
+        **precision_to_dict(context),
+        "linear_layers": linear_count,
+        "low_precision": counts,
         "rests_on_unknown": unknown,
     }
-    return RunAnswer(
-        text=f"{format_precision(setup)}; {'; '.join(parts)}",
-        content=content,
-        code=compute_exit_code(run),
-    )
+    return RunAnswer(text="; ".join(parts), content=content, code=compute_exit_code(run))

@@ -1,6 +1,6 @@
-"""The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+"""The modules that each row of `modules`, or each matcher of Megatron's file, selects.
 
-They are shown as a table and as plain data.
+They are shown as a table or as plain data.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,15 @@ from bridge.rules.rule import RuleFinding
 def make_module_table(
     selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str, mode: str
 ) -> RenderableType:
-    """Return the selection as something rich can print."""
+    """Return a row for each row or matcher, a row for the other modules, and the findings.
+
+    Args:
+        selection: The modules that each row or matcher selects.
+        findings: The findings about the selection.
+        layout: The parallel sizes that module names depend on.
+        run: The scaling scheme of the run, or its mode if it has no scheme.
+        mode: The mode of the run.
+    """
     high = f"{mode} (the run's dtype)"
     rows = []
     for row in selection.rows:
@@ -30,7 +38,7 @@ def make_module_table(
                 "": row.matcher.name,
                 "select": row.matcher.select,
                 "precision": _format_precision(row.matcher, high),
-                "takes": _format_taken(row.taken, mode, is_low=is_low),
+                "takes": _format_selected(row.taken, mode, is_low=is_low),
                 "linears": str(len(row.taken)),
             }
         )
@@ -39,19 +47,18 @@ def make_module_table(
             "": "",
             "select": "the rest",
             "precision": f"{run} (the run)",
-            "takes": _format_taken(selection.unselected, mode, is_low=run != mode),
+            "takes": _format_selected(selection.unselected, mode, is_low=run != mode),
             "linears": str(len(selection.unselected)),
         }
     )
-    what = "rows of mixed_precision.modules"
+    source = "rows of mixed_precision.modules"
     if selection.is_foreign:
-        what = "matchers of model.quant_recipe"
-    title = f"{what}, {layout}{LAYER_COUNT_NOTE}"
+        source = "matchers of model.quant_recipe"
+    title = f"{source}, {layout}{LAYER_COUNT_NOTE}"
     parts = [make_table(rows, title=title, numbers=("linears",), wraps=("select", "takes"))]
     for finding in findings:
-        parts.append(
-            Text(f"{finding.severity}: {finding}", style=SEVERITY_STYLES[finding.severity])
-        )
+        style = SEVERITY_STYLES[finding.severity]
+        parts.append(Text(f"{finding.severity}: {finding}", style=style))
     return Group(*parts)
 
 
@@ -59,9 +66,9 @@ def selection_to_dict(
     selection: ModuleSelection, findings: Sequence[RuleFinding]
 ) -> dict[str, Any]:
     """Return the selection as plain data."""
-    elsewhere = []
+    other_stages = []
     for reach in selection.other_stages:
-        elsewhere.append(
+        other_stages.append(
             {
                 "row": reach.row.matcher.name,
                 "pipeline": reach.stages,
@@ -73,7 +80,7 @@ def selection_to_dict(
         "is_foreign": selection.is_foreign,
         "rows": list(map(_row_to_dict, selection.rows)),
         "left": _list_paths(selection.unselected),
-        "layers_elsewhere": elsewhere,
+        "layers_elsewhere": other_stages,
         "findings": findings_to_dicts(findings),
     }
 
@@ -115,6 +122,12 @@ def _list_paths(modules: Sequence[PlacedModule]) -> list[str]:
 
 
 def _format_precision(matcher: Matcher, high: str) -> str:
+    """Return the precision of a row in training, and in evaluation if it differs.
+
+    Args:
+        matcher: The row or matcher.
+        high: The text for the run's dtype.
+    """
     training, evaluation = matcher.precision, matcher.evaluation_label
     if training == HIGH_PRECISION:
         training = high
@@ -125,10 +138,16 @@ def _format_precision(matcher: Matcher, high: str) -> str:
     return f"{training}; evaluation in {evaluation}"
 
 
-def _format_taken(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
-    """Return the modules by layer.
+def _format_selected(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
+    """Return the selected modules by layer.
 
-    Under a choice of FP8 or FP4, those that stay in the run's dtype are named apart.
+    A row that states FP8 or FP4 may select modules that stay in the run's dtype. They are named
+    separately.
+
+    Args:
+        modules: The selected modules.
+        mode: The mode of the run.
+        is_low: Whether the row states FP8 or FP4.
     """
     kept, acting = [], []
     for module in modules:
@@ -147,16 +166,16 @@ def _format_taken(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -
 def _format_modules(modules: Sequence[PlacedModule]) -> str:
     """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
     layers_of: dict[str, list[str]] = {}
-    others: dict[str, list[str]] = {}
+    unnumbered: dict[str, list[str]] = {}
     for module in modules:
         if module.number is None:
-            others.setdefault(module.layer, []).append(module.module)
+            unnumbered.setdefault(module.layer, []).append(module.module)
         else:
             layers_of.setdefault(module.module, []).append(str(module.number + 1))
     names_of: dict[str, list[str]] = {}
     for name, layers in layers_of.items():
         names_of.setdefault(format_ranges(layers), []).append(name)
     parts = []
-    for layers_or_place, names in [*names_of.items(), *others.items()]:
-        parts.append(f"{', '.join(names)} of {layers_or_place}")
+    for place, names in [*names_of.items(), *unnumbered.items()]:
+        parts.append(f"{', '.join(names)} of {place}")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The dimensions of a rank's GEMMs against the rule of the scheme, as a table."""
+"""The dimensions of a rank's GEMMs as a table, with those that the scaling scheme refuses."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -8,19 +8,8 @@ from bridge.report.table import LAYER_COUNT_NOTE, Row, make_table
 
 
 def make_alignment_table(report: AlignmentReport) -> RenderableType:
-    """Return the report as something rich can print."""
-    wrong: set[tuple[str, str]] = set()
-    for misfit in report.misfits:
-        wrong.add((misfit.layers, misfit.module))
-    low: set[tuple[str, int, int]] = set()
-    for gemm in report.gemms:
-        if gemm.low:
-            low.add((gemm.module, gemm.outputs, gemm.inputs))
-    rows = []
-    for gemm in report.gemms:
-        # Of a layer that stays in high precision in some places, the low ones are shown alone.
-        if gemm.low or (gemm.module, gemm.outputs, gemm.inputs) not in low:
-            rows.append(_make_gemm_row(gemm, is_misfit=(gemm.layers, gemm.module) in wrong))
+    """Return a row for each GEMM, and sentences about misfits, small GEMMs and padding."""
+    rows = _make_gemm_rows(report)
     title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs{LAYER_COUNT_NOTE}"
     parts = [make_table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
     for misfit in report.misfits:
@@ -36,7 +25,28 @@ def make_alignment_table(report: AlignmentReport) -> RenderableType:
     return Group(*parts)
 
 
+def _make_gemm_rows(report: AlignmentReport) -> list[Row]:
+    """Return the rows of the table.
+
+    A module may compute in low precision in some layers and in high precision in others. Then only
+    the rows in low precision are shown, since the scheme has no rule for the others.
+    """
+    misfits = {(misfit.layers, misfit.module) for misfit in report.misfits}
+    low_shapes = set()
+    for gemm in report.gemms:
+        if gemm.low:
+            low_shapes.add((gemm.module, gemm.outputs, gemm.inputs))
+    rows = []
+    for gemm in report.gemms:
+        is_shown_in_low = (gemm.module, gemm.outputs, gemm.inputs) in low_shapes
+        if gemm.low or not is_shown_in_low:
+            is_misfit = (gemm.layers, gemm.module) in misfits
+            rows.append(_make_gemm_row(gemm, is_misfit=is_misfit))
+    return rows
+
+
 def _make_gemm_row(gemm: GemmShape, *, is_misfit: bool) -> Row:
+    """Return the row of a GEMM. A token count with "~" is the mean of an expert."""
     fits = Text("")
     if is_misfit:
         fits = Text("no", style="red")

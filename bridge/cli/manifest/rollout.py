@@ -1,4 +1,4 @@
-"""`precision-bridge manifest RUN --rollout`: training against rollout, and the config that would agree."""
+"""`precision-bridge manifest RUN --rollout`: training compared with rollout, and configs that agree."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 STATED_IN_THE_RUN = ""
-"""Value of the option where the run's file states its rollout."""
+"""Value of the option without an argument: the rollout is that of the run's file."""
 CONFIG_SUFFIX = ".json"
-"""The end of an option that names a file instead of flags."""
+"""The end of an argument that names a file instead of flags."""
+OTHER_ANSWER_OPTIONS = {"run_folder": "--run", "against": "--against", "out": "--out"}
+"""Argument of another answer of `manifest` -> its option."""
 
 
 def add_rollout_option(parser: argparse.ArgumentParser) -> None:
@@ -33,27 +35,37 @@ def add_rollout_option(parser: argparse.ArgumentParser) -> None:
 
 
 def print_rollout_comparison(args: argparse.Namespace) -> int:
-    """Print how rollout differs from training; return 1 where it does, else 0."""
+    """Print the differences between rollout and training, and the configs that would agree.
+
+    Returns:
+        1 if rollout differs from training, else 0.
+
+    Raises:
+        RunConfigError: The command line has an option of another answer, or states no rollout.
+    """
+    _refuse_options_of_other_answers(args)
     from bridge.convert.rollout.agreement import list_agreements
     from bridge.convert.rollout.comparison import DIFFERS, compare_rollout
 
     run = read_run(args, strict=False)
-    found = compare_rollout(run, _read_rollout(args, run), _find_model_type(args))
-    agreeing = list_agreements(found)
+    comparison = compare_rollout(run, _read_rollout(args, run), _find_model_type(args))
+    agreements = list_agreements(comparison)
     if args.json:
-        content = {**found.to_dict(), "agreeing": [one.to_dict() for one in agreeing]}
+        agreeing = [agreement.to_dict() for agreement in agreements]
+        content = {**comparison.to_dict(), "agreeing": agreeing}
         print_json(answer_to_dict(run, content))
     else:
         from bridge.convert.rollout.table import make_rollout_table
 
-        print_report(make_rollout_table(found, run.name, agreeing))
+        print_report(make_rollout_table(comparison, run.name, agreements))
         print_reading(run)
-    if found.verdict == DIFFERS:
+    if comparison.verdict == DIFFERS:
         return 1
     return 0
 
 
 def _read_rollout(args: argparse.Namespace, run: Run) -> Rollout:
+    """Return the rollout of the run's file, of engine flags, or of a config.json."""
     from bridge.convert.rollout.frameworks import read_rollout
     from bridge.convert.rollout.served_rollout import (
         add_serving_config,
@@ -61,21 +73,21 @@ def _read_rollout(args: argparse.Namespace, run: Run) -> Rollout:
         parse_engine_flags,
     )
 
-    words = args.rollout
-    if words == STATED_IN_THE_RUN:
+    argument = args.rollout
+    if argument == STATED_IN_THE_RUN:
         return read_rollout(run)
-    if not words.endswith(CONFIG_SUFFIX):
-        return parse_engine_flags(words, args.system)
+    if not argument.endswith(CONFIG_SUFFIX):
+        return parse_engine_flags(argument, args.system)
     stated = make_engine_rollout(args.system)
     if run.reading.generation:
         stated = read_rollout(run)
-    return add_serving_config(stated, Path(words))
+    return add_serving_config(stated, Path(argument))
 
 
 def _find_model_type(args: argparse.Namespace) -> str | None:
-    """Return the `model_type` of the command line, else that of the rollout's config.json.
+    """Return the `model_type` of the command line, or else that of the rollout's config.json.
 
-    It is None where neither states one, or the config.json is of a family that is not known.
+    None if neither states one, or the config.json has a family that is not known.
     """
     if args.model_type is not None:
         return str(args.model_type)
@@ -90,11 +102,14 @@ def _find_model_type(args: argparse.Namespace) -> str | None:
     return None
 
 
-def refuse_run_folder(args: argparse.Namespace) -> None:
-    """Refuse options of the other answers of `manifest`."""
-    for option in ("run_folder", "against", "out"):
-        value = getattr(args, option)
+def _refuse_options_of_other_answers(args: argparse.Namespace) -> None:
+    """Refuse options of the other answers of `manifest`.
+
+    Raises:
+        RunConfigError: The command line has such an option.
+    """
+    for argument, option in OTHER_ANSWER_OPTIONS.items():
+        value = getattr(args, argument)
         if value is not None:
-            name = {"run_folder": "--run"}.get(option, f"--{option}")
             rule = "is no option of the comparison with a rollout"
-            raise RunConfigError.of(name, rule, str(value), "Drop it, or drop --rollout.")
+            raise RunConfigError.of(option, rule, str(value), "Drop it, or drop --rollout.")

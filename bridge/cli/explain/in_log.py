@@ -1,0 +1,76 @@
+"""`precision-bridge explain FIELD --run LOG`: a setting in the log of another trainer's run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.explain.field import explain_field, format_field
+from bridge.cli.explain.in_file import explain_in_file, format_in_file
+from bridge.precision.config import FIELDS
+from bridge.runtime.audit.setting import LOSS_SCALE_SUBJECT, describe_loss_scale, describe_trace
+
+if TYPE_CHECKING:
+    from bridge.cli.described_logs import DescribedLog
+    from bridge.runtime.audit.run_log import RunLog
+
+
+def explain_in_log(
+    key: str, described: DescribedLog, recipe: str | None = None, *, config_dir: str | None = None
+) -> dict[str, Any]:
+    """Return the values of a field in the run of a log.
+
+    Args:
+        key: The name of the field, also with the name of a config before it.
+        described: The log, and the run that its arguments describe.
+        recipe: A recipe whose value of the field is added if the log has no arguments; None: no
+            recipe.
+        config_dir: A folder with recipes of a team; None: no such folder.
+
+    Returns:
+        Plain data: the result of `explain_in_file` if the log has arguments, else that of
+        `explain_field`. "in_log" has the log, and a sentence on the field's values in it.
+    """
+    log = described.log
+    name = key.rpartition(".")[2]
+    trace = _describe_log_trace(log, name)
+    if described.run is not None:
+        content = explain_in_file(key, described.run)
+    elif trace and name not in FIELDS:
+        content = {"field": key}
+    else:
+        content = explain_field(key, recipe, config_dir=config_dir)
+    return {**content, "in_log": {"log": str(log.path), "source": log.source, "ran": trace}}
+
+
+def _describe_log_trace(log: RunLog, name: str) -> str:
+    """Return a sentence on the values of a field in a log; empty if the log has none."""
+    subject = None
+    if name in FIELDS:
+        subject = FIELDS[name].subject
+    if subject is not None and subject.title == LOSS_SCALE_SUBJECT and log.values("loss_scale"):
+        return describe_loss_scale(log.records())
+    if name in ("lr", "min_lr") and log.values("learning_rate"):
+        return describe_trace(f"optimizer.{name}", log.records())
+    if name == "train_iters":
+        return describe_trace("train.train_iters", log.records())
+    return ""
+
+
+def format_in_log(content: Mapping[str, Any], described: DescribedLog) -> str:
+    """Return the sentences about a field in a log.
+
+    Args:
+        content: The result of `explain_in_log`.
+        described: The log.
+    """
+    log = described.log
+    if described.run is None:
+        text = format_field(content) or content["field"]
+        lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
+    else:
+        lines = [format_in_file(content, described.run.reading.lines)]
+    trace = content["in_log"]["ran"]
+    if trace:
+        lines.append(f"  {trace}.")
+    return "\n".join(lines)
