@@ -78,14 +78,18 @@ def test_the_first_backward_pass_finds_what_megatron_runs_before_it(stages, chun
             overlap_moe_expert_parallel_comm=is_combined and chunks > 1,
             p2p_communicator=communicator,
         )
-        first, *_ = list_schedule_steps(stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1)
+        first, *_ = list_schedule_steps(
+            stage, stages, chunks, group, micro_batches, is_combined=is_combined and chunks > 1
+        )
         run = order[: warm_up + 1]
         assert first.in_flight == tuple(run.count(chunk) for chunk in range(chunks))
         assert first.backward == chunks - 1
 
 
 def test_a_long_step_has_the_moments_of_a_shorter_one_that_ends_alike():
-    assert list_schedule_steps(1, 4, 3, 6, 9000, is_combined=False) == list_schedule_steps(1, 4, 3, 6, 90, is_combined=False)
+    assert list_schedule_steps(1, 4, 3, 6, 9000, is_combined=False) == list_schedule_steps(
+        1, 4, 3, 6, 90, is_combined=False
+    )
     assert len(list_schedule_steps(0, 16, 8, 16, None, is_combined=False)) < 1000
 
 
@@ -136,6 +140,8 @@ def counted(given: dict) -> list[tuple[int, set[tuple[int, ...]]]]:
     for stage in range(parallel.pipeline):
         own = [place for place in places if place.stage == stage]
         group = load.group_size
-        listed = list_schedule_steps(stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False)
+        listed = list_schedule_steps(
+            stage, parallel.pipeline, parallel.virtual, group, load.micro_batches, is_combined=False
+        )
         found.append((count_activation_bytes(plan, own, load), {step.in_flight for step in listed}))
     return found
