@@ -1,7 +1,7 @@
 """`PrecisionPlan`: the formats in which layers compute, store, reduce and save tensors.
 
     plan = precision_plan(get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"), model)
-    plan.get_format(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
+    plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
     plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
 
 A plan is computed only from config values, as Megatron Core 0.16.1 to main of 2026-08-22 reads them.
@@ -75,7 +75,7 @@ class PrecisionPlan:
 
         plan = Plan.of("fp8_current", model=model_config)
         plan = load_run(config_file="run_config.yaml").plan
-        plan.get_format(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
+        plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
         plan.linears()  # linear layers in a low precision, and all of them
 
     It follows only from config values: neither a GPU nor Megatron Core is needed. `rows` yields the
