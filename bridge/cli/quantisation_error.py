@@ -130,6 +130,8 @@ def _measure_run(args: argparse.Namespace) -> None:
     title = "no recipe"
     if run.precision is not None:
         title = format_label(run.precision)
+    elif args.propose is not None:
+        raise RunConfigError("--propose: needs a recipe. Add mixed_precision=NAME.")
     config = build_container(run)
     require_startable(config, run)
     rows = measure_quantisation(config, steps=_count_steps(args))

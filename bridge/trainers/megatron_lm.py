@@ -118,8 +118,13 @@ def _apply_recipe(
     for destination, value in defaults.items():
         old = parser.get_default(destination)
         rows.append(_make_sync_row(config, destination, old, value))
+    before = {destination: parser.get_default(destination) for destination in defaults}
     parser.set_defaults(**defaults)
-    _require_sharded_optimizer(parser, config, name)
+    try:
+        _require_sharded_optimizer(parser, config, name)
+    except RunConfigError:
+        parser.set_defaults(**before)
+        raise
     return SyncReport(
         precision=format_label(config), rows=tuple(rows), megatron_version=get_megatron_version()
     )

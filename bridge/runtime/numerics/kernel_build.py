@@ -1,6 +1,7 @@
 """Compilation of the C kernel, once per machine, in the background, into the user's cache.
 
-A run does not wait for the compiler. The first call starts it (about a second of a core) and
+A run does not wait for the compilation. The first call asks the compiler for its macros (some
+milliseconds; at most `MACROS_TIMEOUT_SECONDS`), starts it in a thread (about a second of a core) and
 returns. Until the library is ready, plain torch computes the same values. The name of the file in
 the cache has two hashes. The hash of source, compiler, flags and processor gives machines with the
 same home directory separate files. The other hash is that of the file's content. Several processes
@@ -63,6 +64,8 @@ class KernelBuild:
         self.problem: str | None = None
         """A sentence on why the library cannot be compiled, or None."""
         self._library: ctypes.CDLL | None = None
+        self._load_error = ""
+        """The loader's message about the last library that could not be loaded."""
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -113,9 +116,9 @@ class KernelBuild:
         fault = ""
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
-                for threads in OPENMP_FLAGS:
-                    library = Path(scratch) / f"kernel{len(threads)}.so"
-                    fault = _compile_and_link(compiler, threads, library)
+                for openmp_flags in OPENMP_FLAGS:
+                    library = Path(scratch) / f"kernel-{len(openmp_flags)}-openmp-flags.so"
+                    fault = _compile_and_link(compiler, openmp_flags, library)
                     if not fault:
                         if folder is not None:
                             library = library.replace(folder / f"{stem}-{_hash_file(library)}.so")
@@ -126,7 +129,7 @@ class KernelBuild:
         if fault:
             self._fail(f"{compiler} failed: {fault}")
         elif self._library is None:
-            self._fail("The compiled kernel cannot be loaded.")
+            self._fail(f"The compiled kernel cannot be loaded: {self._load_error}.")
         elif folder is None:
             _log.info("The quantisation kernel is ready.")
         else:
@@ -134,8 +137,10 @@ class KernelBuild:
 
     def _load(self, target: Path) -> bool:
         """Load a library, and return whether that worked."""
-        with suppress(OSError):
+        try:
             self._library = ctypes.CDLL(str(target))
+        except OSError as error:
+            self._load_error = str(error)
         return self._library is not None
 
     def _fail(self, problem: str) -> None:
@@ -147,16 +152,16 @@ class KernelBuild:
         )
 
 
-def _compile_and_link(compiler: str, threads: tuple[str, ...], library: Path) -> str:
+def _compile_and_link(compiler: str, openmp_flags: tuple[str, ...], library: Path) -> str:
     """Compile and link the kernel; return the compiler's message, empty for a success."""
     compiled = f"{library}.o"
     fault = _run_compiler(
-        [compiler, *COMPILER_FLAGS, *threads, "-c", str(KERNEL_SOURCE), "-o", compiled]
+        [compiler, *COMPILER_FLAGS, *openmp_flags, "-c", str(KERNEL_SOURCE), "-o", compiled]
     )
     if fault:
         return fault
     return _run_compiler(
-        [compiler, "-shared", compiled, "-o", str(library), *_get_openmp_arguments(threads)]
+        [compiler, "-shared", compiled, "-o", str(library), *_get_openmp_arguments(openmp_flags)]
     )
 
 

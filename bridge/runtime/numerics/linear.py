@@ -40,17 +40,17 @@ from bridge.runtime.numerics.spec import GemmPrecision
 class Observer:
     """Base class of observers of operands and GEMMs, for telemetry and the audit; it does nothing."""
 
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+    def after_quantisation(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Observe an operand and the high-precision matrix that it was made from.
 
         An observer must not keep the tensors.
         """
 
-    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+    def before_gemm(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Observe a GEMM (fprop, dgrad, wgrad) before it runs."""
 
-    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Observe the result of the GEMM that `multiplied` announced, with its bias.
+    def after_gemm(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Observe the result of the GEMM that `before_gemm` announced, with its bias.
 
         An observer must not keep the tensors after the step.
         """
@@ -231,10 +231,10 @@ class LinearCall:
         """Run a GEMM and report it to the observers; the arguments are those of `multiply_operands`."""
         observers = self._list_observers()
         for observer in observers:
-            observer.multiplied(gemm, left, right)
+            observer.before_gemm(gemm, left, right)
         out = multiply_operands(gemm, left, right, bias)
         for observer in observers:
-            observer.finished(gemm, out, bias)
+            observer.after_gemm(gemm, out, bias)
         return out
 
     def _list_observers(self) -> list[Observer]:
@@ -251,7 +251,7 @@ class LinearCall:
     def _report_operand(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Report a new operand and its source to the observers."""
         for observer in self._list_observers():
-            observer.quantised(source, operand)
+            observer.after_quantisation(source, operand)
 
 
 class ScaledLinearFunction(torch.autograd.Function):

@@ -90,7 +90,7 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
         def __init__(self, where: tuple[int, str]) -> None:
             self.where = where
 
-        def multiplied(self, gemm: str, left, right) -> None:
+        def before_gemm(self, gemm: str, left, right) -> None:
             keep(self.where, gemm, left, right)
 
     def keep_te(call: te_gemms.TeGemm) -> None:

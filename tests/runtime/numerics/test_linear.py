@@ -238,11 +238,11 @@ class Counter(Observer):
         self.operands: list[tuple[str, bool]] = []
         self.gemms: list[tuple[str, str, str]] = []
 
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+    def after_quantisation(self, source: torch.Tensor, operand: GemmOperand) -> None:
         assert source.shape[1] == operand.values.shape[1]
         self.operands.append((operand.role, operand.columnwise))
 
-    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+    def before_gemm(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         self.gemms.append((gemm, f"{left.role} {left.spec.format}", f"{right.role} {right.spec.format}"))
 
 

@@ -114,7 +114,10 @@ _SWITCH_EXTENSIONS = {
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
     "persist_layer_norm": "apex",
 }
-"""Switch -> the compiled extension that it needs where Transformer Engine is not used."""
+"""Switch -> the compiled extension that Megatron's own layers need for it.
+
+The output layer is Megatron's under each backend, with Transformer Engine too.
+"""
 
 
 def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:

@@ -68,7 +68,7 @@ class _ErrorObserver(Observer):
         self.label = label
         self.fp8 = fp8
 
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+    def after_quantisation(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Measure an operand, if it is row-wise and the first of its location in this step."""
         location = _OperandLocation(self.label, operand.role, self.fp8)
         if not operand.columnwise and self.telemetry.mark_first(location):

@@ -126,12 +126,12 @@ class GemmWatch(Observer):
         finally:
             self._gemm_depth -= 1
 
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+    def after_quantisation(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Keep the input of an emulated layer for the check of its GEMM."""
         if operand.role == "input" and not operand.columnwise:
             self._emulated_input = source.detach()
 
-    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+    def before_gemm(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Record an emulated GEMM before it runs."""
         self._gemm_depth += 1
         self._record(gemm, _get_emulated_format(left), _get_emulated_format(right))
@@ -139,7 +139,7 @@ class GemmWatch(Observer):
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
             self._emulated_gemm = EmulatedGemm(module=module, operands=(left, right))
 
-    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG002
+    def after_gemm(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG002
         """Record the health of an emulated layer after its GEMM."""
         pending = self._emulated_gemm
         if pending is not None and self._emulated_input is not None:
