@@ -60,7 +60,7 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     assert run.reading.uncertainty.open_points == (
         "model.rotary_base: the value $BASE is decided when the run starts; the default counts here.",
         "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE.",
-        "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed.",
+        "The number of GPUs: the run has 8, and no target states it. Add --target h100x8, for example.",
     )
 
 

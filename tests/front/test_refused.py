@@ -92,6 +92,13 @@ def test_words_that_the_parser_takes_or_that_are_a_forks_own_are_not_refused(ask
     assert [one for one in answer["findings"] if one["id"] == "PB134"] == []
 
 
+def test_a_misspelt_option_is_a_warning_with_the_argument_that_is_meant(asked: Any) -> None:
+    code, answer = asked(launch("--bf16 --fp8-formt hybrid"))
+    (found,) = [one for one in answer["findings"] if one["id"] == "PB134"]
+    assert (code, found["severity"], found["path"], found["value"]) == (0, "warning", "--fp8-formt", "hybrid")
+    assert "Write --fp8-format" in str(found)
+
+
 def test_keys_of_an_argument_file_have_values_and_are_not_refused() -> None:
     (run,) = parse_runs({"MODEL_ARGS": {"--bf16": True, "--swiglu": True, "--no-bf16": False}})
     assert find_refusals(run) == []

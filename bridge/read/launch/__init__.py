@@ -4,7 +4,7 @@
     launch.py             `Launch`: one start of a training program
     recognition.py        recognises the command that starts one
     command_line_rows.py  the words by which it is recognised: `read/rows/command_lines.yaml`
-    ray_job.py            the environment of a job of Ray
+    ray_job.py            the environment of a job of Ray; torchrun.py, the processes that it starts
     notes.py              `Note`: a part of the script that was not read
 
     interpreter.py        follows the script once: its commands, functions and nested scripts

@@ -29,8 +29,9 @@ from bridge.read.framework.framework_options import (
     write_framework_effects,
 )
 from bridge.read.launch.shell_word import get_variable_name
+from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.megatron_lm.deepspeed.engine import drop_engine_fields, uses_deepspeed_engine
-from bridge.read.megatron_lm.flags import TABLE
+from bridge.read.megatron_lm.flags import TABLE, find_misspelt, format_option
 from bridge.read.megatron_lm.importer import import_arguments
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
 from bridge.read.megatron_lm.open_points import describe_open_points
@@ -54,6 +55,11 @@ ARRAY_PATTERN = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 """A word that is a whole array: ${MODEL_ARGS[@]}."""
 VARIABLE_PATTERN = re.compile(r"\$\{?(\w+)")
 """A variable in the condition of a branch."""
+MISSPELT_OPTION_RULE = (
+    "no known release of Megatron-LM has this argument, and its parser refuses to start; "
+    "it is not read"
+)
+WORLD_SIZE_KEY = f"{ARGUMENT_SECTION}.world_size"
 FORK_PARSER = "the parser of Megatron-DeepSpeed"
 """The parser of a program under DeepSpeed."""
 READ_BY_FRAMEWORK = "Read as a run of {title}, by its code ({code})."
@@ -125,7 +131,8 @@ def read_run(document: Document, choice: RunChoice) -> FileReading:
             variables=_collect_mode_variables(runs, written),
         ),
         option_faults=OptionFaults(
-            refused=_make_refusal_findings(written), misdirected=effects.faulty_options
+            refused=(*_make_refusal_findings(written), *_make_misspelling_findings(parsed)),
+            misdirected=effects.faulty_options,
         ),
     )
     return _replace_framework_and_kind(reading, parsed, document.path)
@@ -201,17 +208,20 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
     for name, value in parsed.written.launch.environment.items():
         if not value.is_unknown:
             environment[name] = str(value)
+    own_fields: dict[str, object] = {}
     framework = parsed.written.framework
     if framework is None:
+        ranks = count_torchrun_ranks(parsed.written.launch.runner)
+        if ranks is not None:
+            own_fields[WORLD_SIZE_KEY] = ranks
         return _FrameworkArguments(
-            effects=FrameworkEffects(), environment=environment, own_fields={}
+            effects=FrameworkEffects(), environment=environment, own_fields=own_fields
         )
     arguments = parsed.values.all
     environment.update(parse_variables_argument(framework, arguments))
-    own_fields: dict[str, object] = {}
     ranks = count_ranks(framework, arguments)
     if ranks is not None:
-        own_fields[f"{ARGUMENT_SECTION}.world_size"] = ranks
+        own_fields[WORLD_SIZE_KEY] = ranks
     effects = read_framework_options(framework, arguments, environment, path)
     return _FrameworkArguments(effects=effects, environment=environment, own_fields=own_fields)
 
@@ -298,6 +308,30 @@ def _find_decider(parsed: ParsedRun, document: Document) -> str | None:
     if parsed.open_sources:
         return parsed.open_sources[0]
     return None
+
+
+def _make_misspelling_findings(parsed: ParsedRun) -> tuple[Finding, ...]:
+    """Return a warning for each option that differs from an argument's name by a letter or two.
+
+    It is no error, since a fork of Megatron-LM may have an option of this name. There is none if the
+    framework's parser drops unknown words, or if the file states every argument of its parser.
+    """
+    written = parsed.written
+    if written.has_every_default:
+        return ()
+    if written.framework is not None and written.framework.ignores:
+        return ()
+    findings: list[Finding] = []
+    for name, argument in find_misspelt(parsed.values.all).items():
+        finding = Finding(
+            path=format_option(name),
+            rule=MISSPELT_OPTION_RULE,
+            remedy=f"Write {format_option(argument)}",
+            value=parsed.values.all[name],
+            severity="warning",
+        )
+        findings.append(finding)
+    return tuple(findings)
 
 
 def _make_refusal_findings(written: WrittenArguments) -> tuple[Finding, ...]:
