@@ -296,7 +296,7 @@ class TestMachine:
             "import importlib.util, sys\n"
             f"spec = importlib.util.spec_from_file_location('m', {str(path)!r})\n"
             "m = importlib.util.module_from_spec(spec); sys.modules['m'] = m; spec.loader.exec_module(m)\n"
-            "print(m.detect_target().te, m.load_error(), sep=': ')"
+            "print(m.detect_target().te, m.find_load_error(), sep=': ')"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
