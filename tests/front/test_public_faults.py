@@ -34,7 +34,7 @@ megatron sft --model org/a-model --dataset d --torch_dtype bfloat16 --micro_batc
 MILES = """\
 #!/bin/bash
 ray job submit --runtime-env-json='{{"env_vars": {{"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "{scales}"}}}}' -- \\
-    python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --hf-checkpoint /models/a-model --use-miles-router \\
+    python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --hf-checkpoint /a-model --use-miles-router \\
     --num-layers 4 --hidden-size 512 --num-attention-heads 8 --bf16 --transformer-impl transformer_engine \\
     --fp8-format e4m3 --fp8-recipe blockwise --micro-batch-size 1 --seq-length 1024
 """
