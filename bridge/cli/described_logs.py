@@ -30,8 +30,6 @@ TRAINING_ARGUMENTS = (
     "load",
 )
 """Arguments that decide the losses and that no config of Megatron Core has."""
-NO_RECIPE = ", without a recipe"
-"""The end of the label of a config that no recipe was written into. A log never has a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +44,12 @@ class DescribedLog:
 
     @property
     def precision(self) -> str:
-        """The precision as a short text; empty if no argument states it."""
+        """The mode and the scheme; empty if no argument states them. A log never has a recipe."""
         if self.run is None:
             return ""
-        from bridge.registry.nearest_recipe import format_owner_label
+        from bridge.registry.nearest_recipe import format_mode_and_scheme
 
-        label = format_owner_label(self.run.prediction.values["model"])
-        return label.removesuffix(NO_RECIPE)
+        return format_mode_and_scheme(self.run.prediction.values["model"])
 
     def fields(self) -> dict[str, Any]:
         """Return dotted name of a field -> its value, for the fields that the arguments state.

@@ -56,6 +56,11 @@ def format_nearest_label(config: PrecisionConfig) -> str:
 
 def format_owner_label(model: Mapping[str, Any]) -> str:
     """Return the label of a run without a recipe: the mode and the scheme of its model config."""
+    return f"{format_mode_and_scheme(model)}, without a recipe"
+
+
+def format_mode_and_scheme(model: Mapping[str, Any]) -> str:
+    """Return the mode and the scheme of a model config, such as "bf16 with fp8 tensorwise"."""
     mode = "fp32"
     if model["bf16"]:
         mode = "bf16"
@@ -64,8 +69,8 @@ def format_owner_label(model: Mapping[str, Any]) -> str:
     for family in ("fp8", "fp4"):
         if model[family]:
             scheme = model[f"{family}_recipe"]
-            return f"{mode} with {family} {scheme}, without a recipe"
-    return f"{mode}, without a recipe"
+            return f"{mode} with {family} {scheme}"
+    return mode
 
 
 def find_nearest_recipe(config: PrecisionConfig) -> str | None:

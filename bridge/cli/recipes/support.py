@@ -14,7 +14,7 @@ from bridge.registry.registry import REGISTRY
 if TYPE_CHECKING:
     from bridge.preflight.recipe_support import Support
 
-PRODUCT_TITLES = {"te": "TE", "cuda": "CUDA"}
+SHORT_PRODUCT_NAMES = {"te": "TE", "cuda": "CUDA"}
 VERDICT_WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 
 
@@ -89,7 +89,7 @@ def build_support_rows(matrix: Mapping[str, Mapping[str, Support]]) -> list[dict
 
 def _format_cell(support: Support) -> str:
     """Return the text of a cell: yes, no, emulated, or the least versions."""
-    needs = " ".join(f"{PRODUCT_TITLES[product]} {least}" for product, least in support.needs)
+    needs = " ".join(f"{SHORT_PRODUCT_NAMES[product]} {least}" for product, least in support.needs)
     if support.verdict == "emulated" and needs:
         return f"emulated, {needs}"
     if support.verdict == "unknown" and needs:
