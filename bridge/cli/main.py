@@ -106,6 +106,8 @@ def _run_command(work: Callable[[], int], *, is_process: bool) -> int:
             gc.freeze()
     except BridgeError as error:
         print(error, file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader ended first, `head` for example
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

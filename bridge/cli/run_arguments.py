@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bridge.errors import RunConfigError, UnreadFileError
+from bridge.errors import BridgeError, RunConfigError, UnreadFileError
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run
@@ -230,12 +230,21 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
 
 
 def _require_plannable_branches(runs: Sequence[Run]) -> None:
-    """Refuse the branches that state the mode, or else the first, if they cannot be planned."""
+    """Refuse the branches that state the mode, or else the first, if they cannot be planned.
+
+    The error has a note about the other runs of the file, since one of them may be the run that is
+    meant.
+    """
     from bridge.front.loader import require_plannable
 
     with_mode = [run for run in runs if run.reading.uncertainty.mode_decider is None]
     for run in with_mode or runs[:1]:
-        require_plannable(run)
+        try:
+            require_plannable(run)
+        except BridgeError as error:
+            for sentence in run.reading.launches.sentences:
+                error.add_note(sentence)
+            raise
 
 
 def _mark_answered(runs: Sequence[Run], refused_numbers: Sequence[int]) -> list[Run]:

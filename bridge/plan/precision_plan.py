@@ -97,6 +97,17 @@ class PrecisionPlan:
     (`freeze_language_model`).
     """
 
+    def __str__(self) -> str:
+        """Return the plan in a line. `rows` has all of it."""
+        low_precision, linears = self.linears()
+        counts = ""
+        for scheme, count in self.schemes().items():
+            counts += f", {count} in {scheme}"
+        return (
+            f"{self.label}: {self.shape.num_layers} layers, {low_precision} of {linears} linear layers "
+            f"in FP8 or FP4{counts}"
+        )
+
     @classmethod
     def of(
         cls,

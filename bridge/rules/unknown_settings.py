@@ -32,7 +32,9 @@ def format_unknown_settings(unknown: Mapping[str, str], path: str = "") -> str:
     """Return the unknown settings as text: "model.fp8, model.fp4 and 12 more settings"."""
     named = select_named_settings(unknown, path)
     others = len(unknown) - len(named)
-    if others:
+    if others == 1:
+        named.append("1 more setting")
+    elif others:
         named.append(f"{others} more settings")
     return format_enumeration(named)
 

@@ -37,4 +37,4 @@ def test_two_runs_are_compared(tmp_path, capsys):
 
 def test_a_folder_without_a_record_is_one_sentence(tmp_path, capsys):
     assert main(["audit", str(tmp_path)]) == 2
-    assert "record: must be a record of a run" in capsys.readouterr().err
+    assert "record: must be a record of a run (No such file or directory), got" in capsys.readouterr().err

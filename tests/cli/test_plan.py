@@ -336,3 +336,8 @@ def test_a_value_of_a_wrong_type_is_refused_whatever_the_recipe_makes_of_it(caps
     assert main(["plan", CURRENT, *CONF, "ddp.grad_reduce_in_fp32=maybe"]) == 2
     sentence = "ddp.grad_reduce_in_fp32: must be true or false, got 'maybe' (command line). Correct it.\n"
     assert capsys.readouterr().err == sentence
+
+
+def test_a_refused_plan_of_a_script_with_several_runs_names_the_others(capsys):
+    assert main(["plan", str(ROOT / "tests/read/samples/several.sh")]) == 2
+    assert "--launch 3 is line 12, pretrain_gpt.py" in capsys.readouterr().err

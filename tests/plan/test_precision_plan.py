@@ -410,3 +410,7 @@ def test_megatron_fsdp_keeps_gradients_in_its_own_dtypes_from_0_19_on():
     ):
         settings = precision_plan(None, DENSE | {"bf16": True}, ddp=given, mcore=Version(version)).settings
         assert (settings.grad_reduce, settings.grad_sent) == expected
+
+
+def test_the_text_of_a_plan_is_one_line_with_its_counts():
+    assert str(plan(CURRENT)) == f"{CURRENT}: 6 layers, 16 of 25 linear layers in FP8 or FP4, 16 in tensorwise"

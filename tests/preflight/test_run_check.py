@@ -140,3 +140,11 @@ def test_auto_is_resolved_against_the_target_and_the_choice_is_kept() -> None:
     assert report.precision == "bf16_with_mxfp8_mixed"
     with pytest.raises(RunConfigError, match="declare the target"):
         check_run({"mixed_precision": "auto"}, target=None)
+
+
+def test_a_misspelt_override_is_found_where_the_file_states_the_right_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("mixed_precision: bf16_mixed\nmodel: {num_layers: 4, num_layer_: 2}\n")
+    findings = get_report(load_run(["model.num_layer=3"], config_file=path, strict=False)).findings
+    misspelt = {(finding.path, finding.where) for finding in findings if finding.id == "PB122"}
+    assert misspelt == {("model.num_layer", "command line")}

@@ -34,7 +34,9 @@ def _answer_share(run: Run) -> RunAnswer:
         parts.append(f"{count} of {linear_count} linear layers in {scheme}")
     if not counts:
         parts.append(f"all {linear_count} linear layers in {context.mode}")
-    if unknown:
+    if len(unknown) == 1:
+        parts.append("rests on 1 setting that nothing states")
+    elif unknown:
         parts.append(f"rests on {len(unknown)} settings that nothing states")
     content = {
         **precision_to_dict(context),

@@ -43,13 +43,18 @@ def read_logs(path: Path) -> list[RunLog]:
 
 
 def _read_folder(path: Path) -> list[RunLog]:
-    """Return the runs in a folder of MLflow or TensorBoard."""
+    """Return the runs in a folder of MLflow, TensorBoard or Megatron-LM's golden values."""
     runs = mlflow.list_run_folders(path)
     if runs:
         return mlflow.read(path, runs)
     folders = tensorboard.list_event_folders(path)
     if folders:
         return tensorboard.read(path, folders)
+    logs: list[RunLog] = []
+    for file in golden_values.list_files(path):
+        logs.extend(read_logs(file))
+    if logs:
+        return logs
     raise _make_unread_error(path)
 
 

@@ -18,10 +18,21 @@ from bridge.read.logs.series import make_run_log, parse_number, parse_step
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "a file of golden values"
+FILE_PATTERN = "golden_values*.json"
+"""A folder has a file for each environment, `golden_values_dev_dgx_h100.json` for example."""
 CONFIG_FILE = "model_config.yaml"
 ARGUMENTS_KEY = "MODEL_ARGS"
 ABSENT_VALUE = "nan"
 """The text for a step without a value. A loss that was NaN would fail the test, so it is in no file."""
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of golden values in a folder, without the reports written next to them."""
+    files = []
+    for file in sorted(folder.glob(FILE_PATTERN)):
+        if "." not in file.stem:
+            files.append(file)
+    return files
 
 
 def is_of(content: object) -> bool:

@@ -162,7 +162,10 @@ class Record:
                 raise ValueError("it is no regular file")  # noqa: TRY301  reported below
             return cls._from_content(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            rule = f"must be a record of a run ({error})"
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
+            rule = f"must be a record of a run ({reason})"
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", rule, str(path), remedy) from None
 

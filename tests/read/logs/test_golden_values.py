@@ -41,3 +41,13 @@ def test_golden_values_without_a_loss_are_refused(tmp_path: Path) -> None:
     path.write_text(golden(**{"num-zeros": LOSSES}))
     with pytest.raises(UnreadFileError, match="a file of golden values must have a training loss"):
         read_logs(path)
+
+
+def test_a_folder_of_golden_values_has_a_run_for_each_file_and_none_for_a_report(tmp_path: Path) -> None:
+    for environment in ("dev_dgx_h100", "dev_dgx_gb200"):
+        (tmp_path / f"golden_values_{environment}.json").write_text(golden(**{"lm loss": LOSSES}))
+    (tmp_path / "golden_values_dev_dgx_h100.report.json").write_text("{}")
+    assert [log.path.name for log in read_logs(tmp_path)] == [
+        "golden_values_dev_dgx_gb200.json",
+        "golden_values_dev_dgx_h100.json",
+    ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from bridge.errors import close_matches, did_you_mean
 from bridge.model.shape_reader import PARALLEL_SIZES
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.near_names import find_near_fields
 from bridge.rules.rule import contradiction, error, info, warning
@@ -32,7 +32,8 @@ def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
     """Yield the misspelt keys.
 
     In the precision every unknown key is one. A config may have fields of a model provider. So an
-    unknown key of a config counts only if it is similar to a field of Megatron that is not stated.
+    unknown key of a config counts only if it is similar to a field of Megatron. If that field is
+    stated too, the key counts only as an override, which somebody has just typed.
     """
     for name, value in context.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
@@ -41,8 +42,11 @@ def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
         section = context.sections[owner_name]
         for name, value in section.unknown.items():
             nearest = find_near_fields(owner_name, name)
-            if nearest and nearest[0] not in section.stated:
-                path = f"{owner_name}.{name}"
+            if not nearest:
+                continue
+            path = f"{owner_name}.{name}"
+            is_override = context.get_source(path) == COMMAND_LINE
+            if is_override or nearest[0] not in section.stated:
                 yield Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path])
 
 
