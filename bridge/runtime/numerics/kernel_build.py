@@ -69,7 +69,7 @@ class KernelBuild:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def library(self, *, wait: bool) -> ctypes.CDLL | None:
+    def get_library(self, *, wait: bool) -> ctypes.CDLL | None:
         """Return the loaded library, None if it cannot be compiled.
 
         Args:

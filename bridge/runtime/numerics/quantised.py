@@ -53,7 +53,7 @@ class Quantised:
     amax_t: torch.Tensor | None = None
     """(1,) FP32: amax of the column-wise copy, that of the transform under a Hadamard transform."""
 
-    def copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes and scales of the row-wise or the column-wise copy.
 
         Raises:
@@ -66,14 +66,20 @@ class Quantised:
             raise PrecisionTypeError(f"Quantised: the {name} copy was not made.")
         return codes, scales
 
+    def get_copy_amax(self, columnwise: bool) -> torch.Tensor:
+        """Return the amax of the row-wise or the column-wise copy, (1,) FP32."""
+        if columnwise and self.amax_t is not None:
+            return self.amax_t
+        return self.amax
+
     def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
         The axes are those of the tensor, not transposed.
         """
-        codes, _ = self.copy(columnwise)
+        codes, _ = self.get_copy(columnwise)
         if self.spec.format == "e2m1":
-            rows, columns = self.matrix(columnwise)
+            rows, columns = self.get_matrix_shape(columnwise)
             row_length = columns
             if columnwise:  # whose codes are transposed
                 row_length = rows
@@ -88,7 +94,7 @@ class Quantised:
 
         Under NVFP4 they are only the scales of the tiles, without the second level, the amax.
         """
-        _, stored = self.copy(columnwise)
+        _, stored = self.get_copy(columnwise)
         if self.spec.scheme == "mxfp8":
             return decode_e8m0(stored.to(torch.int32))
         if self.spec.scheme == "nvfp4":
@@ -107,7 +113,7 @@ class Quantised:
             columnwise: The copy that the scales are of.
             dtype: Dtype of the result.
         """
-        rows, columns = self.matrix(columnwise)
+        rows, columns = self.get_matrix_shape(columnwise)
         scales = scales.to(dtype)
         if self.spec.has_single_scale:
             return scales.expand(rows, columns)
@@ -147,16 +153,14 @@ class Quantised:
         """
         scale_MK = self.expand_scales(self.get_tile_scales(columnwise), columnwise)
         if self.spec.scheme == "nvfp4":
-            amax = self.amax
-            if columnwise and self.amax_t is not None:
-                amax = self.amax_t
+            amax = self.get_copy_amax(columnwise)
             scale_MK = scale_MK * amax * torch.tensor(1.0 / NVFP4_MAX, dtype=torch.float32)
         result = (self.values(columnwise) * scale_MK).to(dtype or self.dtype)
         if result.numel() != self.shape.numel():
             return result
         return result.reshape(self.shape)
 
-    def matrix(self, columnwise: bool) -> tuple[int, int]:
+    def get_matrix_shape(self, columnwise: bool) -> tuple[int, int]:
         """Return rows and columns of a copy, in the axes of the tensor, not transposed."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()
@@ -189,7 +193,7 @@ def pad_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tenso
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881
         (MXFP8); pytorch/tensor/float8_blockwise_tensor.py:162-211.
     """
-    _, scales = quantised.copy(columnwise)
+    _, scales = quantised.get_copy(columnwise)
     spec = quantised.spec
     if spec.has_single_scale:
         return scales

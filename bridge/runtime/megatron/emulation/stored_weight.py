@@ -104,7 +104,7 @@ class StoredWeight(torch.Tensor):
         Args:
             memory: uint8, a byte per element of the weight. FP4 codes fill its first half.
         """
-        codes, _ = self.stored.copy(columnwise=False)
+        codes, _ = self.stored.get_copy(columnwise=False)
         placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
         self.store.quantised = replace(self.stored, codes=placed)
 

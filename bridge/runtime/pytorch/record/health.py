@@ -138,9 +138,8 @@ def measure_emulated_health(
     x_operand, w_operand = operands
     is_fresh = _is_weight_fresh(weight, w_operand)
     w_scale = w_operand.scale
-    has_stored_codes = w_operand.amax is None
-    if has_stored_codes and w_operand.spec.has_single_scale:
-        w_scale = 1 / w_operand.output_factor
+    if w_operand.has_stored_codes and w_operand.spec.has_single_scale:
+        w_scale = 1 / w_operand.factor
     x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
     weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
     error = compute_relative_error(out, x_MK, weight, bias)
@@ -155,7 +154,7 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     step before, which is not known any more.
     """
     spec = operand.spec
-    if operand.amax is not None:
+    if not operand.has_stored_codes:
         fresh = make_operand(
             weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
         )
@@ -163,9 +162,7 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
         fresh = make_stored_operand(quantise(weight, spec, columnwise=False), "weight")
     else:
         return True
-    return (
-        torch.equal(fresh.values, operand.values) and fresh.output_factor == operand.output_factor
-    )
+    return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
 
 
 def measure_te_health(
