@@ -21,6 +21,7 @@ with values at *both* ends, more than 2^200 apart, keeps its large values and lo
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ from bridge.precision.formats import Format
 from bridge.runtime.numerics import dispatch
 from bridge.runtime.numerics.quantise import choose_tensor_scale, draw_seed
 from bridge.runtime.numerics.quantised import Quantised
-from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_e8m0, round_to_fp32
+from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_scalar_e8m0, round_to_fp32
 from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import ScaleRange, TilePass
 
@@ -172,15 +173,14 @@ def _measure_scale_range(spec: QuantSpec, scales: torch.Tensor) -> ScaleRange | 
     """
     if spec.scale_rule not in ("fp32", "e8m0") or not scales.numel():
         return None
-    edges = torch.stack(scales.aminmax())
-    if spec.scale_rule == "e8m0":
-        edges = decode_e8m0(edges.to(torch.int32))
-    smallest, largest = edges.tolist()
-    return ScaleRange(smallest, largest)
+    edges = scales.aminmax()
+    smallest, largest = edges.min.item(), edges.max.item()
+    if spec.scale_rule == "fp32":
+        return ScaleRange(smallest, largest)
+    return ScaleRange(decode_scalar_e8m0(int(smallest)), decode_scalar_e8m0(int(largest)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Factors:
+class _Factors(NamedTuple):
     """The numbers of the whole tensor that an operand needs."""
 
     factor: float
