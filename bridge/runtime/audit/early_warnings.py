@@ -80,7 +80,7 @@ class WarningInputs:
             health = record.health
         silenced_by_config = folder.config.get("silence") or ()
         return cls(
-            train=folder.metrics("train"),
+            train=folder.read_metrics("train"),
             quantisation=folder.quantisation,
             health=health,
             smallest_scale=smallest_scale,

@@ -100,7 +100,7 @@ class Setting:
             by = "default"
         else:
             by = "derived by Megatron Core when its config was built"
-        ran = describe_trace(key, folder.metrics("train"))
+        ran = describe_trace(key, folder.read_metrics("train"))
         return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=ran)
 
 
@@ -151,7 +151,7 @@ def describe_effect(folder: RunFolder, field: str) -> str:
     if stated_field.subject is not None:
         subject = stated_field.subject.title
     if subject == LOSS_SCALE_SUBJECT:
-        return describe_loss_scale(folder.metrics("train"))
+        return describe_loss_scale(folder.read_metrics("train"))
     record = folder.record
     if record is None:
         return ""

@@ -65,7 +65,7 @@ class LossCurve:
     is_sampled: bool = False
     """Whether each loss is that of a single step, and not the mean since the record before."""
 
-    def over(self, boundaries: Sequence[int]) -> Losses:
+    def average_losses(self, boundaries: Sequence[int]) -> Losses:
         """Return the loss of each interval that ends at a boundary.
 
         The loss is the mean over the interval. A skipped step has a separate record, so that two
@@ -282,8 +282,8 @@ def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate:
     """
     window = (_get_first_step(steps, len(window_steps)), window_steps[-1])
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(window_steps) :]
-    baseline_losses = np.stack([baseline.over(steps) for baseline, _ in pairs])
-    recipe_losses = np.stack([recipe.over(steps) for _, recipe in pairs])
+    baseline_losses = np.stack([baseline.average_losses(steps) for baseline, _ in pairs])
+    recipe_losses = np.stack([recipe.average_losses(steps) for _, recipe in pairs])
     differences = recipe_losses - baseline_losses
     baseline_loss = float(np.mean(_average_weighted(baseline_losses, weights)))
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)

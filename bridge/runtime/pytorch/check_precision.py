@@ -25,6 +25,7 @@ from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.precision.statements import get_field_value
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches, make_location
 from bridge.runtime.pytorch.linear_schemes import resolve_module_schemes
 
@@ -103,8 +104,6 @@ class PrecisionReport:
             BridgeError: There is no recipe of that name, the argument is of another type, or a row
                 of `modules` takes no linear layer that multiplied.
         """
-        from bridge.registry.registry import get_mixed_precision_config
-
         config = get_mixed_precision_config(config)
         sentences = []
         if get_field_value(config, "modules"):

@@ -126,7 +126,7 @@ class ModuleTracker:
         return torch._C._current_autograd_node()  # noqa: SLF001  no public name has it
 
     @contextmanager
-    def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    def follow(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         """Follow modules in a ``with`` block; pure containers of other modules are left out."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
