@@ -62,7 +62,7 @@ def decode_stored(stored: Quantised, *, columnwise: bool, range_multiplier: floa
     kernel = native.get_kernel(codes)
     if kernel is not None:
         return kernel.decode(stored, columnwise=columnwise, range_multiplier=range_multiplier)
-    values = stored.values(columnwise, torch.bfloat16)
+    values = stored.decode_codes(columnwise, torch.bfloat16)
     if not stored.spec.has_single_scale:
         scales = stored.get_tile_scales(columnwise) * range_multiplier
         values = values.mul_(stored.expand_scales(scales, columnwise, torch.bfloat16))

@@ -45,8 +45,8 @@ def multiply_operands(
         gemm: fprop, dgrad or wgrad.
         left: Operand with the result's first axis.
         right: Operand with the result's last axis.
-        bias: A value per column of the result, or None. It is rounded to BF16 before it is added,
-            as in Transformer Engine.
+        bias: (N,), a value per column of the result. It is rounded to BF16 before it is added, as
+            in Transformer Engine. None means no bias.
 
     Returns:
         The product. An element is NaN if a NaN is among its summands, and infinite beyond BF16's

@@ -9,6 +9,15 @@
  *
  * A panel is one band of tile_rows rows, at most PANEL columns wide: read twice, the second time from cache. The usual
  * widths of a tile are constants of the compiler, so that the loops over a tile become vector instructions.
+ *
+ * The parts of this file, in order:
+ *   - numbers: BF16 and its pairs, random numbers, rounding to the grid of a format;
+ *   - rows: scale, round and store;
+ *   - the largest magnitude of each tile, and the scale of each tile;
+ *   - the Hadamard transform;
+ *   - rounding of BF16 numbers in place, for scales that are powers of two;
+ *   - `panel`, `sweep` over all panels, and the functions that Python calls: `bridge_quantise`, `bridge_amax`;
+ *   - stored codes: `bridge_decode`, `bridge_lay_out`.
  */
 #include <float.h>
 #include <math.h>

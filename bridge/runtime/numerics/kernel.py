@@ -200,7 +200,7 @@ def _make_pass_arguments(
         tile_pass: Parameters of the pass.
         tile: Rows and columns of a tile.
         values: Codes or operand values, to be written.
-        scale_inv: Dequantisation scales of the tiles, to be written; None if there are none.
+        scale_inv: Dequantisation scales of the tiles, to be written; None for a single scale.
     """
     scale_pointer = None
     if scale_inv is not None:
@@ -302,7 +302,7 @@ def _get_scale_arguments(
         scale_row, scale_column = scales.stride()
         if stored.is_transposed(columnwise):
             scale_row, scale_column = scale_column, scale_row
-        tile_rows, tile_columns = stored.scale_tile(columnwise)
+        tile_rows, tile_columns = stored.get_scale_tile(columnwise)
         arguments["tile_rows"], arguments["tile_columns"] = tile_rows, tile_columns
         arguments["scale_row"], arguments["scale_column"] = scale_row, scale_column
     return arguments

@@ -62,7 +62,7 @@ class KernelBuild:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """A sentence on why the library cannot be compiled, or None."""
+        """A sentence on why the library cannot be compiled; None without a problem."""
         self._library: ctypes.CDLL | None = None
         self._load_error = ""
         """The loader's message about the last library that could not be loaded."""

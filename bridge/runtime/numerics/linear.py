@@ -111,9 +111,9 @@ class LinearCall:
     precision: GemmPrecision
     """Recipe of the three GEMMs."""
     state: DelayedScaling | None = None
-    """Scales and histories of delayed scaling, None for other schemes. The caller updates them."""
+    """Scales and histories of delayed scaling; None for other schemes. The caller updates them."""
     cache: WeightCache | None = None
-    """Cache of the weight's operands between micro-batches. None quantises the weight in each call."""
+    """Cache of the weight's operands between micro-batches. None means no cache."""
     first_microbatch: bool = True
     """Whether the weight is quantised and put into the cache, or read from the cache."""
     stored_weight: Quantised | None = None
@@ -172,7 +172,7 @@ class LinearCall:
             w_NK: The weight. With a stored weight it is not read.
             columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the
                 column-wise.
-            scale: Scale of the forward pass, for the backward pass; None in the forward pass.
+            scale: Scale of the forward pass, for the backward pass; None for the forward pass.
         """
         if self.cache is not None:
             if self.first_microbatch and not columnwise:
@@ -212,7 +212,7 @@ class LinearCall:
         Args:
             w_NK: The weight.
             dtype: Dtype of the result.
-            scale: Scale of the forward pass, None under a scheme with a scale per tile.
+            scale: Scale of the forward pass; None for a scheme with a scale per tile.
         """
         if self.stored_weight is not None:
             return make_stored_operand(self.stored_weight, "weight").dequantise(dtype)
@@ -324,7 +324,7 @@ def _compute_low_precision_grads(
         ctx: The context that the forward pass has filled.
         dy_MN: Gradient of the output.
         x_values: (M, K) BF16, values of the column-wise operand of x, for dw.
-        weight: (N, K), for dx; None with a stored weight.
+        weight: (N, K), for dx; None for a stored weight.
 
     Returns:
         dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that
@@ -390,7 +390,7 @@ def scaled_linear(
         x: (..., K) FP32, BF16 or FP16. If autocast is on, it is cast to autocast's dtype first.
         weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are
             not read.
-        bias: (N,), added to the FP32 product; or None.
+        bias: (N,), added to the FP32 product. None means no bias.
         call: Precision, state and cache of this call.
 
     Returns:

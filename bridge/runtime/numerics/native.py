@@ -108,7 +108,7 @@ def load_kernel(*, wait: bool) -> Kernel | None:
             is compiled.
 
     Returns:
-        The kernel, or None if it cannot be compiled.
+        The kernel; None if it cannot be compiled.
     """
     global _kernel  # noqa: PLW0603  (one library per process)
     if _kernel is None:

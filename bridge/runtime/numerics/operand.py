@@ -85,8 +85,8 @@ def make_operand(
         role: input, weight or grad_output.
         columnwise: Which copy is made. After a Hadamard transform its rows are padded to a multiple
             of 16.
-        scale: Stored scale of delayed scaling. None computes the scale.
-        generator: Stochastic rounding draws its seed from it; None is torch's default generator.
+        scale: Stored scale of delayed scaling. None means that the scale is computed.
+        generator: Stochastic rounding draws its seed from it. None means torch's default generator.
     """
     tensor_scale, amax = choose_tensor_scale(
         x_MK, spec, scale, hadamard=columnwise and spec.hadamard
@@ -104,16 +104,15 @@ def make_operand(
     result = dispatch.run_tile_pass(x_MK, tile_pass)
     if amax is None:
         amax = result.amax
-    scale_inv = round_to_fp32(1.0 / tensor_scale)
+    scale_of_operand, scale_inv = None, 1.0
+    if spec.has_single_scale:
+        scale_of_operand, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
     factors = _choose_factors(spec, scale_inv, amax, result.scale_range)
     values = result.values
     if factors.range_multiplier != 1.0:
         # Rare: the scales are known only after a pass, and the multiplier needs a second pass.
         second_pass = replace(tile_pass, range_multiplier=factors.range_multiplier)
         values = dispatch.run_tile_pass(x_MK, second_pass).values
-    scale_of_operand = None
-    if spec.has_single_scale:
-        scale_of_operand = tensor_scale
     return GemmOperand(
         role=role,
         spec=spec,

@@ -41,7 +41,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
     Returns:
         amax: Largest magnitude before quantisation, NaN not counted; NaN if it is not known.
-        scale: Scale of the whole tensor, None for a scheme with a scale per tile.
+        scale: Scale of the whole tensor; None for a scheme with a scale per tile.
         underflow, saturated: Shares, 0 to 1.
         sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """

@@ -87,9 +87,11 @@ def choose_tensor_scale(
     Args:
         x_MK: FP32, BF16 or FP16.
         spec: Format, scale rule and tiles.
-        stored_scale: Scale of delayed scaling, which is returned; or None.
+        stored_scale: Scale of delayed scaling, which is returned. None means that the scale is
+            computed.
         hadamard: Whether the transform of the matrix is quantised, which has another amax.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
+            None means that this rank has all of it.
     """
     if stored_scale is not None:
         return stored_scale, None
@@ -100,7 +102,7 @@ def choose_tensor_scale(
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return 63 random bits from a generator; None is torch's default generator."""
+    """Return 63 random bits from a generator. None means torch's default generator."""
     device = torch.device("cpu")
     if generator is not None:
         device = generator.device
@@ -125,8 +127,9 @@ def quantise(
         spec: Format, scale rule and tiles.
         rowwise: Whether the row-wise copy is made.
         columnwise: Whether the column-wise copy is made.
-        scale: Stored scale of delayed scaling. None computes the scale.
+        scale: Stored scale of delayed scaling. None means that the scale is computed.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
+            None means that this rank has all of it.
 
     Returns:
         Codes and scales of the copies. The table in this file's docstring has the special values.

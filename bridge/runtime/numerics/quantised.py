@@ -72,7 +72,9 @@ class Quantised:
             return self.amax_t
         return self.amax
 
-    def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def decode_codes(
+        self, columnwise: bool = False, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
         The axes are those of the tensor, not transposed.
@@ -117,10 +119,10 @@ class Quantised:
         scales = scales.to(dtype)
         if self.spec.has_single_scale:
             return scales.expand(rows, columns)
-        height, width = self.scale_tile(columnwise)
+        height, width = self.get_scale_tile(columnwise)
         return scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
 
-    def scale_tile(self, columnwise: bool) -> Tile:
+    def get_scale_tile(self, columnwise: bool) -> Tile:
         """Return the rows and columns that a stored scale covers, in the axes of the tensor.
 
         A square tile of MXFP8 and NVFP4 stores its scale once for each of its rows.
@@ -145,7 +147,7 @@ class Quantised:
         that of the transform, (M, K) with M padded to a multiple of 16. NaN codes give NaN.
 
         Args:
-            dtype: Dtype of the result; None is the dtype before quantisation.
+            dtype: Dtype of the result. None means the dtype before quantisation.
             columnwise: Which copy is read.
 
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's
@@ -155,7 +157,7 @@ class Quantised:
         if self.spec.scheme == "nvfp4":
             amax = self.get_copy_amax(columnwise)
             scale_MK = scale_MK * amax * torch.tensor(1.0 / NVFP4_MAX, dtype=torch.float32)
-        result = (self.values(columnwise) * scale_MK).to(dtype or self.dtype)
+        result = (self.decode_codes(columnwise) * scale_MK).to(dtype or self.dtype)
         if result.numel() != self.shape.numel():
             return result
         return result.reshape(self.shape)

@@ -57,7 +57,7 @@ class TilePass:
     range_multiplier: float = 1.0
     """Power of two that operand values are multiplied by to stay in BF16's range."""
     seed: int | None = None
-    """Seed of stochastic rounding; None rounds to nearest."""
+    """Seed of stochastic rounding. None means rounding to nearest."""
     measures_amax: bool = True
     """Whether the amax is measured under the rule "tensor" too, which does not need it."""
 
