@@ -36,7 +36,7 @@ class LogRecord:
     step: int
     """The last step of the record."""
     loss: float | None = None
-    """In nats per token; NaN or infinity if it was not finite, None if every step was skipped."""
+    """In nats per token; NaN or infinity if it was not finite; None if every step was skipped."""
     grad_norm: float | None = None
     """Norm of the gradients before clipping."""
     loss_scale: float | None = None
@@ -123,7 +123,7 @@ class RunLog:
         return values
 
     def compute_mean_throughput(self, metric: str) -> float | None:
-        """Return the mean of a metric of `THROUGHPUT_METRICS`, None if the log lacks it.
+        """Return the mean of a metric of `THROUGHPUT_METRICS`; None if the log lacks it.
 
         The first record does not count, unless it is the only one: its step compiles and allocates.
         """
@@ -133,7 +133,7 @@ class RunLog:
         return fmean(values[1:] or values)
 
     def get_seed(self) -> int | None:
-        """Return the seed of the run, None if no argument states it."""
+        """Return the seed of the run; None if no argument states it."""
         seed = self.arguments.get("seed")
         if isinstance(seed, int):
             return seed

@@ -65,7 +65,7 @@ class Setting:
             key: Section and field, or a field that only one section has.
 
         Returns:
-            The setting, or None if the run's config has no such section.
+            The setting; None if the run's config has no such section.
 
         Raises:
             RunConfigError: The section has no such field, or several sections have the field.
@@ -105,7 +105,7 @@ class Setting:
 
 
 def _find_section(folder: RunFolder, field: str) -> str | None:
-    """Return the section that has a field, None if no section has it.
+    """Return the section that has a field; None if no section has it.
 
     Raises:
         RunConfigError: Several sections have the field.

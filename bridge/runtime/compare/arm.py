@@ -80,7 +80,7 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder, None if it was refused before it began.
+    """Return the run in a folder; None if it was refused before it began.
 
     Raises:
         RunConfigError: The files of the run cannot be read.

@@ -303,7 +303,7 @@ def _make_key(fields: Mapping[str, Any]) -> str:
 
 
 def compute_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None, None without such a value."""
+    """Return the mean of the values that are not None; None without such a value."""
     present = []
     for value in values:
         if value is not None:

@@ -112,7 +112,7 @@ def make_curve(log: RunLog) -> LossCurve:
 
 
 def find_warm_up(log: RunLog) -> int | None:
-    """Return the steps in which the learning rate rises, None if neither log nor arguments show it.
+    """Return the steps in which the learning rate rises; None if neither log nor arguments show it.
 
     The learning rates of the log decide. Without them the arguments do, as in Megatron-LM d98e8a64
     megatron/training/training.py get_optimizer_param_scheduler.

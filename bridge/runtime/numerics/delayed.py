@@ -127,7 +127,7 @@ class DelayedScaling(torch.nn.Module):
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), **options))
         self._stashed: torch.Tensor | None = None
-        """Scales that replace `scale` inside `use_scales`, None outside."""
+        """Scales that replace `scale` inside `use_scales`; None outside."""
 
     def get_scale(self, operand: str) -> float:
         """Return the scale with which an operand is quantised now."""

@@ -228,7 +228,7 @@ def _make_pass_arguments(
 
 
 def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
-    """Return an uninitialised scale per tile, None if the whole tensor has a single scale."""
+    """Return an uninitialised scale per tile; None if the whole tensor has a single scale."""
     if spec.scale_rule == "tensor":
         return None
     dtype = torch.uint8

@@ -70,7 +70,7 @@ class KernelBuild:
         self._lock = threading.Lock()
 
     def get_library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library, None if it cannot be compiled.
+        """Return the loaded library; None if it cannot be compiled.
 
         Args:
             wait: Whether the call waits for the compiler. Otherwise the result is None while the
@@ -224,7 +224,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _find_compiler() -> str | None:
-    """Return the path of a C compiler, None without one."""
+    """Return the path of a C compiler; None without one."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 

@@ -83,7 +83,7 @@ class WeightCache:
     columnwise: GemmOperand | None = None
 
     def get(self, *, columnwise: bool) -> GemmOperand | None:
-        """Return the row-wise or the column-wise operand, None if it is not kept."""
+        """Return the row-wise or the column-wise operand; None if it is not kept."""
         if columnwise:
             return self.columnwise
         return self.rowwise

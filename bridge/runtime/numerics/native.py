@@ -31,7 +31,7 @@ class _Selection(NamedTuple):
 _build = KernelBuild()
 _kernel: Kernel | None = None
 _selection: _Selection | None = None
-"""The choice of this process, None before the first call."""
+"""The choice of this process; None before the first call."""
 
 
 def get_kernel_choice() -> str:
@@ -76,7 +76,7 @@ def use(choice: str) -> str | None:
 
 
 def get_kernel(x: torch.Tensor) -> Kernel | None:
-    """Return the kernel for a tensor, None if plain torch is used.
+    """Return the kernel for a tensor; None if plain torch is used.
 
     Plain torch is used on other devices and dtypes, under the choice `torch`, and until the kernel
     is compiled.

@@ -222,7 +222,7 @@ def _format_operands(scheme: SchemeChoice, gemm: str) -> str:
 def _choose_schemes(
     rows: Sequence[GemmRow], config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return key of a linear layer -> scheme that a recipe chooses for it, None for high precision.
+    """Return key of a linear layer -> scheme that a recipe chooses for it; None for high precision.
 
     A recipe without rows of `modules` chooses only for the layers that ran in a low precision.
     """
@@ -256,10 +256,11 @@ def check_precision(
 
     Args:
         model: Any module.
-        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`, or None.
+        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`. None means no
+            optimizer.
         step: Runs a forward pass, and for gradients a backward pass, with everything that the
-            training loop puts around them. It is called once. None runs nothing, and the report
-            has only the present tensors.
+            training loop puts around them. It is called once. None means no step, and a
+            report of the present tensors only.
 
     Raises:
         PrecisionTypeError: An argument is no module, optimizer or function.

@@ -71,7 +71,7 @@ def use_backward_override(override: str | None) -> Iterator[None]:
 
 
 def get_layer_scheme(config: Any) -> str | None:
-    """Return the scaling scheme in which the layers of a model config run, None for high precision.
+    """Return the scaling scheme in which the layers of a model config run; None for high precision.
 
     Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in
     0.16.1).
@@ -88,7 +88,7 @@ def get_layer_scheme(config: Any) -> str | None:
 
 
 def make_gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs of a `TransformerConfig`, None for high precision."""
+    """Return the precision of the GEMMs of a `TransformerConfig`; None for high precision."""
     scheme = get_layer_scheme(config)
     if scheme is None:
         return None
@@ -125,7 +125,7 @@ def is_low_layer(config: Any, number: int) -> bool:
 def _resolve_module_precision(
     layer: GemmPrecision | None, quant_config: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
-    """Return the precision of a layer under a per-module recipe, None for high precision.
+    """Return the precision of a layer under a per-module recipe; None for high precision.
 
     Args:
         layer: The precision without the recipe; None for high precision.

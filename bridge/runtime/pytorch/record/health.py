@@ -42,7 +42,7 @@ def get_error_limit(operand: OperandFormat) -> float:
 
 
 def find_scale(stored: Any) -> float | None:
-    """Return the scale of a stored weight's codes, None for a weight with a scale per tile."""
+    """Return the scale of a stored weight's codes; None for a weight with a scale per tile."""
     emulated = getattr(stored, "stored", None)
     if emulated is not None:
         scale_inv = emulated.scale_inv
@@ -67,7 +67,7 @@ def compute_relative_error(
         out: (M, N), the result of the low-precision GEMM.
         x_MK: Its left operand before quantisation.
         w_NK: The weight before quantisation.
-        bias: (N,), or None.
+        bias: (N,). None means no bias.
     """
     rows = min(MAX_CHECKED_TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
@@ -93,7 +93,7 @@ def clamp_to_range(values: torch.Tensor, format_: str, scale: float | None) -> t
 
 
 def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return a module's weight as the next quantisation has to read it, (N, K), or None.
+    """Return a module's weight as the next quantisation has to read it, (N, K); None without it.
 
     A weight that is stored quantised is read from the optimizer's master. The result is None if the
     module has no such weight, or if this rank has only a part of the master.
@@ -122,7 +122,7 @@ def measure_emulated_health(
     *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
-    """Return the health of an emulated layer's fprop GEMM, None without a weight on this rank.
+    """Return the health of an emulated layer's fprop GEMM; None without a weight on this rank.
 
     Args:
         module: The layer.
@@ -130,7 +130,7 @@ def measure_emulated_health(
         x_MK: Its input before quantisation.
         operands: The multiplied operands, input and weight.
         out: (M, N), the result before the bias is added.
-        bias: (N,), or None.
+        bias: (N,). None means no bias.
     """
     weight = get_live_weight(module)
     if weight is None:
@@ -223,7 +223,7 @@ def _is_te_weight_fresh(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) 
 
 
 def _get_te_scale(operand: Any) -> float | None:
-    """Return the scale of an operand's codes, None for an operand with a scale per tile."""
+    """Return the scale of an operand's codes; None for an operand with a scale per tile."""
     scale_inv = getattr(operand, "_scale_inv", None)
     if scale_inv is None:
         return None

@@ -105,7 +105,7 @@ class ModuleTracker:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The innermost module that runs, None outside of all modules."""
+        """The innermost module that runs; None outside of all modules."""
         if self._stack:
             return self._stack[-1]
         node = self._node
