@@ -89,7 +89,7 @@ def make_operand(
         generator: Stochastic rounding draws its seed from it. None means torch's default generator.
     """
     tensor_scale, amax = choose_tensor_scale(
-        x_MK, spec, scale, hadamard=columnwise and spec.hadamard
+        x_MK, spec, scale, hadamard=spec.is_transformed(columnwise)
     )
     seed = None
     if spec.stochastic:

@@ -24,6 +24,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import Tile
 from bridge.runtime.numerics.grid import decode
+from bridge.runtime.numerics.hadamard import HADAMARD_SIZE
 from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_e8m0
 from bridge.runtime.numerics.spec import QuantSpec
 
@@ -166,8 +167,8 @@ class Quantised:
         """Return rows and columns of a copy, in the axes of the tensor, not transposed."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()
-        if columnwise and self.spec.hadamard:
-            rows = -(-rows // 16) * 16
+        if self.spec.is_transformed(columnwise):
+            rows += -rows % HADAMARD_SIZE
         return rows, columns
 
 

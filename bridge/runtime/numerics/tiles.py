@@ -67,7 +67,7 @@ class TilePass:
 
         `run_torch_pass` expects a matrix that is transformed already.
         """
-        return self.columnwise and self.spec.hadamard
+        return self.spec.is_transformed(self.columnwise)
 
     @property
     def result_dtype(self) -> torch.dtype:
