@@ -363,8 +363,8 @@ def _emulated_runs() -> Iterator[dict[str, Any]]:
 
 PARTS = {
     "making operands, those of weights that are not stored too": ("numerics/operand.py", "make_operand"),
-    "of this and of writing: the largest magnitude, before a value is rounded": ("numerics/native.py", "amax"),
-    "reading stored weights as operands": ("numerics/operand.py", "stored_operand"),
+    "of this and of writing: the largest magnitude, before a value is rounded": ("numerics/kernel.py", "compute_amax"),
+    "reading stored weights as operands": ("numerics/operand.py", "make_stored_operand"),
     "writing stored weights after the optimizer": ("emulation/stored_weight.py", "quantize_"),
     "renewing delayed scales": ("numerics/delayed.py", "update_all"),
 }

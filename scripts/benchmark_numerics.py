@@ -31,7 +31,6 @@ from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
 from bridge.runtime.numerics import DelayedScaling, GemmPrecision, LinearCall, make_operand, scaled_linear, use
-from bridge.runtime.numerics.linear import dequantise_operand
 
 MATRIX = (4096, 2048)
 """Rows and columns of the matrix that becomes an operand."""
@@ -142,7 +141,7 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
             operand = ours()
             if rule == "rounding alone":
                 operand = rounding()
-            expected = dequantise_operand(operand, torch.bfloat16)
+            expected = operand.dequantise(torch.bfloat16)
             equal = (values(step()).bfloat16() == expected).float().mean().item()
             steps[f"{name} {library}"] = step
             about[f"{name} {library}"] = (name, f"{library} {_version(library)}", rule, f"{100 * equal:.4g} %")

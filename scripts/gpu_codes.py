@@ -110,7 +110,7 @@ def our_arrays(made: Quantised) -> dict[str, torch.Tensor]:
     """Return a quantised tensor's arrays in Transformer Engine's axes, under the names of `their_arrays`."""
     arrays: dict[str, torch.Tensor] = {}
     for columnwise, suffix in ((False, ""), (True, "_t")):
-        codes, scales = made.copy(columnwise)
+        codes, scales = made.get_copy(columnwise)
         padded = pad_scales(made, columnwise=columnwise)
         height, width = made.spec.tile(columnwise)
         if made.spec.scheme == "blockwise" and height != width:  # whose padded scales are transposed

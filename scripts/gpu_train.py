@@ -87,7 +87,7 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300)
-    losses = {record["step"]: record["loss"] for record in RunFolder(folder).metrics("train")}
+    losses = {record["step"]: record["loss"] for record in RunFolder(folder).read_metrics("train")}
     gemms = ""
     sentence = re.search("Matmuls of the first step: (.*)", done.stdout)
     if sentence is not None:

@@ -248,7 +248,7 @@ def measure(row: Row, folder: Path) -> None:
     if any(rank.exitcode for rank in ranks):
         row["failed"] = [rank.exitcode for rank in ranks]
         return
-    steps = RunFolder(folder).metrics("train")
+    steps = RunFolder(folder).read_metrics("train")
     row["losses"] = [step["loss"] for step in steps]
     row["ms"] = statistics.median(1000 * TOKENS / step["tokens_per_second"] for step in steps[1:])
 

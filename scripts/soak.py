@@ -91,7 +91,7 @@ class Run:
 
     def losses(self) -> list[tuple[int, float]]:
         """Return (step, loss) of every record."""
-        return [(record["step"], record["loss"]) for record in RunFolder(self.folder).metrics("train")]
+        return [(record["step"], record["loss"]) for record in RunFolder(self.folder).read_metrics("train")]
 
     def attempt(self, seconds: float) -> tuple[int | None, list[str]]:
         """Start or resume the run, and kill it after some seconds; return its exit code and processes left behind."""

@@ -80,17 +80,7 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    needed = _collect_constructor_fields(run.precision, owner_arguments["model"])
-    owners = {}
-    try:
-        for name, owner_class in owner_classes.items():
-            owners[name] = _build_config(
-                name, owner_class, owner_arguments[name], needed.get(name, {})
-            )
-    except RunConfigError:
-        # An impossible size explains the error of Megatron better than its own message.
-        refuse_impossible_sizes(run, problems)
-        raise
+    owners = _build_owners(run, owner_classes, owner_arguments, problems)
     sections = {}
     for name, section_class in SECTION_CLASSES.items():
         sections[name] = section_class(**own_arguments[name])
@@ -102,6 +92,35 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
         precision_choice=_choice_to_dict(run),
         set_by=_origins_to_dict(run),
     )
+
+
+def _build_owners(
+    run: Run,
+    owner_classes: Mapping[str, type[Any]],
+    arguments: Mapping[str, dict[str, Any]],
+    problems: Problems,
+) -> dict[str, Any]:
+    """Return Megatron's configs of a run by section.
+
+    Args:
+        run: The run.
+        owner_classes: Section -> class of its config.
+        arguments: Section -> arguments that the run states.
+        problems: The faults found before, which are raised together with those found here.
+
+    Raises:
+        RunConfigError: Megatron Core refuses the settings.
+    """
+    needed = _collect_constructor_fields(run.precision, arguments["model"])
+    owners = {}
+    try:
+        for name, owner_class in owner_classes.items():
+            owners[name] = _build_config(name, owner_class, arguments[name], needed.get(name, {}))
+    except RunConfigError:
+        # An impossible size explains the error of Megatron better than its own message.
+        refuse_impossible_sizes(run, problems)
+        raise
+    return owners
 
 
 def _refuse_other_framework(run: Run) -> None:

@@ -87,7 +87,7 @@ def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
     A reason is a value that no model can have, or a module that the plan does not know.
     """
     reader = _ShapeReader(read_section("model", model))
-    shape = reader.shape()
+    shape = reader.read()
     return shape, (*reader.faults, *find_unplanned_fields(reader.section))
 
 
@@ -97,7 +97,7 @@ def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     Values of other types are not checked here. Missing fields have Megatron's defaults.
     """
     reader = _ShapeReader(read_section("model", model))
-    reader.shape()
+    reader.read()
     impossible: list[Finding] = []
     for fault in reader.faults:
         name = fault.path.removeprefix("model.")
@@ -124,7 +124,7 @@ class _ShapeReader:
         self.faults: list[Finding] = []
         self._malformed = {fault.path.partition(".")[2]: fault for fault in section.malformed}
 
-    def shape(self) -> ModelShape:
+    def read(self) -> ModelShape:
         """Return the shape. Faults are collected in the order in which the fields are read."""
         layers = self._read_num_layers()
         sizes = self._read_sizes()
@@ -138,31 +138,23 @@ class _ShapeReader:
         ratio_kinds: tuple[str, ...] = ()
         if self.is_compressed:
             ratio_kinds = self._read_ratio_kinds(layers, depths)
-        kinds: tuple[str, ...] = ()
-        kinds_of_depth: tuple[str, ...] = ()
-        if self.pattern is not None:
-            kinds, kinds_of_depth = self.pattern.kinds, self.pattern.mtp_kinds
-        if not kinds:
-            kinds = self._read_kinds(layers, indexer, ratio_kinds)
+        kinds = self._read_kinds(layers, indexer, ratio_kinds)
         self._check_heads(sizes)
-        embedding = "rope" if self.pattern is None else "none"
-        norm = "RMSNorm" if self.has_latent else "LayerNorm"
-        normalization = self.read_text("normalization", norm)
         return ModelShape(
             num_layers=layers,
             **sizes,
             kinds=kinds,
             is_hybrid=self.pattern is not None,
+            layer_norm_bias=self._read_normalization() == "LayerNorm",
             vocab_size=self.read_size("vocab_size", least=0),
             make_vocab_size_divisible_by=self.read_size("make_vocab_size_divisible_by"),
             seq_length=self.read_size("seq_length", least=0),
-            layer_norm_bias=normalization == "LayerNorm",
             has_softmax_offset=self.read_text("softmax_type") == "learnable",
-            position_embedding_type=self.read_text("position_embedding_type", embedding),
+            position_embedding_type=self._read_position_embedding(),
             mtp_num_layers=depths,
             mtp_is_repeated=self.read_flag("mtp_use_repeated_layer"),
             mtp_kind=self._read_mtp_kind(kinds[-1], ratio_kinds[layers:]),
-            mtp_kinds=kinds_of_depth,
+            mtp_kinds=self._get_mtp_kinds(),
             experts=self._read_experts(sizes["ffn_hidden_size"]),
             latent=self._read_latent(),
             state_space=self._read_state_space(sizes["hidden_size"]),
@@ -291,7 +283,12 @@ class _ShapeReader:
     def _read_kinds(
         self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the kind of each layer: its attention, with the suffix _moe if it has experts."""
+        """Return the kind of each layer: its attention, with the suffix _moe if it has experts.
+
+        The pattern of a hybrid model states the kinds.
+        """
+        if self.pattern is not None and self.pattern.kinds:
+            return self.pattern.kinds
         kinds = [TRANSFORMER_KIND] * layers
         if ratio_kinds:
             kinds = list(ratio_kinds[:layers])
@@ -311,6 +308,22 @@ class _ShapeReader:
                 if is_sparse:
                     kinds[layer] += f"_{MOE_SUFFIX}"
         return tuple(kinds)
+
+    def _get_mtp_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of the layers inside a prediction layer, which only a pattern states."""
+        if self.pattern is None:
+            return ()
+        return self.pattern.mtp_kinds
+
+    def _read_normalization(self) -> str:
+        """Return Megatron's name of the norm; latent attention has another default."""
+        default = "RMSNorm" if self.has_latent else "LayerNorm"
+        return self.read_text("normalization", default)
+
+    def _read_position_embedding(self) -> str:
+        """Return Megatron's name of the position embedding; a hybrid model has another default."""
+        default = "rope" if self.pattern is None else "none"
+        return self.read_text("position_embedding_type", default)
 
     def _read_mtp_depths(self) -> int:
         """Return the number of passes through prediction layers.

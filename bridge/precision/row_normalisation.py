@@ -67,9 +67,11 @@ class WrongRowsError(WrongValueError):
 
 
 def normalise_rows(value: object) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a list in the form they are kept in.
+    """Return the rows of a list in the form in which they are stored.
 
-    WrongRowsError with every row that cannot be read.
+    Raises:
+        WrongValueError: The value is not a list of rows.
+        WrongRowsError: Rows cannot be read. It has an error for each of them.
     """
     if isinstance(value, Mapping | str) or not hasattr(value, "__iter__"):
         remedy = 'Write [{select: "*.linear_qkv", precision: bf16}].'

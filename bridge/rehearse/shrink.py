@@ -200,31 +200,66 @@ def _leave_out_router_dtype(small_run: SmallRun) -> None:
 
 def _shrink_tokens(small_run: SmallRun) -> None:
     """Make the sequence and the micro-batch small, and keep the alignment of a rank's tokens."""
-    parallel = small_run.parallel
     samples = parse_integer(read_field(small_run.sections["train"], "micro_batch_size")) or 1
     small_samples = min(samples, 2)
-
-    def alignment(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
-        """Return the divisibility of a sequence, on which checks of Megatron and TE depend."""
-        tokens_on_rank = tokens // context
-        # Context parallelism gives each rank two parts of a sequence.
-        is_context_divisible = context == 1 or tokens % (2 * context) == 0
-        is_tensor_divisible = not parallel.sequence_parallel or tokens_on_rank % tensor == 0
-        common = gcd(tokens_on_rank * samples, small_run.alignment)
-        return is_context_divisible, is_tensor_divisible, common
-
-    wanted = alignment(
-        small_run.shape.seq_length or MIN_TOKENS, samples, parallel.context, parallel.tensor
-    )
-    context = small_run.layout.size("context")
-    seq_length = MIN_TOKENS * context
-    for tokens in range(seq_length, seq_length + 8 * small_run.alignment * context):
-        if alignment(tokens, small_samples, context, small_run.tensor_ranks) == wanted:
-            seq_length = tokens
-            break
+    seq_length = _find_sequence_length(small_run, samples, small_samples)
     small_run.set("model.seq_length", seq_length, "keeps the alignment of a rank's tokens")
     small_run.model.pop("max_position_embeddings", None)
     small_run.set("train.micro_batch_size", small_samples, "samples of a micro-batch are alike")
+
+
+def _find_sequence_length(small_run: SmallRun, samples: int, small_samples: int) -> int:
+    """Return the least length of a sequence with the alignment of the full run.
+
+    If no length has it, the length is `MIN_TOKENS` for each context-parallel rank.
+
+    Args:
+        small_run: The small run.
+        samples: Samples of a micro-batch in the full run.
+        small_samples: Samples of a micro-batch in the rehearsal.
+    """
+    multiple = small_run.alignment
+    context_ranks = small_run.layout.size("context")
+    sequence_ranks, small_sequence_ranks = 1, 1
+    if small_run.parallel.sequence_parallel:
+        sequence_ranks, small_sequence_ranks = small_run.parallel.tensor, small_run.tensor_ranks
+    wanted = _measure_token_alignment(
+        multiple,
+        tokens=small_run.shape.seq_length or MIN_TOKENS,
+        samples=samples,
+        context_ranks=small_run.parallel.context,
+        sequence_ranks=sequence_ranks,
+    )
+    shortest = MIN_TOKENS * context_ranks
+    for tokens in range(shortest, shortest + 8 * multiple * context_ranks):
+        alignment = _measure_token_alignment(
+            multiple,
+            tokens=tokens,
+            samples=small_samples,
+            context_ranks=context_ranks,
+            sequence_ranks=small_sequence_ranks,
+        )
+        if alignment == wanted:
+            return tokens
+    return shortest
+
+
+def _measure_token_alignment(
+    multiple: int, *, tokens: int, samples: int, context_ranks: int, sequence_ranks: int
+) -> tuple[object, ...]:
+    """Return the divisibility of a sequence, on which checks of Megatron and TE depend.
+
+    Args:
+        multiple: The multiple that the scaling scheme needs.
+        tokens: Tokens of a sequence.
+        samples: Samples of a micro-batch.
+        context_ranks: Context-parallel ranks. Each has two parts of a sequence.
+        sequence_ranks: Ranks that share the tokens under sequence parallelism, 1 without it.
+    """
+    tokens_on_rank = tokens // context_ranks
+    is_context_divisible = context_ranks == 1 or tokens % (2 * context_ranks) == 0
+    is_sequence_divisible = tokens_on_rank % sequence_ranks == 0
+    return is_context_divisible, is_sequence_divisible, gcd(tokens_on_rank * samples, multiple)
 
 
 def _replace_schedule(small_run: SmallRun) -> None:

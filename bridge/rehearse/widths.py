@@ -2,9 +2,10 @@
 
 A small width keeps two properties of the width in the full run. The first is its ratio to the
 hidden size. The second is its alignment: the greatest common divisor of a rank's part and the
-multiple that the scaling scheme needs. Heads and channels depend on each other, so they are found
-by search: the alignments of the full run are computed, and the smallest counts with the same
-alignments are taken.
+multiple that the scaling scheme needs. Several widths of attention, of Mamba and of a gated delta net
+depend on the same heads and channels. So these are found by search: a `_measure_..._alignment`
+function measures the full run and then growing sizes, and the first sizes with the same alignment
+are taken.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from bridge.target.fields import read_field
 
 MAX_HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
-DELTA_CHANNELS = {"key_head_dim": 8, "value_head_dim": 8}
+DELTA_CHANNELS = 8
 """Channels of a head of a gated delta net."""
 INDEXER_TOPK = 16
 """The most keys that a query of sparse attention selects."""
@@ -47,20 +48,20 @@ def _shrink_attention(small_run: SmallRun) -> int:
         # A model without attention: nothing else decides its hidden size.
         return small_run.alignment * 2
     heads, groups = _choose_heads(small_run)
-    channels = _choose_channels(small_run, heads, groups)
-    is_stated = read_field(small_run.model, "kv_channels") is not None
     ratio = shape.hidden_size / (shape.num_attention_heads * shape.kv_channels)
+    stated_channels = None
     if shape.latent is not None:
         hidden = _shrink_latent(small_run, shape.latent, heads, ratio)
-    elif is_stated:
-        hidden = small_run.fit_width(shape.hidden_size, ratio * heads * channels)
+    elif read_field(small_run.model, "kv_channels") is None:
+        hidden = heads * _find_channels(small_run, heads, groups, is_stated=False)
     else:
-        hidden = heads * channels
+        stated_channels = _find_channels(small_run, heads, groups, is_stated=True)
+        hidden = small_run.fit_width(shape.hidden_size, ratio * heads * stated_channels)
     small_run.set("model.num_attention_heads", heads, HEADS_REASON)
     if groups != heads or read_field(small_run.model, "num_query_groups") is not None:
         small_run.set("model.num_query_groups", groups, HEADS_REASON)
-    if is_stated and shape.latent is None:
-        small_run.set("model.kv_channels", channels, "keeps the alignment on a rank")
+    if stated_channels is not None:
+        small_run.set("model.kv_channels", stated_channels, "keeps the alignment on a rank")
     small_run.set("model.hidden_size", hidden, "keeps the ratio to the heads and the alignment")
     return hidden
 
@@ -76,50 +77,68 @@ def _choose_heads(small_run: SmallRun) -> tuple[int, int]:
     if small_run.shape.latent is not None or heads == groups:
         small_heads = min(4, small_ranks * max(1, heads // small_ranks))
         if heads % ranks:
-            # One more head, so that the small number is not divisible either.
-            small_heads += 1
+            small_heads += 1  # not divisible
         return small_heads, small_heads
-    small_groups = small_ranks
-    if groups > ranks and groups % ranks:
-        # One more group, so that the small number is not divisible either.
-        small_groups = small_ranks + 1
-    elif groups % ranks:
-        small_groups = 1
+    if groups % ranks == 0:
+        small_groups = small_ranks
+    elif groups > ranks:
+        small_groups = small_ranks + 1  # not divisible
+    else:
+        small_groups = 1  # fewer than the ranks
     per_group = min(heads // groups, MAX_HEADS_PER_GROUP)
     if heads % ranks == 0 and small_groups * per_group % small_ranks:
-        # The heads of the full run are divisible by its ranks, so these must be too.
-        per_group += 1
+        per_group += 1  # divisible
     return small_groups * per_group, small_groups
 
 
-def _choose_channels(small_run: SmallRun, heads: int, groups: int) -> int:
-    """Return the least number of channels of a head that keeps the alignment of the projections."""
+def _find_channels(small_run: SmallRun, heads: int, groups: int, *, is_stated: bool) -> int:
+    """Return the least number of channels of a head that keeps the alignment of the projections.
+
+    Args:
+        small_run: The small run.
+        heads: Query heads of the rehearsal.
+        groups: Query groups of the rehearsal.
+        is_stated: Whether the run states the channels, so that the hidden size does not follow them.
+    """
     shape = small_run.shape
-    is_stated = read_field(small_run.model, "kv_channels") is not None
-
-    def alignment(
-        width: int, queries: int, keys: int, channels: int, ranks: int
-    ) -> tuple[int, ...]:
-        """Return the common divisors of the projections' widths on a rank with the multiple."""
-        query_divisor = gcd(queries * channels // ranks, small_run.alignment)
-        # The fused projection makes queries, keys and values.
-        fused_divisor = gcd((queries + 2 * keys) * channels // ranks, small_run.alignment)
-        return gcd(width, small_run.alignment), channels % 2, query_divisor, fused_divisor
-
-    wanted = alignment(
-        shape.hidden_size,
-        shape.num_attention_heads,
-        shape.num_query_groups,
-        shape.kv_channels,
-        small_run.parallel.tensor,
+    wanted = _measure_attention_alignment(
+        small_run.alignment,
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        groups=shape.num_query_groups,
+        channels=shape.kv_channels,
+        ranks=small_run.parallel.tensor,
     )
     for channels in range(MIN_ALIGNMENT, 4 * small_run.alignment + 1):
-        width = heads * channels
+        hidden = heads * channels
         if is_stated:
-            width = shape.hidden_size
-        if alignment(width, heads, groups, channels, small_run.tensor_ranks) == wanted:
+            hidden = shape.hidden_size
+        alignment = _measure_attention_alignment(
+            small_run.alignment,
+            hidden=hidden,
+            heads=heads,
+            groups=groups,
+            channels=channels,
+            ranks=small_run.tensor_ranks,
+        )
+        if alignment == wanted:
             return channels
     return small_run.alignment
+
+
+def _measure_attention_alignment(
+    multiple: int, *, hidden: int, heads: int, groups: int, channels: int, ranks: int
+) -> tuple[int, ...]:
+    """Return the common divisors of the projections' widths on a rank with a multiple."""
+    query_width = heads * channels // ranks
+    # The fused projection makes queries, keys and values.
+    fused_width = (heads + 2 * groups) * channels // ranks
+    return (
+        gcd(hidden, multiple),
+        channels % 2,
+        gcd(query_width, multiple),
+        gcd(fused_width, multiple),
+    )
 
 
 def _shrink_latent(small_run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
@@ -153,58 +172,83 @@ def _shrink_latent(small_run: SmallRun, latent: Latent, heads: int, ratio: float
 
 def _shrink_state_space(small_run: SmallRun, mixer: StateSpace) -> None:
     """Make the heads of Mamba few, and keep the alignment of the projections on a rank."""
-    groups = small_run.tensor_ranks
-    if mixer.num_groups % small_run.parallel.tensor:
-        # One more group, so that the small number is not divisible either.
-        groups += 1
-
-    def alignment(space: StateSpace, ranks: int) -> tuple[object, ...]:
-        """Return the divisibility of the heads and of the projections' widths on a rank."""
-        inner = gcd(space.inner // ranks, small_run.alignment)
-        projected = gcd(space.projected_width // ranks, small_run.alignment)
-        return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
-
-    wanted = alignment(mixer, small_run.parallel.tensor)
-    state_dim = small_run.fit_width(mixer.state_dim, 16)
-    without_heads = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
-    # If no number of heads has the alignments of the full run, every projection is aligned.
-    small = replace(without_heads, num_heads=groups * small_run.alignment)
-    for num_heads in range(groups, 8 * groups * small_run.alignment + 1):
-        space = replace(without_heads, num_heads=num_heads)
-        if alignment(space, small_run.tensor_ranks) == wanted:
-            small = space
-            break
+    small = _find_state_space(small_run, mixer)
     reason = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
         small_run.set(f"model.mamba_{name}", getattr(small, name), reason)
 
 
-def _shrink_delta_net(small_run: SmallRun, net: DeltaNet) -> None:
-    """Make the heads of a gated delta net few, and keep the alignment of the projections on a rank.
+def _find_state_space(small_run: SmallRun, mixer: StateSpace) -> StateSpace:
+    """Return the least sizes of Mamba with the alignment of the full run.
 
-    The heads of the full run stay if no smaller number keeps it.
+    If no number of heads has it, every projection is aligned.
     """
-    values_per_key = net.num_value_heads // net.num_key_heads
+    multiple = small_run.alignment
+    groups = small_run.tensor_ranks
+    if mixer.num_groups % small_run.parallel.tensor:
+        groups += 1  # not divisible either
+    without_heads = StateSpace(
+        num_heads=0,
+        head_dim=4,
+        state_dim=small_run.fit_width(mixer.state_dim, 16),
+        num_groups=groups,
+    )
+    wanted = _measure_state_space_alignment(multiple, mixer, small_run.parallel.tensor)
+    for num_heads in range(groups, 8 * groups * multiple + 1):
+        small = replace(without_heads, num_heads=num_heads)
+        if _measure_state_space_alignment(multiple, small, small_run.tensor_ranks) == wanted:
+            return small
+    return replace(without_heads, num_heads=groups * multiple)
 
-    def alignment(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
-        """Return the divisibility of the heads and of the projections' widths on a rank."""
-        value = gcd(sizes.value // ranks, small_run.alignment)
-        projected = gcd(sizes.projected_width // ranks, small_run.alignment)
-        return sizes.num_key_heads % ranks == 0, value, projected
 
-    wanted = alignment(net, small_run.parallel.tensor)
-    small = net
-    for num_keys in range(
-        small_run.tensor_ranks, 8 * small_run.tensor_ranks * small_run.alignment + 1
-    ):
-        heads = {"num_key_heads": num_keys, "num_value_heads": num_keys * values_per_key}
-        sizes = replace(net, **heads, **DELTA_CHANNELS)
-        if alignment(sizes, small_run.tensor_ranks) == wanted:
-            small = sizes
-            break
+def _measure_state_space_alignment(
+    multiple: int, mixer: StateSpace, ranks: int
+) -> tuple[object, ...]:
+    """Return the divisibility of Mamba's heads and of the projections' widths on a rank."""
+    return (
+        mixer.num_heads % mixer.num_groups,
+        mixer.num_heads % ranks == 0,
+        gcd(mixer.inner // ranks, multiple),
+        gcd(mixer.projected_width // ranks, multiple),
+    )
+
+
+def _shrink_delta_net(small_run: SmallRun, net: DeltaNet) -> None:
+    """Make the heads of a gated delta net few, and keep the alignment of the projections on a rank."""
+    small = _find_delta_net(small_run, net)
     reason = "keeps the alignment of the projections on a rank"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
         small_run.set(f"model.linear_{name}", getattr(small, name), reason)
+
+
+def _find_delta_net(small_run: SmallRun, net: DeltaNet) -> DeltaNet:
+    """Return the least sizes of a gated delta net with the alignment of the full run.
+
+    If no smaller number of heads has it, they are the sizes of the full run.
+    """
+    multiple, small_ranks = small_run.alignment, small_run.tensor_ranks
+    values_per_key = net.num_value_heads // net.num_key_heads
+    wanted = _measure_delta_net_alignment(multiple, net, small_run.parallel.tensor)
+    for num_keys in range(small_ranks, 8 * small_ranks * multiple + 1):
+        small = replace(
+            net,
+            num_key_heads=num_keys,
+            num_value_heads=num_keys * values_per_key,
+            key_head_dim=DELTA_CHANNELS,
+            value_head_dim=DELTA_CHANNELS,
+        )
+        if _measure_delta_net_alignment(multiple, small, small_ranks) == wanted:
+            return small
+    return net
+
+
+def _measure_delta_net_alignment(multiple: int, net: DeltaNet, ranks: int) -> tuple[object, ...]:
+    """Return the divisibility of a delta net's heads and of the projections' widths on a rank."""
+    return (
+        net.num_key_heads % ranks == 0,
+        gcd(net.value // ranks, multiple),
+        gcd(net.projected_width // ranks, multiple),
+    )
 
 
 def _shrink_indexer(small_run: SmallRun, indexer: Indexer) -> None:

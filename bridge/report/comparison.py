@@ -113,7 +113,7 @@ def _row_to_dict(row: RecipeRow) -> dict[str, Any]:
         "gap": gap,
         "differs_in": list(row.differs_in),
         "failures": row.failures,
-        **row.figures,
+        **row.metrics,
         "runs": folders,
     }
 
@@ -155,31 +155,31 @@ def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 def _make_cells(row: RecipeRow) -> dict[str, str]:
     """Return the cells of a recipe by heading."""
-    gap, figures = row.gap, row.figures
+    gap, metrics = row.gap, row.metrics
     verdict, share, interval = "baseline", None, "-"
     if gap is not None:
         verdict, share = gap.verdict, gap.share
         if gap.low is not None and gap.high is not None:
             interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
-    memory = figures["peak_memory_bytes"]
+    memory = metrics["peak_memory_bytes"]
     peak = "-"
     if memory is not None:
         peak = f"{memory / 2**20:,.0f}"
     ratios = []
     for operand in OPERANDS:
-        if operand in figures["sqnr_db"]:
-            ratios.append(f"{figures['sqnr_db'][operand]:.1f}")
+        if operand in metrics["sqnr_db"]:
+            ratios.append(f"{metrics['sqnr_db'][operand]:.1f}")
     return {
         "recipe": row.label,
         "verdict": verdict,
         "gap": format_cell(share, "+.2%").replace("%", " %"),
         "90 % interval": interval,
         "loss": format_cell(row.loss),
-        "validation": format_cell(figures["validation_loss"]),
+        "validation": format_cell(metrics["validation_loss"]),
         "seeds": str(len(row.arms)),
-        "skipped": format_cell(figures["skipped_steps"], ""),
-        "s/step": format_cell(figures["step_seconds"], ".3f"),
-        "tokens/s": format_cell(figures["tokens_per_second"], ",.0f"),
+        "skipped": format_cell(metrics["skipped_steps"], ""),
+        "s/step": format_cell(metrics["step_seconds"], ".3f"),
+        "tokens/s": format_cell(metrics["tokens_per_second"], ",.0f"),
         "peak MiB": peak,
         "SQNR dB (in, weight, grad)": ", ".join(ratios) or "-",
     }

@@ -41,7 +41,7 @@ def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
     steps = find_common_steps(row.curves)
     if not steps:
         return
-    losses = np.stack([curve.over(steps) for curve in row.curves])
+    losses = np.stack([curve.average_losses(steps) for curve in row.curves])
     least, most = losses.min(axis=0), losses.max(axis=0)
     axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
     axes.fill_between(steps, least, most, color=colour, alpha=0.15, linewidth=0)

@@ -45,7 +45,7 @@ def _list_facts(log: RunLog) -> list[tuple[str, str]]:
     step = str(log.last_step)
     if log.train_iters is not None:
         step = f"{log.last_step} of {log.train_iters}"
-    losses = [record["loss"] for record in log.records()]
+    losses = [record["loss"] for record in log.list_records()]
     last = log.train[-1]
     rows = [("step", step), ("loss", f"{format_cell(losses[-1])}  {draw_bars(losses)}")]
     figures = (
@@ -87,7 +87,7 @@ def collect_log_content(
         predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
         compared: The result of the comparison with the other logs; None: it is not compared.
     """
-    records = log.records()
+    records = log.list_records()
     warnings = dict(find_early_warnings(make_log_warning_inputs(log)))
     commands = [shlex.join(["precision-bridge", "report", str(log.path)])]
     if log.described_by is not None:

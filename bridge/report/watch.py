@@ -35,7 +35,7 @@ def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> Render
 
 def _list_facts(run: RunFolder) -> list[tuple[str, str]]:
     """Return the state of a run as names with values."""
-    train, validation = run.metrics("train"), run.metrics("validation")
+    train, validation = run.read_metrics("train"), run.read_metrics("validation")
     iterations = run.config.get("train", {}).get("train_iters")
     step = 0
     if train:

@@ -73,7 +73,7 @@ class Audit:
         with recording.record_gemms():
             yield
         census = take_census(model, optimizer, run.activations)
-        global_record = recording.gathered(census)
+        global_record = recording.gather_record(census)
         step = run.iteration + 1
         # The record has the tensors of this rank. Those of all ranks are only compared.
         self.record = replace(global_record, census=census, backend=run.backend, step=step)
@@ -112,7 +112,7 @@ class Audit:
         # The error of a healthy layer has a bound only in the first two steps. Under delayed
         # scaling, the second step is the first that has scales of the recipe.
         is_bounded = must_raise or len(self._run.step_seconds) <= 1
-        mismatches = recording.mismatches(plan, global_record, is_error_bounded=is_bounded)
+        mismatches = recording.find_mismatches(plan, global_record, is_error_bounded=is_bounded)
         fault = None
         if must_raise:
             fault = _find_lost_low_precision(plan, self.record)

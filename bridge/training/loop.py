@@ -249,7 +249,7 @@ def _train(run: TrainingRun, audit: Audit, metrics: Metrics, display: Display) -
             _save_checkpoint(run, display)
             if not run.is_over:
                 # A signal during the save ends the run here, not after the next step.
-                run.stop_signal = run.trainer.largest(run.process.stop()) or None
+                run.stop_signal = run.trainer.find_largest(run.process.stop()) or None
         if audit.failure is not None:
             raise audit.failure
     _show_end(run, display)
@@ -304,7 +304,7 @@ def _train_step(
         result = run.trainer.step(batches, stop=run.process.stop)
     run.count(result, time.perf_counter() - began)
     if run.process.peers is not None:
-        run.process.peers.finished(run.iteration)
+        run.process.peers.record_step_end(run.iteration)
     gemms = audit.record.gemms
     run.gemms = run.gemms or gemms
     if phase:

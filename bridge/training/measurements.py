@@ -147,7 +147,7 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
         + compute_rounding_error(other.formats.forward),
         backward=compute_rounding_error(reference.formats.both)
         + compute_rounding_error(other.formats.both),
-        rerouted=routes.rerouted,
+        rerouted=routes.rerouted_share,
     )
 
 

@@ -263,7 +263,7 @@ def open_metrics(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> It
     if resumed_at:
         message = "%s:%d: is no record and is left out. A crash can leave a line torn."
         warn = partial(log.warning, message, path)
-        earlier = [values for values in folder.records(warn) if values["step"] <= resumed_at]
+        earlier = [values for values in folder.read_records(warn) if values["step"] <= resumed_at]
         rows = [row for row in folder.quantisation if row.step <= resumed_at]
     # The old file stays as it was if the process crashes before the new file is complete.
     new_file = path.with_suffix(".tmp")

@@ -113,7 +113,7 @@ def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, 
     assert shown.startswith("mine, params_dtype=bf16: ")
     assert "2 of 2" in shown
     assert find_early_warnings(WarningInputs.from_run_folder(run)) == []
-    last = run.metrics("train")[-1]
+    last = run.read_metrics("train")[-1]
     (tmp_path / "config.yaml").write_text("train: {train_iters: 40}\noptimizer: {fp16: true, min_loss_scale: 1.0}\n")
     records = [{**last, "step": step, "loss": 2.0} for step in range(1, 20)]
     records.append({**last, "step": 20, "loss": 2.5, "grad_norm": 1e4, "skipped_steps": 3, "loss_scale": 1.0})

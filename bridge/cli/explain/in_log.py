@@ -48,12 +48,16 @@ def _describe_log_trace(log: RunLog, name: str) -> str:
     subject = None
     if name in FIELDS:
         subject = FIELDS[name].subject
-    if subject is not None and subject.title == LOSS_SCALE_SUBJECT and log.values("loss_scale"):
-        return describe_loss_scale(log.records())
-    if name in ("lr", "min_lr") and log.values("learning_rate"):
-        return describe_trace(f"optimizer.{name}", log.records())
+    if (
+        subject is not None
+        and subject.title == LOSS_SCALE_SUBJECT
+        and log.list_values("loss_scale")
+    ):
+        return describe_loss_scale(log.list_records())
+    if name in ("lr", "min_lr") and log.list_values("learning_rate"):
+        return describe_trace(f"optimizer.{name}", log.list_records())
     if name == "train_iters":
-        return describe_trace("train.train_iters", log.records())
+        return describe_trace("train.train_iters", log.list_records())
     return ""
 
 

@@ -42,7 +42,7 @@ class WatchedFolder:
     def state(self) -> dict[str, Any]:
         """Return the last records, the audit and the warnings as plain data."""
         run = self.run
-        last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
+        last = {kind: run.read_metrics(kind)[-1:] for kind in ("train", "validation")}
         audit = None
         if run.record is not None:
             audit = list(run.record.audit)
@@ -75,7 +75,7 @@ class WatchedLog:
         """Return the last records, the missing figures and the warnings as plain data."""
         log = self.described.log
         return {
-            "train": log.records()[-1:],
+            "train": log.list_records()[-1:],
             "validation": log.list_validations()[-1:],
             "precision": self.described.precision or None,
             "source": log.source,

@@ -80,8 +80,8 @@ def collect_run_content(
         findings=_collect_findings(run),
         silenced=_collect_silenced(run),
         warnings=warnings,
-        train=run.metrics("train"),
-        validation=run.metrics("validation"),
+        train=run.read_metrics("train"),
+        validation=run.read_metrics("validation"),
         heat=_collect_sqnr_cells(run),
         memory=make_memory_rows(census, predicted_bytes or {}),
         environment={
@@ -95,7 +95,7 @@ def collect_run_content(
 
 def _collect_verdicts(run: RunFolder, warnings: Mapping[str, str]) -> list[Answer]:
     """Return the summary of the report: end, audit, loss, findings and early warnings."""
-    losses = [row["loss"] for row in run.metrics("train") if row["loss"] is not None]
+    losses = [row["loss"] for row in run.read_metrics("train") if row["loss"] is not None]
     verdicts = [
         _describe_end(run),
         _describe_audit(run),

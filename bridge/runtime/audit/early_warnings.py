@@ -80,7 +80,7 @@ class WarningInputs:
             health = record.health
         silenced_by_config = folder.config.get("silence") or ()
         return cls(
-            train=folder.metrics("train"),
+            train=folder.read_metrics("train"),
             quantisation=folder.quantisation,
             health=health,
             smallest_scale=smallest_scale,
@@ -89,7 +89,7 @@ class WarningInputs:
 
 
 def _check_loss_finite(inputs: WarningInputs) -> str | None:
-    """Return the sentence on losses that are not finite, or None."""
+    """Return the sentence on losses that are not finite; None without such a loss."""
     finite_at = {}
     for record in inputs.train:
         finite_at[record["step"]] = record["loss"] is not None
@@ -100,7 +100,7 @@ def _check_loss_finite(inputs: WarningInputs) -> str | None:
 
 
 def _check_gradients_finite(inputs: WarningInputs) -> str | None:
-    """Return the sentence on gradients that were not finite in recent records, or None."""
+    """Return the sentence on recent gradients that were not finite; None without them."""
     is_dynamic = inputs.smallest_scale is not None
     first = _find_first_update(inputs.train)
     if first is None and is_dynamic:
@@ -131,7 +131,7 @@ def _select_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[
 
 
 def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
-    """Return the index of the first record whose step was not skipped, or None."""
+    """Return the index of the first record whose step was not skipped; None without it."""
     for index, record in enumerate(train):
         if not record["skipped"]:
             return index
@@ -141,7 +141,7 @@ def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
 def _check_spike(
     inputs: WarningInputs, *, column: str, factor: float, noun: str, digits: str
 ) -> str | None:
-    """Return the sentence on a last value far above the median of recent records, or None.
+    """Return the sentence on a last value far above the median of recent records; None without it.
 
     Args:
         inputs: The values of the run.
@@ -178,7 +178,7 @@ _check_gradient_spike = partial(
 
 
 def _check_skipped_steps(inputs: WarningInputs) -> str | None:
-    """Return the sentence on a large share of skipped steps after the first update, or None."""
+    """Return the sentence on many skipped steps after the first update; None without them."""
     index = _find_first_update(inputs.train)
     if index is None:
         return None  # `gradients-not-finite`, and the run's limit of skipped steps, report this
@@ -195,7 +195,7 @@ def _check_skipped_steps(inputs: WarningInputs) -> str | None:
 
 
 def _check_scale_floor(inputs: WarningInputs) -> str | None:
-    """Return the sentence on a dynamic loss scale that is at its floor, or None."""
+    """Return the sentence on a dynamic loss scale that is at its floor; None without it."""
     floor = inputs.smallest_scale
     if floor is None or not inputs.train or inputs.train[-1]["loss_scale"] > floor:
         return None
@@ -203,7 +203,7 @@ def _check_scale_floor(inputs: WarningInputs) -> str | None:
 
 
 def _check_spike_after_scale_change(inputs: WarningInputs) -> str | None:
-    """Return the sentence on a loss that rose soon after the loss scale changed, or None."""
+    """Return the sentence on a loss that rose after a change of the loss scale; None without it."""
     recent = _select_finite(inputs.train[-RECENT_RECORDS:], "loss")
     change = None
     for index in range(1, len(recent)):
@@ -224,7 +224,7 @@ def _check_spike_after_scale_change(inputs: WarningInputs) -> str | None:
 
 
 def _check_amax_history(inputs: WarningInputs) -> str | None:
-    """Return the sentence on operands whose amax is far beyond the reach of their scale, or None.
+    """Return the sentence on operands whose amax is far beyond their scale; None without them.
 
     Only delayed scaling can miss an amax so far: its scale is from earlier steps.
     """
@@ -248,7 +248,7 @@ def _check_amax_history(inputs: WarningInputs) -> str | None:
 
 
 def _check_underflow(inputs: WarningInputs) -> str | None:
-    """Return the sentence on operands of which an unusual share became zero, or None."""
+    """Return the sentence on operands of which an unusual share became zero; None without them."""
     last_rows = select_last_step(inputs.quantisation)
     medians = _compute_underflow_medians(inputs.quantisation, last_rows)
     rising = []
@@ -291,7 +291,7 @@ def _compute_underflow_medians(
 
 
 def _check_stale_weights(inputs: WarningInputs) -> str | None:
-    """Return the sentence on modules that multiplied an older weight, or None."""
+    """Return the sentence on modules that multiplied an older weight; None without them."""
     stale = []
     for row in inputs.health:
         if not row.is_fresh:
@@ -310,7 +310,7 @@ class EarlyWarning(NamedTuple):
     threshold: str
     """The condition of the warning, for the documentation."""
     check: Callable[[WarningInputs], str | None]
-    """Returns the sentence of the warning on a run, None for a run without the sign."""
+    """Returns the sentence of the warning on a run; None for a run without the sign."""
 
 
 EARLY_WARNINGS = {

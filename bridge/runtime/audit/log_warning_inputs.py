@@ -16,7 +16,7 @@ def make_log_warning_inputs(log: RunLog, *, silenced: Collection[str] = ()) -> W
         log: The log.
         silenced: Names of the warnings that are not given.
     """
-    train = log.records()
+    train = log.list_records()
     smallest_scale = None
     is_dynamic = log.arguments.get("fp16") is True and not log.arguments.get("loss_scale")
     if is_dynamic and train[-1]["loss_scale"] is not None:

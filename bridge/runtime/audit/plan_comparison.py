@@ -115,7 +115,7 @@ def _is_exact_product(row: GemmRow, planned: str) -> bool:
 
 
 def _get_planned_scheme(module: PlanModule, gemm: str) -> str | None:
-    """Return the scaling scheme in which a GEMM is planned, None for high precision."""
+    """Return the scaling scheme in which a GEMM is planned; None for high precision."""
     if module.copies is not None:
         return module.copies.get_gemm_scheme(gemm)
     return module.scheme

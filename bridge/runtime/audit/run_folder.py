@@ -19,7 +19,7 @@ from bridge.runtime.audit.record import RECORD_FILE, Record
 CONFIG_FILE = "config.yaml"
 """The config of the run. A folder with this file is the folder of a run."""
 SUMMARY_FILE = "summary.json"
-"""Figures at the end of the run."""
+"""Metrics at the end of the run."""
 METRICS_FILE = "metrics.jsonl"
 """A record per logged step and validation."""
 SYNC_FILE = "sync.json"
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The figures at the end; None for a run that has not come to its end."""
+        """The metrics at the end; None for a run that has not come to its end."""
         return self.read_json(SUMMARY_FILE) or None
 
     @property
@@ -129,15 +129,15 @@ class RunFolder:
         """Return whether the run has come to its end by now."""
         return (self.path / SUMMARY_FILE).is_file()
 
-    def metrics(self, kind: str) -> list[dict[str, Any]]:
+    def read_metrics(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of a kind, "train" or "validation", so far."""
         chosen = []
-        for record in self.records():
+        for record in self.read_records():
             if record["kind"] == kind:
                 chosen.append(record)
         return chosen
 
-    def records(
+    def read_records(
         self, on_torn_line: Callable[[int], None] = lambda _number: None
     ) -> list[dict[str, Any]]:
         """Return all records of steps and validations so far, in the order of the file.

@@ -13,30 +13,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-FIGURE_NOUNS = {
+METRIC_NOUNS = {
     "grad_norm": "gradient norm",
     "loss_scale": "loss scale",
     "skipped": "skipped steps",
     "learning_rate": "learning rate",
 }
-"""Figure of a record that a log may lack -> its name in a sentence."""
-THROUGHPUT_FIGURES = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
-"""Figures of the throughput. A log with any of them has the throughput."""
+"""Metric of a record that a log may lack -> its name in a sentence."""
+THROUGHPUT_METRICS = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
+"""Metrics of the throughput. A log with any of them has the throughput."""
 MAX_SHOWN_STEPS = 3
 """Steps that a sentence on losses that are not finite lists at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRecord:
-    """The figures that a log has for one step, or for the steps since the record before.
+    """The metrics that a log has for one step, or for the steps since the record before.
 
-    A figure is None if the log does not have it in this record.
+    A metric is None if the log does not have it in this record.
     """
 
     step: int
     """The last step of the record."""
     loss: float | None = None
-    """In nats per token; NaN or infinity if it was not finite, None if every step was skipped."""
+    """In nats per token; NaN or infinity if it was not finite; None if every step was skipped."""
     grad_norm: float | None = None
     """Norm of the gradients before clipping."""
     loss_scale: float | None = None
@@ -77,12 +77,12 @@ class RunLog:
 
     @property
     def missing(self) -> list[str]:
-        """The names of the figures that the log lacks, for a sentence."""
+        """The names of the metrics that the log lacks, for a sentence."""
         names = []
-        for figure, noun in FIGURE_NOUNS.items():
-            if not self.values(figure):
+        for metric, noun in METRIC_NOUNS.items():
+            if not self.list_values(metric):
                 names.append(noun)
-        if not any(self.values(figure) for figure in THROUGHPUT_FIGURES):
+        if not any(self.list_values(metric) for metric in THROUGHPUT_METRICS):
             names.append("throughput")
         if not self.arguments:
             names.append("arguments (precision and seed)")
@@ -90,7 +90,7 @@ class RunLog:
 
     @property
     def missing_sentence(self) -> str:
-        """A sentence on the figures that the log lacks; empty if it has all of them."""
+        """A sentence on the metrics that the log lacks; empty if it has all of them."""
         if not self.missing:
             return ""
         return f"Not in this log: {', '.join(self.missing)}."
@@ -103,7 +103,7 @@ class RunLog:
     @property
     def skipped_steps(self) -> int | None:
         """Number of all skipped steps; None if the log does not count them."""
-        counts = self.values("skipped")
+        counts = self.list_values("skipped")
         if not counts:
             return None
         return int(sum(counts))
@@ -113,33 +113,33 @@ class RunLog:
         """Whether the log shows the last step that the run was to make."""
         return self.train_iters is not None and self.last_step >= self.train_iters
 
-    def values(self, figure: str) -> list[float]:
-        """Return the values of a figure, a field of `LogRecord`, without the records that lack it."""
+    def list_values(self, metric: str) -> list[float]:
+        """Return the values of a metric, a field of `LogRecord`, without the records that lack it."""
         values = []
         for record in self.train:
-            value = getattr(record, figure)
+            value = getattr(record, metric)
             if value is not None:
                 values.append(value)
         return values
 
-    def compute_mean_throughput(self, figure: str) -> float | None:
-        """Return the mean of a figure of `THROUGHPUT_FIGURES`, None if the log lacks it.
+    def compute_mean_throughput(self, metric: str) -> float | None:
+        """Return the mean of a metric of `THROUGHPUT_METRICS`; None if the log lacks it.
 
         The first record does not count, unless it is the only one: its step compiles and allocates.
         """
-        values = self.values(figure)
+        values = self.list_values(metric)
         if not values:
             return None
         return fmean(values[1:] or values)
 
-    def seed(self) -> int | None:
-        """Return the seed of the run, None if no argument states it."""
+    def get_seed(self) -> int | None:
+        """Return the seed of the run; None if no argument states it."""
         seed = self.arguments.get("seed")
         if isinstance(seed, int):
             return seed
         return None
 
-    def records(self) -> list[dict[str, Any]]:
+    def list_records(self) -> list[dict[str, Any]]:
         """Return the records that have a loss, in the form of ``metrics.jsonl``.
 
         A loss or a gradient norm that is not finite is None. `skipped_steps` counts up from the

@@ -65,7 +65,7 @@ class Setting:
             key: Section and field, or a field that only one section has.
 
         Returns:
-            The setting, or None if the run's config has no such section.
+            The setting; None if the run's config has no such section.
 
         Raises:
             RunConfigError: The section has no such field, or several sections have the field.
@@ -100,12 +100,12 @@ class Setting:
             by = "default"
         else:
             by = "derived by Megatron Core when its config was built"
-        ran = describe_trace(key, folder.metrics("train"))
+        ran = describe_trace(key, folder.read_metrics("train"))
         return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=ran)
 
 
 def _find_section(folder: RunFolder, field: str) -> str | None:
-    """Return the section that has a field, None if no section has it.
+    """Return the section that has a field; None if no section has it.
 
     Raises:
         RunConfigError: Several sections have the field.
@@ -151,7 +151,7 @@ def describe_effect(folder: RunFolder, field: str) -> str:
     if stated_field.subject is not None:
         subject = stated_field.subject.title
     if subject == LOSS_SCALE_SUBJECT:
-        return describe_loss_scale(folder.metrics("train"))
+        return describe_loss_scale(folder.read_metrics("train"))
     record = folder.record
     if record is None:
         return ""

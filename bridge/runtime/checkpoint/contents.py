@@ -70,7 +70,7 @@ class Contents:
     run: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the run that wrote the checkpoint; empty without a manifest."""
     manifest_digest: str | None = None
-    """SHA-256 of the manifest in hexadecimal, None without a manifest."""
+    """SHA-256 of the manifest in hexadecimal; None without a manifest."""
     files: int
     """Number of files, without the manifest."""
     bytes: int

@@ -44,7 +44,7 @@ def is_finished(checkpoint: Path) -> bool:
 
 
 def find_newest_finished(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint that was written to its end, or None."""
+    """Return the step of the newest checkpoint that was written to its end; None without it."""
     for iteration in list_iterations(folder):
         if is_finished(get_step_folder(folder, iteration)):
             return iteration
@@ -52,7 +52,7 @@ def find_newest_finished(folder: Path) -> int | None:
 
 
 def read_latest_iteration(folder: Path) -> int | None:
-    """Return the step that the pointer of a folder names, None without a readable pointer."""
+    """Return the step that the pointer of a folder names; None without a readable pointer."""
     pointer = folder / LATEST_FILE
     if not pointer.is_file():
         return None
@@ -84,7 +84,7 @@ def list_resumable_iterations(folder: Path) -> list[int]:
 
 
 def find_load_fault(folder: Path) -> Finding | None:
-    """Return the fault of a folder that has no checkpoint to resume from, or None."""
+    """Return the fault of a folder that has no checkpoint to resume from; None for others."""
     if list_iterations(folder):
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
@@ -94,7 +94,7 @@ def find_load_fault(folder: Path) -> Finding | None:
 
 
 def find_pointer_fault(folder: Path, key: str) -> Finding | None:
-    """Return the fault of a pointer that a run cannot replace, or None.
+    """Return the fault of a pointer that a run cannot replace; None if it can.
 
     Args:
         folder: Folder of checkpoints.

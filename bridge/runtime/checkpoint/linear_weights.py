@@ -64,7 +64,7 @@ def _is_linear_weight(key: str, tensor: Tensor) -> bool:
 
 
 def _find_master(key: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the key of the FP32 master of a weight that has the weight's shape, or None."""
+    """Return the key of a weight's FP32 master with the weight's shape; None without a master."""
     for prefix in MASTER_PREFIXES:
         master = prefix + key
         if master in tensors and tensors[master].shape == tensors[key].shape:

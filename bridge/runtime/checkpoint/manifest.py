@@ -122,7 +122,7 @@ class Manifest:
         scratch.replace(checkpoint / MANIFEST_FILE)
 
     def find_outline_fault(self, checkpoint: Path) -> str | None:
-        """Return a clause on a file that is missing, resized or not in the manifest, or None."""
+        """Return a clause on a missing, resized or unlisted file; None without such a file."""
         try:
             present = list_file_sizes(checkpoint)
         except OSError as error:
@@ -138,7 +138,7 @@ class Manifest:
         return None
 
     def find_content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
-        """Return a clause on a file whose content is not what was written, or None.
+        """Return a clause on a file whose content is not what was written; None without it.
 
         Args:
             checkpoint: The checkpoint.
@@ -179,7 +179,7 @@ def _read_manifest_bytes(checkpoint: Path) -> bytes:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return a clause on the damage of a checkpoint, or None if every file is as it was written."""
+    """Return a clause on the damage of a checkpoint; None if every file is as it was written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:

@@ -225,7 +225,7 @@ def read_listing(checkpoint: Path) -> Listing:
 
 
 def find_pickle_fault(checkpoint: Path) -> str | None:
-    """Return a clause on why Megatron must not read the pickles of a checkpoint, or None."""
+    """Return a clause on why Megatron must not read the pickles of a checkpoint; None if it may."""
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
             return f"{path.name:.80} is no regular file"

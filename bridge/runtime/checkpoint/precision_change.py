@@ -102,7 +102,7 @@ def _list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator
 def _find_field_change(
     route: Route, before: Mapping[str, str], now: Mapping[str, str]
 ) -> PrecisionChange | None:
-    """Return the change of a field in an owner, or None.
+    """Return the change of a field in an owner; None without a change.
 
     A change is reported if the field has an effect in one of the runs. A field of the amax history
     needs an effect in both runs, and a scheme needs an effect in the run that resumes.

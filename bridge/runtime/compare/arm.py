@@ -54,7 +54,7 @@ class Arm:
     curve: LossCurve
     """Training loss."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Content of ``summary.json``, or the figures of a log; empty if the run did not end."""
+    """Content of ``summary.json``, or the metrics of a log; empty if the run did not end."""
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     """Operand -> mean signal-to-quantisation-noise ratio of the last measured step, in dB."""
     failure: str | None = None
@@ -80,7 +80,7 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder, None if it was refused before it began.
+    """Return the run in a folder; None if it was refused before it began.
 
     Raises:
         RunConfigError: The files of the run cannot be read.
@@ -125,7 +125,7 @@ def _read_curve(folder: RunFolder) -> LossCurve:
     """Return the training loss of a run; a loss that was not finite is NaN."""
     steps: list[int] = []
     losses: list[float] = []
-    for record in folder.metrics("train"):
+    for record in folder.read_metrics("train"):
         steps.append(int(record["step"]))
         if record["loss"] is None:
             losses.append(math.nan)

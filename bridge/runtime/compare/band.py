@@ -71,7 +71,7 @@ class Band:
 
     @property
     def first_outside(self) -> BandRow | None:
-        """The first result outside of the band, None without one; later results inherit its error."""
+        """The first result outside of the band; None without it. Later results inherit its error."""
         for row in self.rows:
             if not row.is_inside:
                 return row

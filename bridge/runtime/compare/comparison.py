@@ -55,29 +55,29 @@ class RecipeRow:
         return list(sentences)
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """Name -> figure over all seeds; None if no seed has the figure.
+    def metrics(self) -> dict[str, Any]:
+        """Name -> metric over all seeds; None if no seed has the metric.
 
-        The figures are means, but for the sum of the skipped steps and the largest peak of memory.
+        The metrics are means, but for the sum of the skipped steps and the largest peak of memory.
         """
         seconds = []
         for arm in self.arms:
             seconds.append(arm.step_seconds)
-        skipped = self._collect_figure("skipped_steps")
+        skipped = self._collect_metric("skipped_steps")
         skipped_steps = None
         if skipped:
             skipped_steps = sum(skipped)
         return {
-            "validation_loss": compute_mean(self._collect_figure("validation_loss")),
+            "validation_loss": compute_mean(self._collect_metric("validation_loss")),
             "skipped_steps": skipped_steps,
             "step_seconds": compute_mean(seconds),
-            "tokens_per_second": compute_mean(self._collect_figure("tokens_per_second")),
-            "peak_memory_bytes": max(self._collect_figure("peak_memory_bytes"), default=None),
+            "tokens_per_second": compute_mean(self._collect_metric("tokens_per_second")),
+            "peak_memory_bytes": max(self._collect_metric("peak_memory_bytes"), default=None),
             "sqnr_db": self._compute_mean_sqnr(),
         }
 
-    def _collect_figure(self, name: str) -> list[Any]:
-        """Return the values of a figure, without the seeds that lack it."""
+    def _collect_metric(self, name: str) -> list[Any]:
+        """Return the values of a metric, without the seeds that lack it."""
         values = []
         for arm in self.arms:
             value = arm.summary.get(name)
@@ -97,7 +97,7 @@ class RecipeRow:
         return means
 
     def sentence(self, baseline: str) -> str:
-        """Return the verdict, its figures and the failures as one paragraph.
+        """Return the verdict, its metrics and the failures as one paragraph.
 
         Args:
             baseline: Label of the baseline.
@@ -303,7 +303,7 @@ def _make_key(fields: Mapping[str, Any]) -> str:
 
 
 def compute_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None, None without such a value."""
+    """Return the mean of the values that are not None; None without such a value."""
     present = []
     for value in values:
         if value is not None:

@@ -65,7 +65,7 @@ class LossCurve:
     is_sampled: bool = False
     """Whether each loss is that of a single step, and not the mean since the record before."""
 
-    def over(self, boundaries: Sequence[int]) -> Losses:
+    def average_losses(self, boundaries: Sequence[int]) -> Losses:
         """Return the loss of each interval that ends at a boundary.
 
         The loss is the mean over the interval. A skipped step has a separate record, so that two
@@ -86,7 +86,7 @@ class LossCurve:
         return sums[:-1] / np.bincount(interval_numbers, weights=weights, minlength=count)[:-1]
 
     def find_first_lost(self) -> int | None:
-        """Return the step of the first record without a finite loss, None if all are finite."""
+        """Return the step of the first record without a finite loss; None if all are finite."""
         for step, loss in zip(self.steps, self.losses, strict=True):
             if not math.isfinite(loss):
                 return step
@@ -196,7 +196,7 @@ class _Decision(NamedTuple):
 
 
 def _decide_without_gap(pairs: Pairs) -> _Decision | None:
-    """Return the verdict on seeds without a gap: no seed, or a loss that is not finite; or None."""
+    """Return the verdict without a gap: on no seed, or on lost losses; None for finite losses."""
     lost: list[LossCurve] = []
     lost_baselines: list[LossCurve] = []
     for baseline, recipe in pairs:
@@ -234,7 +234,7 @@ def _select_window(steps: Sequence[int], warm_up: int) -> list[int]:
 def describe_too_short(
     steps: Sequence[int], warm_up: int, interval_setting: str = LOG_INTERVAL_SETTING
 ) -> str | None:
-    """Return a sentence on why runs are too short and how long they must be, None if long enough.
+    """Return a sentence on why runs are too short and how long they must be; None if long enough.
 
     Args:
         steps: Steps at which all runs have a record.
@@ -282,11 +282,10 @@ def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate:
     """
     window = (_get_first_step(steps, len(window_steps)), window_steps[-1])
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(window_steps) :]
-    baseline_losses = np.stack([baseline.over(steps) for baseline, _ in pairs])
-    recipe_losses = np.stack([recipe.over(steps) for _, recipe in pairs])
+    baseline_losses = np.stack([baseline.average_losses(steps) for baseline, _ in pairs])
+    recipe_losses = np.stack([recipe.average_losses(steps) for _, recipe in pairs])
     differences = recipe_losses - baseline_losses
     baseline_loss = float(np.mean(_average_weighted(baseline_losses, weights)))
-    bit_equal = all(baseline == recipe for baseline, recipe in pairs)
     gap = Gap(
         verdict="cannot tell",
         reason=(
@@ -298,17 +297,35 @@ def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate:
         window=window,
         baseline_loss=baseline_loss,
         loss=baseline_loss + float(np.mean(_average_weighted(differences, weights))),
-        bit_equal=bit_equal,
+        bit_equal=all(baseline == recipe for baseline, recipe in pairs),
     )
     if baseline_loss <= 0:
         return gap
-    per_seed = _average_weighted(differences, weights) / baseline_loss
-    first_loss = float(np.mean(baseline_losses[:, 0]))
-    fall = 0.0
-    if first_loss > 0:
-        fall = 1 - baseline_loss / first_loss
+    judged = _judge_share(
+        gap,
+        per_seed=_average_weighted(differences, weights) / baseline_loss,
+        fall=_compute_fall(float(np.mean(baseline_losses[:, 0])), baseline_loss),
+    )
+    return replace(judged, over_steps=_make_gap_curve(baseline_losses, differences, steps))
+
+
+def _compute_fall(first_loss: float, loss: float) -> float:
+    """Return the share of its first value by which a loss has fallen; 0 if that is not positive."""
+    if first_loss <= 0:
+        return 0.0
+    return 1 - loss / first_loss
+
+
+def _judge_share(gap: Gap, *, per_seed: Losses, fall: float) -> Gap:
+    """Return a gap with its share of the baseline's loss, and the verdict on the share.
+
+    Args:
+        gap: The gap without a share.
+        per_seed: (seeds,), the share of each seed.
+        fall: As for `_decide`.
+    """
     low, high = compute_interval(per_seed)
-    decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
+    decision = _decide(per_seed, low, high, gate=gap.gate, fall=fall, bit_equal=gap.bit_equal)
     return replace(
         gap,
         verdict=decision.verdict,
@@ -317,7 +334,6 @@ def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate:
         share=float(np.mean(per_seed)),
         low=low,
         high=high,
-        over_steps=_make_gap_curve(baseline_losses, differences, steps),
     )
 
 
@@ -342,8 +358,8 @@ def _decide(
 
     Args:
         per_seed: The gap of each seed, a share of the baseline's loss.
-        low: Lower end of the interval, None with one seed.
-        high: Upper end of the interval, None with one seed.
+        low: Lower end of the interval; None with one seed.
+        high: Upper end of the interval; None with one seed.
         gate: Share of the baseline's loss that a gap may reach.
         fall: Fall of the baseline's loss from the first record to the window, a share of the first.
         bit_equal: Whether every record of the recipe equals the baseline's.

@@ -105,8 +105,8 @@ def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
 
 
 def _describe_missing(runs: Sequence[LoggedRun]) -> list[str]:
-    """Return sentences on the figures that the logs lack, and the notes of their reader."""
-    names_of: dict[str, list[str]] = {}  # missing figures -> names of the logs
+    """Return sentences on the metrics that the logs lack, and the notes of their reader."""
+    names_of: dict[str, list[str]] = {}  # missing metrics -> names of the logs
     notes: list[str] = []
     for run in runs:
         if run.log.missing:

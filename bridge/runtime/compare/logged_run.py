@@ -40,7 +40,7 @@ def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:
     seeds: list[int | None] = []
     precisions: list[str] = []
     for run in runs:
-        seeds.append(run.log.seed())
+        seeds.append(run.log.get_seed())
         precisions.append(run.precision)
     knows_seeds = None not in seeds
     are_grouped = knows_seeds and len({*precisions}) > 1 and "" not in precisions
@@ -77,7 +77,7 @@ def get_log_path(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
 def _make_arm(
     log: RunLog, path: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
 ) -> Arm:
-    """Return the arm of a log, whose figures take the place of a run's ``summary.json``."""
+    """Return the arm of a log, whose metrics take the place of a run's ``summary.json``."""
     validation_loss = None
     if log.validation:
         _step, validation_loss = log.validation[-1]
@@ -112,12 +112,12 @@ def make_curve(log: RunLog) -> LossCurve:
 
 
 def find_warm_up(log: RunLog) -> int | None:
-    """Return the steps in which the learning rate rises, None if neither log nor arguments show it.
+    """Return the steps in which the learning rate rises; None if neither log nor arguments show it.
 
     The learning rates of the log decide. Without them the arguments do, as in Megatron-LM d98e8a64
     megatron/training/training.py get_optimizer_param_scheduler.
     """
-    rates = log.values("learning_rate")
+    rates = log.list_values("learning_rate")
     if rates:
         return _find_highest_rate_step(log, rates[0])
     arguments = log.arguments

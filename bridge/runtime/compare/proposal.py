@@ -63,8 +63,8 @@ def propose_precisions(
 
     Args:
         rows: Errors of the quantisers. Of several measured steps only the last counts.
-        scheme: Scaling scheme of the run, or None.
-        fp8_format: The run's `fp8`, or None.
+        scheme: Scaling scheme of the run; None for high precision.
+        fp8_format: The run's `fp8`; None without FP8.
         num_layers: Layers of the model. Prediction layers have larger numbers, and no row of
             `modules` can select them.
         schemes: The schemes of `SCHEMES_BY_FINENESS` that the target can run.
@@ -88,7 +88,7 @@ def propose_precisions(
 def _propose_module(
     operands: Sequence[QuantisationRow], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
-    """Return the precision that suits a module, None if its worst operand is healthy.
+    """Return the precision that suits a module; None if its worst operand is healthy.
 
     Args:
         operands: The rows of the module's operands.

@@ -168,7 +168,7 @@ def _make_emulated_backend(
 def _read_backward_override(
     environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> str | None:
-    """Return the `backward_override` that the environment states for the schemes of a run, or None.
+    """Return the `backward_override` that the environment states for a run's schemes; None if unset.
 
     Raises:
         BackendUnavailableError: Another variable changes the recipe of a scheme.
@@ -226,7 +226,7 @@ def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) 
 
     Args:
         schemes: Schemes of the run.
-        machine: A declared machine; None is this machine.
+        machine: A declared machine. None means this machine.
     """
     missing: dict[str, None] = {}
     for scheme in schemes:
@@ -253,7 +253,7 @@ def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 
 
 def get_te_recipe(config: Any) -> Any:
-    """Return Transformer Engine's recipe of a model config, None without FP8 and FP4."""
+    """Return Transformer Engine's recipe of a model config; None without FP8 and FP4."""
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron reads the current device for a recipe of delayed scaling
             return get_fp8_recipe(config)

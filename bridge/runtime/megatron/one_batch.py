@@ -230,7 +230,7 @@ class RouterReplays:
             yield
 
     @property
-    def rerouted(self) -> float | None:
+    def rerouted_share(self) -> float | None:
         """Share of the last pass's tokens whose scores would choose other experts.
 
         It is None for a model without routers.

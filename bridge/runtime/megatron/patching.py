@@ -66,7 +66,7 @@ def keep_compatible(changes: Iterable[Patch]) -> Iterator[Patch]:
 
 
 def find_incompatibility(original: object, replacement: object) -> str | None:
-    """Return a clause on why a function cannot take the place of another, or None.
+    """Return a clause on why a function cannot take the place of another; None if it can.
 
     Each parameter that the replacement names must be a parameter of the original, and the
     replacement must accept all parameters of the original. Classes fit, and so do functions of

@@ -151,7 +151,7 @@ class Trainer:
         loss_scale = self.loss_scale
         loss_scale_may_fall = self.loss_scale_may_fall
         updated, grad_norm = self._update_weights()
-        loss, stop_signal = self._mean_over_ranks(losses, stop())
+        loss, stop_signal = self._average_over_ranks(losses, stop())
         not_finite = None
         if not updated:
             grad_norm = None
@@ -171,7 +171,8 @@ class Trainer:
         """Take a step of optimizer and schedule, unless a gradient of any rank is not finite.
 
         Returns:
-            Whether the weights were updated, and the norm of the gradients before clipping or None.
+            Whether the weights were updated, and the norm of the gradients before clipping; None
+            without it.
         """
         if not self._checks_gradients:
             is_finite = are_finite(self._list_gradient_buffers())
@@ -238,7 +239,7 @@ class Trainer:
         finally:
             for chunk in self.model:
                 chunk.train()
-        return self._mean_over_ranks(losses, stop=0)[0]
+        return self._average_over_ranks(losses, stop=0)[0]
 
     @contextmanager
     def gather_parameters(self) -> Iterator[None]:
@@ -321,9 +322,9 @@ class Trainer:
 
     def _is_true_on_all_ranks(self, holds: bool) -> bool:
         """Return whether a condition is true on every rank; a collective call."""
-        return not self.largest(int(not holds))
+        return not self.find_largest(int(not holds))
 
-    def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
+    def _average_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
         """Return the mean loss over all micro-batches and the largest stop signal; a collective call.
 
         Args:
@@ -339,9 +340,9 @@ class Trainer:
         torch.distributed.all_reduce(mean)
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         last_stages = self.process.world_size // stages
-        return float(mean) / last_stages, self.largest(stop)
+        return float(mean) / last_stages, self.find_largest(stop)
 
-    def largest(self, number: int) -> int:
+    def find_largest(self, number: int) -> int:
         """Return the largest of the ranks' numbers; a collective call."""
         if self.process.world_size == 1:
             return number

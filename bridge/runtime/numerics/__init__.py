@@ -9,9 +9,9 @@
     quantise.py   `quantise`: a tensor -> codes and scales (`Quantised` in quantised.py), for storage
                   and comparisons
 
-Below them, dispatch.py gives each pass over memory to tiles.py (plain torch) or, through native.py,
-to kernel.c (the same bits, faster), which kernel_build.py compiles. grid.py, scaling.py and
-hadamard.py have the formulas. quantisation_error.py and round_trip.py measure errors.
+Below them, dispatch.py gives each pass over memory to tiles.py (plain torch) or, by the choice of
+native.py, to kernel.py. It calls kernel.c (the same bits, faster), which kernel_build.py compiles.
+grid.py, scaling.py and hadamard.py have the formulas. quantisation_error.py and round_trip.py measure errors.
 `scripts/reference_quantisers.py` is the slow, obvious version that all of them are compared with.
 """
 

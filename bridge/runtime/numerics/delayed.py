@@ -35,7 +35,7 @@ OPERAND_SLOTS = {"input": 0, "weight": 1, "grad_output": 2}
 """Column of each operand in scale and amax_history."""
 
 PASS_SLOTS = {"forward": slice(0, 2), "backward": slice(2, 3)}
-"""Columns that are updated together: at the end of the forward pass, and of the backward pass."""
+"""Name of a pass -> columns that are updated together at its end."""
 
 
 def update_scaling_factors(
@@ -54,7 +54,7 @@ def update_scaling_factors(
         maximum: (n,) FP32, format_max * 2^-margin of each column.
         algo: max or most_recent.
         reduced_amax: (n,) FP32, the amaxes since the last update, each the maximum over the ranks.
-            A value of 0, and None, take entry 0 of the history instead.
+            A value of 0 is replaced by entry 0 of the history. None means entry 0 for all.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
@@ -86,7 +86,8 @@ def update_layers_together(
         scales: Scales per layer, as many as the history has columns.
         maximum: format_max * 2^-margin.
         algo: max or most_recent.
-        reduced_amax: FP32, the amaxes of all layers, one after the other; or None.
+        reduced_amax: FP32, the amaxes of all layers, one after the other. None means entry 0 of each
+            history.
     """
     history = torch.cat(list(histories), dim=1)
     scale = torch.cat(list(scales))
@@ -126,7 +127,7 @@ class DelayedScaling(torch.nn.Module):
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), **options))
         self._stashed: torch.Tensor | None = None
-        """Scales that replace `scale` inside `use_scales`, None outside."""
+        """Scales that replace `scale` inside `use_scales`; None outside."""
 
     def get_scale(self, operand: str) -> float:
         """Return the scale with which an operand is quantised now."""
@@ -161,34 +162,35 @@ class DelayedScaling(torch.nn.Module):
         with self.use_scales(scales):
             yield
 
-    def get_pending_amaxes(self, which: str) -> torch.Tensor:
+    def get_pending_amaxes(self, pass_name: str) -> torch.Tensor:
         """Return a copy of the amaxes that the next update of a pass, forward or backward, will read."""
-        return self.amax_history[0, PASS_SLOTS[which]].clone()
+        return self.amax_history[0, PASS_SLOTS[pass_name]].clone()
 
-    def merge_pending_amaxes(self, which: str, amaxes: torch.Tensor) -> None:
+    def merge_pending_amaxes(self, pass_name: str, amaxes: torch.Tensor) -> None:
         """Make the pending amaxes of a pass the maximum of themselves and those of other ranks."""
-        pending = self.amax_history[0, PASS_SLOTS[which]]
+        pending = self.amax_history[0, PASS_SLOTS[pass_name]]
         torch.maximum(pending, amaxes, out=pending)
 
-    def update(self, which: str) -> None:
+    def update(self, pass_name: str) -> None:
         """Roll the histories and renew the scales of a pass.
 
         The pass "forward" has input and weight, and "backward" has grad_output.
         """
-        self.update_all([self], which)
+        self.update_all([self], pass_name)
 
     @staticmethod
     def update_all(
-        states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None
+        states: "Sequence[DelayedScaling]", pass_name: str, reduced_amax: torch.Tensor | None = None
     ) -> None:
         """Update layers that have the same precision.
 
         Args:
             states: The layers' states.
-            which: forward or backward.
+            pass_name: forward or backward.
             reduced_amax: The pending amaxes of all layers, one after the other, reduced over ranks.
+                None means that they are not reduced.
         """
-        columns, precision = PASS_SLOTS[which], states[0].precision
+        columns, precision = PASS_SLOTS[pass_name], states[0].precision
         operands = list(OPERAND_SLOTS)[columns]
         # All operands of a pass have the same format, and so the same maximum.
         (format_max,) = {precision.spec(operand).element.max for operand in operands}

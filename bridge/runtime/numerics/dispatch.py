@@ -1,4 +1,4 @@
-# ruff: noqa: N803  (shape suffixes are capitals)
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Dispatch of each pass over a matrix to the C kernel or to plain torch, which give the same bits."""
 
 import math
@@ -22,7 +22,7 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
     """
     kernel = native.get_kernel(x_MK)
     if kernel is not None:
-        return kernel.amax(x_MK, hadamard=hadamard)
+        return kernel.compute_amax(x_MK, hadamard=hadamard)
     if not x_MK.numel():
         return 0.0
     if hadamard:
@@ -42,13 +42,13 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
     kernel = native.get_kernel(x_MK)
     if kernel is not None and kernel.can_run(tile_pass):
         return kernel.run(x_MK, tile_pass)
-    if tile_pass.hadamard:
-        return tiles.run_tile_pass(transform_columns(x_MK), tile_pass)
-    return tiles.run_tile_pass(x_MK, tile_pass)
+    if tile_pass.has_transform:
+        x_MK = transform_columns(x_MK)
+    return tiles.run_torch_pass(x_MK, tile_pass)
 
 
-def decode_stored(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-    """Return code * scale_inv * shift of a stored copy, (M, K) in BF16, not transposed.
+def decode_stored(stored: Quantised, *, columnwise: bool, range_multiplier: float) -> torch.Tensor:
+    """Return code * scale_inv * range_multiplier of a stored copy, (M, K) in BF16, not transposed.
 
     Under a scheme with a single scale the result is the values of the codes: the scale is applied
     to the result of the GEMM.
@@ -56,15 +56,15 @@ def decode_stored(stored: Quantised, *, columnwise: bool, shift: float) -> torch
     Args:
         stored: The codes and scales.
         columnwise: Which copy is read.
-        shift: A power of two.
+        range_multiplier: A power of two.
     """
-    codes, _ = stored.copy(columnwise)
+    codes, _ = stored.get_copy(columnwise)
     kernel = native.get_kernel(codes)
     if kernel is not None:
-        return kernel.decode(stored, columnwise=columnwise, shift=shift)
-    values = stored.values(columnwise, torch.bfloat16)
+        return kernel.decode(stored, columnwise=columnwise, range_multiplier=range_multiplier)
+    values = stored.decode_codes(columnwise, torch.bfloat16)
     if not stored.spec.has_single_scale:
-        scales = stored.get_tile_scales(columnwise) * shift
+        scales = stored.get_tile_scales(columnwise) * range_multiplier
         values = values.mul_(stored.expand_scales(scales, columnwise, torch.bfloat16))
     return values.contiguous()
 

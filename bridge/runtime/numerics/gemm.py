@@ -6,9 +6,10 @@ The factor is the `alpha` and the bias is the summand of `addmm`, which applies 
 and rounds once. Applied to the BF16 result, they would round it a second time, and read and write
 it once more.
 
-For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. An infinite amax makes
-the factor infinite, and with it the result. It is the only case in which infinity in a tensor is
-visible after quantisation.
+The factor is the product of the operands' factors. For NVFP4 it is
+amax_left * amax_right * (1 / (6 * 448)^2), in this order, which rounds differently. An infinite amax
+makes the factor infinite, and with it the result. It is the only case in which infinity in a tensor
+is visible after quantisation.
 
 *Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here they are
 in the operands. The sums are those of this machine's BF16 GEMM, and Hopper and Ada truncate theirs
@@ -29,17 +30,10 @@ _NVFP4_FACTOR = round_to_fp32(1.0 / NVFP4_MAX**2)
 
 def compute_output_factor(left: GemmOperand, right: GemmOperand) -> float:
     """Return the factor on the FP32 sums of a product, an FP32 number."""
-    factor = round_to_fp32(left.output_factor * right.output_factor)
-    if left.spec.scheme == "nvfp4":
-        return round_to_fp32(factor * _NVFP4_FACTOR)
-    return factor
-
-
-def compute_operand_factor(operand: GemmOperand) -> float:
-    """Return the factor on an operand's values that gives the dequantised tensor, an FP32 number."""
-    if operand.spec.scheme == "nvfp4":
-        return round_to_fp32(operand.output_factor / NVFP4_MAX)
-    return operand.output_factor
+    if left.nvfp4_amax is None or right.nvfp4_amax is None:
+        return round_to_fp32(left.factor * right.factor)
+    amax_product = round_to_fp32(left.nvfp4_amax * right.nvfp4_amax)
+    return round_to_fp32(amax_product * _NVFP4_FACTOR)
 
 
 def multiply_operands(
@@ -51,8 +45,8 @@ def multiply_operands(
         gemm: fprop, dgrad or wgrad.
         left: Operand with the result's first axis.
         right: Operand with the result's last axis.
-        bias: A value per column of the result, or None. It is rounded to BF16 before it is added,
-            as in Transformer Engine.
+        bias: (N,), a value per column of the result. It is rounded to BF16 before it is added, as
+            in Transformer Engine. None means no bias.
 
     Returns:
         The product. An element is NaN if a NaN is among its summands, and infinite beyond BF16's

@@ -49,8 +49,8 @@ def round_to_grid(
     Args:
         x: FP32 values, already scaled.
         element: The format.
-        units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding; None rounds
-            to nearest.
+        units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding. None
+            means rounding to nearest.
     """
     magnitude = x.abs().clamp_(max=element.max)
     exponent = magnitude.view(torch.int32) & 0x7F800000

@@ -9,6 +9,15 @@
  *
  * A panel is one band of tile_rows rows, at most PANEL columns wide: read twice, the second time from cache. The usual
  * widths of a tile are constants of the compiler, so that the loops over a tile become vector instructions.
+ *
+ * The parts of this file, in order:
+ *   - numbers: BF16 and its pairs, random numbers, rounding to the grid of a format;
+ *   - rows: scale, round and store;
+ *   - the largest magnitude of each tile, and the scale of each tile;
+ *   - the Hadamard transform;
+ *   - rounding of BF16 numbers in place, for scales that are powers of two;
+ *   - `panel`, `sweep` over all panels, and the functions that Python calls: `bridge_quantise`, `bridge_amax`;
+ *   - stored codes: `bridge_decode`, `bridge_lay_out`.
  */
 #include <float.h>
 #include <math.h>
@@ -34,7 +43,7 @@ typedef struct {
     uint64_t seed;
     int32_t dtype, rule, codes, stochastic, power_of_two, threads, measure;
     int32_t mantissa_bits, min_exponent, bias, bits, nan_code, nan_bits; /* without NaN: those of +max */
-    float max, max_inv, eps, on_overflow, scale, shift;
+    float max, max_inv, eps, on_overflow, scale, range_multiplier;
     float amax, smallest, largest; /* results */
 } pass;
 
@@ -633,7 +642,7 @@ static void spread(const float *from, float *to, int n, int size) {
  * their own mantissa: integers of half the width, and no scale. That holds for zero and from the smallest normal number
  * of the scaled format on; other numbers need `store_row`. No number exceeds the maximum, unless Inf decided the scale. */
 ALWAYS int rounds_in_place(const pass *p) {
-    return !p->signs && p->dtype == BF16 && !p->codes && !p->stochastic && p->shift == 1.0f
+    return !p->signs && p->dtype == BF16 && !p->codes && !p->stochastic && p->range_multiplier == 1.0f
         && (p->rule == RULE_E8M0 || (p->rule == RULE_FP32 && p->power_of_two));
 }
 
@@ -710,7 +719,7 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
             f->largest = high > f->largest ? high : f->largest;
         }
     }
-    for (int t = 0; t < tiles; t++) tile_back[t] *= p->shift;
+    for (int t = 0; t < tiles; t++) tile_back[t] *= p->range_multiplier;
     if (is_narrow && size > 1) {
         spread(tile_scale, scale, n, size);
         spread(tile_back, back, n, size);
@@ -831,7 +840,7 @@ typedef struct {
     int64_t rows, columns, tile_rows, tile_columns;
     int64_t scale_row, scale_column; /* from one scale to that of the next tile */
     int32_t rule, transposed, packed, threads, mantissa_bits, bias, bits, infinity, nan; /* without: above all codes */
-    float shift;
+    float range_multiplier;
 } stored;
 
 #define WIDE 256
@@ -910,7 +919,7 @@ ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, flo
         for (int t = 0; p->rule != RULE_E8M0 && t < tiles; t++) /* E4M3, never negative */
             tile[t] = as_float((code[t] & 0x7F) << 20) * 0x1p120f;
     }
-    for (int t = 0; t < tiles; t++) tile[t] = as_float((uint32_t)bf16(tile[t] * p->shift) << 16);
+    for (int t = 0; t < tiles; t++) tile[t] = as_float((uint32_t)bf16(tile[t] * p->range_multiplier) << 16);
     spread(tile, scale, n, size);
 }
 
@@ -939,7 +948,7 @@ ALWAYS block block_of(const stored *p, int64_t i) {
     return (block){row, column, rows < GROUP ? (int)rows : GROUP, n < WIDE ? (int)n : WIDE};
 }
 
-/* The sizes of the structures, which native.py compares with those of its own. */
+/* The sizes of the structures, which kernel.py compares with its structures. */
 int64_t bridge_pass_bytes(void) { return (int64_t)sizeof(pass); }
 
 int64_t bridge_stored_bytes(void) { return (int64_t)sizeof(stored); }

@@ -62,15 +62,15 @@ class KernelBuild:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """A sentence on why the library cannot be compiled, or None."""
+        """A sentence on why the library cannot be compiled; None without a problem."""
         self._library: ctypes.CDLL | None = None
         self._load_error = ""
         """The loader's message about the last library that could not be loaded."""
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library, None if it cannot be compiled.
+    def get_library(self, *, wait: bool) -> ctypes.CDLL | None:
+        """Return the loaded library; None if it cannot be compiled.
 
         Args:
             wait: Whether the call waits for the compiler. Otherwise the result is None while the
@@ -224,7 +224,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _find_compiler() -> str | None:
-    """Return the path of a C compiler, None without one."""
+    """Return the path of a C compiler; None without one."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 

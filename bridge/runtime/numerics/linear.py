@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics.delayed import DelayedScaling
-from bridge.runtime.numerics.gemm import compute_operand_factor, multiply_operands
+from bridge.runtime.numerics.gemm import multiply_operands
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
 from bridge.runtime.numerics.quantise import as_matrix
 from bridge.runtime.numerics.quantised import Quantised
@@ -83,7 +83,7 @@ class WeightCache:
     columnwise: GemmOperand | None = None
 
     def get(self, *, columnwise: bool) -> GemmOperand | None:
-        """Return the row-wise or the column-wise operand, None if it is not kept."""
+        """Return the row-wise or the column-wise operand; None if it is not kept."""
         if columnwise:
             return self.columnwise
         return self.rowwise
@@ -111,9 +111,9 @@ class LinearCall:
     precision: GemmPrecision
     """Recipe of the three GEMMs."""
     state: DelayedScaling | None = None
-    """Scales and histories of delayed scaling, None for other schemes. The caller updates them."""
+    """Scales and histories of delayed scaling; None for other schemes. The caller updates them."""
     cache: WeightCache | None = None
-    """Cache of the weight's operands between micro-batches. None quantises the weight in each call."""
+    """Cache of the weight's operands between micro-batches. None means no cache."""
     first_microbatch: bool = True
     """Whether the weight is quantised and put into the cache, or read from the cache."""
     stored_weight: Quantised | None = None
@@ -144,10 +144,10 @@ class LinearCall:
                 f'{stored.spec!r}. Quantise it with precision.spec("weight").'
             )
 
-    def make_operand(
+    def make_activation_operand(
         self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False
     ) -> GemmOperand:
-        """Quantise the input or the gradient of the output.
+        """Return the operand of the input or of the gradient of the output, quantised now.
 
         Args:
             x_MK: FP32, BF16 or FP16.
@@ -172,7 +172,7 @@ class LinearCall:
             w_NK: The weight. With a stored weight it is not read.
             columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the
                 column-wise.
-            scale: Scale of the forward pass, for the backward pass; None in the forward pass.
+            scale: Scale of the forward pass, for the backward pass; None for the forward pass.
         """
         if self.cache is not None:
             if self.first_microbatch and not columnwise:
@@ -212,10 +212,10 @@ class LinearCall:
         Args:
             w_NK: The weight.
             dtype: Dtype of the result.
-            scale: Scale of the forward pass, None under a scheme with a scale per tile.
+            scale: Scale of the forward pass; None for a scheme with a scale per tile.
         """
         if self.stored_weight is not None:
-            return dequantise_operand(make_stored_operand(self.stored_weight, "weight"), dtype)
+            return make_stored_operand(self.stored_weight, "weight").dequantise(dtype)
         if self.precision.backward_override == "high_precision":
             return w_NK.to(dtype)
         w_row = None
@@ -223,7 +223,7 @@ class LinearCall:
             w_row = self.cache.get(columnwise=False)
         if w_row is None:
             w_row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
-        return dequantise_operand(w_row, dtype)
+        return w_row.dequantise(dtype)
 
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
@@ -263,7 +263,7 @@ class ScaledLinearFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute y = x w^T + bias, and keep the tensors of the backward pass."""
         x_MK = as_matrix(x)
-        x_row = call.make_operand(x_MK, "input")
+        x_row = call.make_activation_operand(x_MK, "input")
         w_row = call.make_weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
@@ -298,20 +298,21 @@ class ScaledLinearFunction(torch.autograd.Function):
 def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
     """Return the matrix of the input that the backward pass needs.
 
-    The rest of its operand is put into `ctx`: autograd keeps the values, and only the values.
+    It is the input itself, or the values of an operand. The rest of the operand is put into `ctx`:
+    autograd keeps the values, and only the values.
     """
     call: LinearCall = ctx.call
     override = call.precision.backward_override
     if override == "high_precision":
         return x_MK
-    if override is not None:
-        ctx.x_factor = compute_operand_factor(x_row)
-        return x_row.values
-    x_col = x_row
-    if not x_row.spec.copies_share_values:
-        x_col = call.make_operand(x_MK, "input", columnwise=True)
-    ctx.x_col = replace(x_col, columnwise=True, values=_NO_VALUES)
-    return x_col.values
+    if override == "dequantized":
+        x_operand = x_row
+    elif x_row.spec.copies_share_values:
+        x_operand = replace(x_row, columnwise=True)
+    else:
+        x_operand = call.make_activation_operand(x_MK, "input", columnwise=True)
+    ctx.x_operand = replace(x_operand, values=_NO_VALUES)
+    return x_operand.values
 
 
 def _compute_low_precision_grads(
@@ -323,7 +324,7 @@ def _compute_low_precision_grads(
         ctx: The context that the forward pass has filled.
         dy_MN: Gradient of the output.
         x_values: (M, K) BF16, values of the column-wise operand of x, for dw.
-        weight: (N, K), for dx; None with a stored weight.
+        weight: (N, K), for dx; None for a stored weight.
 
     Returns:
         dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that
@@ -333,7 +334,7 @@ def _compute_low_precision_grads(
     dx = dw_NK = None
     dy_row = None
     if ctx.needs_input_grad[0]:
-        dy_row = call.make_operand(dy_MN, "grad_output")
+        dy_row = call.make_activation_operand(dy_MN, "grad_output")
         w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
         dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
         del w_col  # freed before the next operand is made
@@ -343,8 +344,8 @@ def _compute_low_precision_grads(
             dy_col = dy_row
         dy_row = None  # freed before a second copy is made
         if dy_col is None:
-            dy_col = call.make_operand(dy_MN, "grad_output", columnwise=True)
-        x_col = replace(ctx.x_col, values=x_values)
+            dy_col = call.make_activation_operand(dy_MN, "grad_output", columnwise=True)
+        x_col = replace(ctx.x_operand, values=x_values)
         dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
     return dx, dw_NK
 
@@ -368,16 +369,12 @@ def _compute_high_precision_grads(
         w_NK = call.get_backward_weight(weight, dtype, ctx.weight_scale)
         dx = torch.mm(dy_MN.to(dtype), w_NK).view(ctx.x_shape)
     if ctx.needs_input_grad[1]:
-        x_MK = x_values
         if call.precision.backward_override == "dequantized":
-            x_MK = x_values.float() * ctx.x_factor
-        dw_NK = torch.mm(dy_MN.to(dtype).T, x_MK.to(dtype)).to(ctx.weight_dtype)
+            x_MK = replace(ctx.x_operand, values=x_values).dequantise(dtype)
+        else:
+            x_MK = x_values.to(dtype)
+        dw_NK = torch.mm(dy_MN.to(dtype).T, x_MK).to(ctx.weight_dtype)
     return dx, dw_NK
-
-
-def dequantise_operand(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor that an operand stands for, (M, K), computed in FP32 and rounded once."""
-    return (operand.values.float() * compute_operand_factor(operand)).to(dtype)
 
 
 def scaled_linear(
@@ -393,7 +390,7 @@ def scaled_linear(
         x: (..., K) FP32, BF16 or FP16. If autocast is on, it is cast to autocast's dtype first.
         weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are
             not read.
-        bias: (N,), added to the FP32 product; or None.
+        bias: (N,), added to the FP32 product. None means no bias.
         call: Precision, state and cache of this call.
 
     Returns:

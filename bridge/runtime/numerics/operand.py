@@ -1,34 +1,37 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and a factor on the result.
+"""Operands of an emulated GEMM: a quantised tensor as BF16 values and a factor.
+
+    dequantised tensor = factor * values
 
 Every value of a low-precision tensor is a BF16 number, or a BF16 number times a factor of the whole
 tensor. So the GEMM multiplies the BF16 numbers, which is exact, and applies the factors of both
-operands to the FP32 sums:
+operands to the FP32 sums (`gemm.py`):
 
-| scheme              | operand value       | significant bits | factor on the result              |
-|---------------------|---------------------|------------------|-----------------------------------|
-| tensorwise, delayed | code                | at most 4        | scale_inv, any FP32 number        |
-| blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below)  |
-| nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax, and 1 / (6 * 448)^2 of both |
+| scheme              | value               | significant bits | factor                           |
+|---------------------|---------------------|------------------|----------------------------------|
+| tensorwise, delayed | code                | at most 4        | scale_inv, any FP32 number       |
+| blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below) |
+| nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax / (6 * 448)                 |
 
 BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127, and
-their products with codes would leave BF16 at both ends. A tensor with such scales is multiplied by
-a power of two (`choose_shift`), and the result of the GEMM is divided by it. A tensor with values
-at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
+their products with codes would leave BF16 at both ends. The values of a tensor with such scales are
+multiplied by a power of two (`choose_range_multiplier`), and the factor is its inverse. A tensor
+with values at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from bridge.precision.formats import Format
 from bridge.runtime.numerics import dispatch
-from bridge.runtime.numerics.quantise import compute_tensor_scale, draw_seed
+from bridge.runtime.numerics.quantise import choose_tensor_scale, draw_seed
 from bridge.runtime.numerics.quantised import Quantised
-from bridge.runtime.numerics.scaling import round_to_fp32
+from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_scalar_e8m0, round_to_fp32
 from bridge.runtime.numerics.spec import QuantSpec
-from bridge.runtime.numerics.tiles import TilePass
+from bridge.runtime.numerics.tiles import ScaleRange, TilePass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,15 +44,25 @@ class GemmOperand:
     columnwise: bool
     values: torch.Tensor
     """(M, K) BF16, in the axes of the tensor, not transposed."""
-    output_factor: float
-    """Factor on the result of a GEMM, an FP32 number.
-
-    Under NVFP4 it is the amax. `gemm.compute_operand_factor` also has the constant 1 / (6 * 448).
+    factor: float
+    """Factor on the values that gives the dequantised tensor, an FP32 number."""
+    nvfp4_amax: float | None = None
+    """Under NVFP4 the amax that the factor comes from, since a GEMM multiplies the amaxes of both
+    operands. None for other schemes.
     """
     amax: float | None
     """Largest magnitude before quantisation; None for stored codes."""
     scale: float | None = None
     """Scale of the whole tensor; None for a scheme with a scale per tile, and for stored codes."""
+
+    @property
+    def has_stored_codes(self) -> bool:
+        """Whether the operand was decoded from codes that existed already."""
+        return self.amax is None
+
+    def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the dequantised tensor, (M, K), computed in FP32 and rounded once."""
+        return (self.values.float() * self.factor).to(dtype)
 
 
 def make_operand(
@@ -63,8 +76,8 @@ def make_operand(
 ) -> GemmOperand:
     """Round a matrix to the grid of its scheme, as an operand of a GEMM.
 
-    The operand's values times `gemm.compute_operand_factor` are the tensor that
-    `quantise(...).dequantise()` returns, up to the rounding of its dtype.
+    The dequantised operand is the tensor that `quantise(...).dequantise()` returns, up to the
+    rounding of its dtype.
 
     Args:
         x_MK: FP32, BF16 or FP16.
@@ -72,86 +85,44 @@ def make_operand(
         role: input, weight or grad_output.
         columnwise: Which copy is made. After a Hadamard transform its rows are padded to a multiple
             of 16.
-        scale: Stored scale of delayed scaling. None computes the scale.
-        generator: Stochastic rounding draws its seed from it; None is torch's default generator.
+        scale: Stored scale of delayed scaling. None means that the scale is computed.
+        generator: Stochastic rounding draws its seed from it. None means torch's default generator.
     """
-    amax = None
-    if scale is None and spec.needs_amax:
-        amax = dispatch.compute_amax(x_MK, hadamard=columnwise and spec.hadamard)
-        scale = compute_tensor_scale(amax, spec)
-    if scale is None:
-        scale = 1.0  # not read: the scheme has a scale per tile
+    tensor_scale, amax = choose_tensor_scale(
+        x_MK, spec, scale, hadamard=spec.is_transformed(columnwise)
+    )
     seed = None
     if spec.stochastic:
         seed = draw_seed(generator)
     tile_pass = TilePass(
-        spec=spec, columnwise=columnwise, scale=scale, seed=seed, measure=amax is None
+        spec=spec,
+        columnwise=columnwise,
+        tensor_scale=tensor_scale,
+        seed=seed,
+        measures_amax=amax is None,
     )
-    return _run_operand_pass(x_MK, role, tile_pass, amax)
-
-
-def _run_operand_pass(
-    x_MK: torch.Tensor, role: str, tile_pass: TilePass, amax: float | None
-) -> GemmOperand:
-    """Return the operand that a pass over a matrix makes.
-
-    Args:
-        x_MK: FP32, BF16 or FP16.
-        role: input, weight or grad_output.
-        tile_pass: Parameters of the pass, without a shift.
-        amax: Largest magnitude of the matrix. None takes the amax that the pass measures.
-    """
-    spec = tile_pass.spec
     result = dispatch.run_tile_pass(x_MK, tile_pass)
     if amax is None:
         amax = result.amax
-    operand = GemmOperand(
+    scale_of_operand, scale_inv = None, 1.0
+    if spec.has_single_scale:
+        scale_of_operand, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
+    factors = _choose_factors(spec, scale_inv, amax, result.scale_range)
+    values = result.values
+    if factors.range_multiplier != 1.0:
+        # Rare: the scales are known only after a pass, and the multiplier needs a second pass.
+        second_pass = replace(tile_pass, range_multiplier=factors.range_multiplier)
+        values = dispatch.run_tile_pass(x_MK, second_pass).values
+    return GemmOperand(
         role=role,
         spec=spec,
-        columnwise=tile_pass.columnwise,
-        values=result.values,
-        output_factor=1.0,
+        columnwise=columnwise,
+        values=values,
+        factor=factors.factor,
+        nvfp4_amax=factors.nvfp4_amax,
         amax=amax,
+        scale=scale_of_operand,
     )
-    if spec.has_single_scale:
-        scale = tile_pass.scale
-        return replace(operand, output_factor=round_to_fp32(1.0 / scale), scale=scale)
-    if spec.scheme == "nvfp4":
-        return replace(operand, output_factor=amax)
-    shift = choose_shift(result.smallest, result.largest, spec.element)
-    if shift == 1.0:
-        return operand
-    # Rare: the scales are known only after a pass, and the shift needs a second pass.
-    shifted = dispatch.run_tile_pass(x_MK, replace(tile_pass, shift=shift))
-    return replace(operand, values=shifted.values, output_factor=1.0 / shift)
-
-
-def choose_shift(smallest: float, largest: float, element: Format) -> float:
-    """Return the power of two that keeps code * scale_inv exact in BF16.
-
-    The shift is 1.0 unless a scale is in one of the outermost binades of BF16.
-
-    Args:
-        smallest: The smallest scale_inv of the tensor.
-        largest: The largest scale_inv of the tensor.
-        element: The element format.
-    """
-    smallest_log2, largest_log2 = _floor_log2(smallest), _floor_log2(largest)
-    # The largest code stays below 2^128, and the smallest subnormal code is at least 2^-126.
-    highest_exact_log2 = 127 - _floor_log2(element.max)
-    lowest_exact_log2 = -126 - (element.min_exponent - element.mantissa_bits)
-    if largest_log2 > highest_exact_log2:
-        return 2.0 ** (highest_exact_log2 - largest_log2)
-    if smallest_log2 < lowest_exact_log2:
-        # The large values keep their bits if both ends cannot.
-        needed_log2 = lowest_exact_log2 - smallest_log2
-        return 2.0 ** min(needed_log2, highest_exact_log2 - largest_log2)
-    return 1.0
-
-
-def _floor_log2(x: float) -> int:
-    """Return floor(log2(x)) of a positive number."""
-    return math.frexp(x)[1] - 1
 
 
 def make_stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
@@ -169,28 +140,98 @@ def make_stored_operand(stored: Quantised, role: str, *, columnwise: bool = Fals
     reads_columnwise = columnwise
     if spec.copies_share_values:  # the copy that exists is read
         reads_columnwise = stored.codes is None
-    _, scale_inv = stored.copy(reads_columnwise)
-    output_factor = shift = 1.0
+    _, scales = stored.get_copy(reads_columnwise)
+    scale_inv = 1.0
     if spec.has_single_scale:
-        output_factor = scale_inv.item()
-    elif spec.scheme == "nvfp4":
-        amax = stored.amax
-        if reads_columnwise and stored.amax_t is not None:
-            amax = stored.amax_t
-        output_factor = amax.item()
-    elif scale_inv.numel():
-        edges = scale_inv.aminmax()
-        smallest, largest = edges.min.item(), edges.max.item()
-        if spec.scheme == "mxfp8":  # whose scales are biased exponents
-            smallest, largest = 2.0 ** (smallest - 127), 2.0 ** (largest - 127)
-        shift = choose_shift(smallest, largest, spec.element)
-        output_factor = 1.0 / shift
-    values = dispatch.decode_stored(stored, columnwise=reads_columnwise, shift=shift)
+        scale_inv = scales.item()
+    amax = stored.get_copy_amax(reads_columnwise).item()
+    scale_range = _measure_scale_range(spec, scales)
+    factors = _choose_factors(spec, scale_inv, amax, scale_range)
+    values = dispatch.decode_stored(
+        stored, columnwise=reads_columnwise, range_multiplier=factors.range_multiplier
+    )
     return GemmOperand(
         role=role,
         spec=spec,
         columnwise=columnwise,
         values=values,
-        output_factor=output_factor,
+        factor=factors.factor,
+        nvfp4_amax=factors.nvfp4_amax,
         amax=None,
     )
+
+
+def _measure_scale_range(spec: QuantSpec, scales: torch.Tensor) -> ScaleRange | None:
+    """Return the smallest and the largest of the stored scales of tiles.
+
+    The result is None without tiles, and for a scheme whose values cannot leave BF16's range.
+
+    Tiles of zeros count here, and they do not count for `TileResult.scale_range`: stored scales do
+    not show them. The scale of such a tile, 2^-127 under MXFP8, only leads to a multiplier that is
+    not needed. Multiplier and factor are powers of two, so that they change no result.
+    """
+    if spec.scale_rule not in ("fp32", "e8m0") or not scales.numel():
+        return None
+    edges = scales.aminmax()
+    smallest, largest = edges.min.item(), edges.max.item()
+    if spec.scale_rule == "fp32":
+        return ScaleRange(smallest, largest)
+    return ScaleRange(decode_scalar_e8m0(int(smallest)), decode_scalar_e8m0(int(largest)))
+
+
+class _Factors(NamedTuple):
+    """The numbers of the whole tensor that an operand needs."""
+
+    factor: float
+    nvfp4_amax: float | None = None
+    range_multiplier: float = 1.0
+    """Power of two that values are multiplied by; the factor takes it back."""
+
+
+def _choose_factors(
+    spec: QuantSpec, scale_inv: float, amax: float, scale_range: ScaleRange | None
+) -> _Factors:
+    """Return the factors of an operand by the table in this file's docstring.
+
+    Args:
+        spec: Format, scale rule and tiles.
+        scale_inv: Dequantisation scale of the whole tensor, for a scheme with a single scale.
+        amax: Largest magnitude of the tensor, for NVFP4.
+        scale_range: Range of the dequantisation scales of the tiles, for the other schemes.
+    """
+    if spec.has_single_scale:
+        return _Factors(factor=scale_inv)
+    if spec.scheme == "nvfp4":
+        return _Factors(factor=round_to_fp32(amax / NVFP4_MAX), nvfp4_amax=amax)
+    if scale_range is None:
+        return _Factors(factor=1.0)
+    multiplier = choose_range_multiplier(scale_range, spec.element)
+    return _Factors(factor=1.0 / multiplier, range_multiplier=multiplier)
+
+
+def choose_range_multiplier(scale_range: ScaleRange, element: Format) -> float:
+    """Return the power of two that keeps code * scale_inv exact in BF16.
+
+    It is 1.0 unless a scale is in one of the outermost binades of BF16.
+
+    Args:
+        scale_range: Smallest and largest scale_inv of the tensor's tiles.
+        element: The element format.
+    """
+    smallest_log2 = _floor_log2(scale_range.smallest)
+    largest_log2 = _floor_log2(scale_range.largest)
+    # The largest code stays below 2^128, and the smallest subnormal code is at least 2^-126.
+    highest_exact_log2 = 127 - _floor_log2(element.max)
+    lowest_exact_log2 = -126 - (element.min_exponent - element.mantissa_bits)
+    if largest_log2 > highest_exact_log2:
+        return 2.0 ** (highest_exact_log2 - largest_log2)
+    if smallest_log2 < lowest_exact_log2:
+        # The large values keep their bits if both ends cannot.
+        needed_log2 = lowest_exact_log2 - smallest_log2
+        return 2.0 ** min(needed_log2, highest_exact_log2 - largest_log2)
+    return 1.0
+
+
+def _floor_log2(x: float) -> int:
+    """Return floor(log2(x)) of a positive number."""
+    return math.frexp(x)[1] - 1

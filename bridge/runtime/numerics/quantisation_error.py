@@ -21,7 +21,6 @@ import torch
 
 from bridge.precision.matchers import ModulePrecision
 from bridge.precision.schemes import COMPARED_SCHEMES
-from bridge.runtime.numerics.gemm import compute_operand_factor
 from bridge.runtime.numerics.operand import GemmOperand, make_operand
 from bridge.runtime.numerics.quantise import compute_tensor_scale
 from bridge.runtime.numerics.spec import EMULATED_SCHEMES, GemmPrecision
@@ -42,11 +41,10 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
     Returns:
         amax: Largest magnitude before quantisation, NaN not counted; NaN if it is not known.
-        scale: Scale of the whole tensor, None for a scheme with a scale per tile.
+        scale: Scale of the whole tensor; None for a scheme with a scale per tile.
         underflow, saturated: Shares, 0 to 1.
         sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """
-    factor = compute_operand_factor(operand)
     largest_representable = math.inf
     if operand.scale is not None:
         largest_representable = operand.spec.element.max / operand.scale
@@ -55,7 +53,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
         x = source_MK[start:end].float()
         values = operand.values[start:end]
         became_zero = values == 0
-        noise = x - values.float().mul_(factor)
+        noise = x - values.float().mul_(operand.factor)
         magnitude = x.abs()
         is_nonzero = magnitude != 0
         chunk_sums = [

@@ -59,20 +59,50 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the scale that a scheme computes from the whole tensor's amax, an FP32 number.
+    """Return the scale of a whole tensor with an amax, an FP32 number; under NVFP4 it is S_enc.
 
-    Under NVFP4 it is S_enc. It is 1.0 for a scheme that has only scales per tile.
+    Args:
+        amax: Largest magnitude of the tensor.
+        spec: Format and scale rule of a scheme that `needs_amax`.
     """
     if spec.scheme == "nvfp4":
         return compute_nvfp4_tensor_scale(amax)
-    if spec.has_single_scale:
-        power_of_two = spec.power_of_two_scale
-        return compute_scalar_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
-    return 1.0
+    power_of_two = spec.power_of_two_scale
+    return compute_scalar_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
+
+
+def choose_tensor_scale(
+    x_MK: torch.Tensor,
+    spec: QuantSpec,
+    stored_scale: float | None,
+    *,
+    hadamard: bool = False,
+    reduce_amax: Callable[[float], float] | None = None,
+) -> tuple[float, float | None]:
+    """Return the scale of the whole tensor, and the amax that it was computed from.
+
+    The scale is 1.0 for a scheme that has only scales per tile. The amax is None if the scale was
+    not computed.
+
+    Args:
+        x_MK: FP32, BF16 or FP16.
+        spec: Format, scale rule and tiles.
+        stored_scale: Scale of delayed scaling, which is returned. None means that the scale is
+            computed.
+        hadamard: Whether the transform of the matrix is quantised, which has another amax.
+        reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
+            None means that this rank has all of it.
+    """
+    if stored_scale is not None:
+        return stored_scale, None
+    if not spec.needs_amax:
+        return 1.0, None
+    amax = _compute_amax(x_MK, reduce_amax, hadamard=hadamard)
+    return compute_tensor_scale(amax, spec), amax
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return 63 random bits from a generator; None is torch's default generator."""
+    """Return 63 random bits from a generator. None means torch's default generator."""
     device = torch.device("cpu")
     if generator is not None:
         device = generator.device
@@ -97,8 +127,9 @@ def quantise(
         spec: Format, scale rule and tiles.
         rowwise: Whether the row-wise copy is made.
         columnwise: Whether the column-wise copy is made.
-        scale: Stored scale of delayed scaling. None computes the scale.
+        scale: Stored scale of delayed scaling. None means that the scale is computed.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
+            None means that this rank has all of it.
 
     Returns:
         Codes and scales of the copies. The table in this file's docstring has the special values.
@@ -108,10 +139,17 @@ def quantise(
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
-    tensor_scale, amax = _choose_tensor_scale(x_MK, spec, scale, reduce_amax)
+    if scale is None and spec.scheme == "delayed":
+        raise PrecisionTypeError(
+            "scale: delayed scaling quantises with a stored scale. Pass scale=."
+        )
+    stored_scale = None
+    if scale is not None:
+        stored_scale = float(scale)
+    tensor_scale, amax = choose_tensor_scale(x_MK, spec, stored_scale, reduce_amax=reduce_amax)
     row_result = None
     if rowwise or spec.copies_share_values:
-        row_result = _run_tile_pass(x_MK, spec, columnwise=False, scale=tensor_scale)
+        row_result = _make_codes(x_MK, spec, columnwise=False, tensor_scale=tensor_scale)
     if amax is None and row_result is not None:
         amax = row_result.amax
     elif amax is None:
@@ -124,60 +162,38 @@ def quantise(
         quantised = replace(quantised, codes=codes, scale_inv=scale_inv)
     if not columnwise:
         return quantised
-    if spec.hadamard:  # the transform has another amax, and so another scale
-        amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
-        tensor_scale = compute_tensor_scale(amax, spec)
-    column_result = row_result
-    if column_result is None or not spec.copies_share_values:
-        column_result = _run_tile_pass(x_MK, spec, columnwise=True, scale=tensor_scale)
+    if row_result is not None and spec.copies_share_values:
+        column_result = row_result
+    else:
+        if spec.hadamard:  # the transform has another amax, and so another scale
+            amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
+            tensor_scale = compute_tensor_scale(amax, spec)
+        column_result = _make_codes(x_MK, spec, columnwise=True, tensor_scale=tensor_scale)
     codes_t, scale_inv_t = _lay_out_copy(column_result, spec, columnwise=True, scale=tensor_scale)
     amax_t = _make_fp32_tensor(amax, x.device)
     return replace(quantised, codes_t=codes_t, scale_inv_t=scale_inv_t, amax_t=amax_t)
 
 
-def _choose_tensor_scale(
-    x_MK: torch.Tensor,
-    spec: QuantSpec,
-    scale: torch.Tensor | float | None,
-    reduce_amax: Callable[[float], float] | None,
-) -> tuple[float, float | None]:
-    """Return the scale of the whole tensor, and the amax that it was computed from.
-
-    The scale is 1 for a scheme with a scale per tile. The amax is None if the scale needed none.
-
-    Raises:
-        PrecisionTypeError: Delayed scaling has no scale.
-    """
-    if scale is not None:
-        return float(scale), None
-    if spec.scheme == "delayed":
-        raise PrecisionTypeError(
-            "scale: delayed scaling quantises with a stored scale. Pass scale=."
-        )
-    if not spec.needs_amax:
-        return 1.0, None
-    amax = _compute_amax(x_MK, reduce_amax)
-    return compute_tensor_scale(amax, spec), amax
-
-
 def _compute_amax(
-    x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
+    x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool
 ) -> float:
-    """Return the amax of a tensor or of its transform, over all ranks that have parts of it."""
+    """Return the amax of a matrix or of its transform, over all ranks that have parts of it."""
     amax = dispatch.compute_amax(x_MK, hadamard=hadamard)
     if reduce_amax is None:
         return amax
     return reduce_amax(amax)
 
 
-def _run_tile_pass(
-    x_MK: torch.Tensor, spec: QuantSpec, *, columnwise: bool, scale: float
+def _make_codes(
+    x_MK: torch.Tensor, spec: QuantSpec, *, columnwise: bool, tensor_scale: float
 ) -> TileResult:
     """Return codes and scales of a copy, before they are laid out."""
     seed = None
     if spec.stochastic:
         seed = draw_seed()
-    tile_pass = TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
+    tile_pass = TilePass(
+        spec=spec, columnwise=columnwise, tensor_scale=tensor_scale, seed=seed, makes_codes=True
+    )
     return dispatch.run_tile_pass(x_MK, tile_pass)
 
 

@@ -24,6 +24,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import Tile
 from bridge.runtime.numerics.grid import decode
+from bridge.runtime.numerics.hadamard import HADAMARD_SIZE
 from bridge.runtime.numerics.scaling import NVFP4_MAX, decode_e8m0
 from bridge.runtime.numerics.spec import QuantSpec
 
@@ -53,7 +54,7 @@ class Quantised:
     amax_t: torch.Tensor | None = None
     """(1,) FP32: amax of the column-wise copy, that of the transform under a Hadamard transform."""
 
-    def copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes and scales of the row-wise or the column-wise copy.
 
         Raises:
@@ -66,14 +67,22 @@ class Quantised:
             raise PrecisionTypeError(f"Quantised: the {name} copy was not made.")
         return codes, scales
 
-    def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def get_copy_amax(self, columnwise: bool) -> torch.Tensor:
+        """Return the amax of the row-wise or the column-wise copy, (1,) FP32."""
+        if columnwise and self.amax_t is not None:
+            return self.amax_t
+        return self.amax
+
+    def decode_codes(
+        self, columnwise: bool = False, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
         The axes are those of the tensor, not transposed.
         """
-        codes, _ = self.copy(columnwise)
+        codes, _ = self.get_copy(columnwise)
         if self.spec.format == "e2m1":
-            rows, columns = self.matrix(columnwise)
+            rows, columns = self.get_matrix_shape(columnwise)
             row_length = columns
             if columnwise:  # whose codes are transposed
                 row_length = rows
@@ -88,7 +97,7 @@ class Quantised:
 
         Under NVFP4 they are only the scales of the tiles, without the second level, the amax.
         """
-        _, stored = self.copy(columnwise)
+        _, stored = self.get_copy(columnwise)
         if self.spec.scheme == "mxfp8":
             return decode_e8m0(stored.to(torch.int32))
         if self.spec.scheme == "nvfp4":
@@ -107,14 +116,14 @@ class Quantised:
             columnwise: The copy that the scales are of.
             dtype: Dtype of the result.
         """
-        rows, columns = self.matrix(columnwise)
+        rows, columns = self.get_matrix_shape(columnwise)
         scales = scales.to(dtype)
         if self.spec.has_single_scale:
             return scales.expand(rows, columns)
-        height, width = self.scale_tile(columnwise)
+        height, width = self.get_scale_tile(columnwise)
         return scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
 
-    def scale_tile(self, columnwise: bool) -> Tile:
+    def get_scale_tile(self, columnwise: bool) -> Tile:
         """Return the rows and columns that a stored scale covers, in the axes of the tensor.
 
         A square tile of MXFP8 and NVFP4 stores its scale once for each of its rows.
@@ -139,7 +148,7 @@ class Quantised:
         that of the transform, (M, K) with M padded to a multiple of 16. NaN codes give NaN.
 
         Args:
-            dtype: Dtype of the result; None is the dtype before quantisation.
+            dtype: Dtype of the result. None means the dtype before quantisation.
             columnwise: Which copy is read.
 
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's
@@ -147,21 +156,19 @@ class Quantised:
         """
         scale_MK = self.expand_scales(self.get_tile_scales(columnwise), columnwise)
         if self.spec.scheme == "nvfp4":
-            amax = self.amax
-            if columnwise and self.amax_t is not None:
-                amax = self.amax_t
+            amax = self.get_copy_amax(columnwise)
             scale_MK = scale_MK * amax * torch.tensor(1.0 / NVFP4_MAX, dtype=torch.float32)
-        result = (self.values(columnwise) * scale_MK).to(dtype or self.dtype)
+        result = (self.decode_codes(columnwise) * scale_MK).to(dtype or self.dtype)
         if result.numel() != self.shape.numel():
             return result
         return result.reshape(self.shape)
 
-    def matrix(self, columnwise: bool) -> tuple[int, int]:
+    def get_matrix_shape(self, columnwise: bool) -> tuple[int, int]:
         """Return rows and columns of a copy, in the axes of the tensor, not transposed."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()
-        if columnwise and self.spec.hadamard:
-            rows = -(-rows // 16) * 16
+        if self.spec.is_transformed(columnwise):
+            rows += -rows % HADAMARD_SIZE
         return rows, columns
 
 
@@ -189,7 +196,7 @@ def pad_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tenso
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881
         (MXFP8); pytorch/tensor/float8_blockwise_tensor.py:162-211.
     """
-    _, scales = quantised.copy(columnwise)
+    _, scales = quantised.get_copy(columnwise)
     spec = quantised.spec
     if spec.has_single_scale:
         return scales

@@ -110,7 +110,7 @@ def _measure_change(
         after: The second quantisation.
         values_NK: FP32, the dequantised values of the first quantisation.
     """
-    has_other_code = before.values() != after.values()
+    has_other_code = before.decode_codes() != after.decode_codes()
     has_other_scale = _collect_scales(before) != _collect_scales(after)
     error_NK = (after.dequantise(torch.float32) - values_NK).abs_()
     relative_errors = (error_NK / values_NK.abs())[values_NK != 0]

@@ -30,10 +30,10 @@ Source: Transformer Engine 2.20 common/recipe/recipe_common.cuh:14-67,
 common/cast/mxfp8/quantize_mxfp8.cuh:269-299, common/util/ptx.cuh:309-317,
 common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
-An amax is never NaN (`tiles.compute_amax_over`). Most functions map FP32 tensors of any shape,
-element by element. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas
-for one number: a dozen torch calls on one element would cost more than the rounding of a small
-tensor. They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the
+An amax is never NaN (`tiles.compute_amax_over`). Most functions map tensors of any shape, element by
+element. `compute_scalar_scale`, `compute_nvfp4_tensor_scale` and `decode_scalar_e8m0` are the same
+formulas for one number: a dozen torch calls on one element would cost more than the rounding of a
+small tensor. They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the
 correctly rounded FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are enough.
 """
 
@@ -104,6 +104,11 @@ def decode_e8m0(exponent: torch.Tensor) -> torch.Tensor:
     """Return 2^(e - 127) in FP32, exactly, for biased exponents 0 to 254 in int32."""
     bits = torch.where(exponent == 0, torch.full_like(exponent, 0x400000), exponent << 23)
     return bits.view(torch.float32)
+
+
+def decode_scalar_e8m0(exponent: int) -> float:
+    """Return `decode_e8m0` of one biased exponent."""
+    return math.ldexp(1.0, exponent - 127)
 
 
 def compute_scalar_scale(

@@ -76,6 +76,10 @@ class QuantSpec:
         has_equal_tiles = self.rowwise_tile == self.columnwise_tile
         return has_equal_tiles and not (self.hadamard or self.stochastic)
 
+    def is_transformed(self, columnwise: bool) -> bool:
+        """Return whether a copy is transformed before quantisation (`hadamard.py`)."""
+        return columnwise and self.hadamard
+
     def tile(self, columnwise: bool) -> Tile:
         """Return the tile of the row-wise or the column-wise copy."""
         if columnwise:

@@ -7,8 +7,8 @@ It defines the result of the C kernel, bit for bit. A pass has these steps:
 3. Multiply each element by the scale of its tile, and round it to the grid of the format.
 4. Return *codes*, a byte per value, with the scales, for storage, checkpoints and comparisons. Or
    return *operand values* in BF16, code * scale_inv, for the emulated GEMM. Code and scale_inv have
-   few enough bits for the product to be exact. If it would reach BF16's outermost binades, `shift`
-   moves it away from them.
+   few enough bits for the product to be exact. If it would reach BF16's outermost binades, it is
+   also multiplied by `range_multiplier`, which moves it away from them.
 
 The work is done a few rows at a time, so that there is never an FP32 copy of the whole matrix, and
 the temporaries stay in the processor's cache.
@@ -20,6 +20,7 @@ of a tile.
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -49,31 +50,38 @@ class TilePass:
     """Format, scale rule and tiles."""
     columnwise: bool
     """Whether the column-wise copy is made, and not the row-wise copy."""
-    scale: float = 1.0
-    """FP32 scale of the whole tensor, under NVFP4 its S_enc; not read under the other rules."""
-    codes: bool = False
+    tensor_scale: float = 1.0
+    """FP32 scale of the whole tensor, under NVFP4 its S_enc; 1.0 if only tiles have scales."""
+    makes_codes: bool = False
     """Whether the result is codes rather than operand values in BF16."""
-    shift: float = 1.0
-    """Power of two that operand values are multiplied by."""
+    range_multiplier: float = 1.0
+    """Power of two that operand values are multiplied by to stay in BF16's range."""
     seed: int | None = None
-    """Seed of stochastic rounding; None rounds to nearest."""
-    measure: bool = True
+    """Seed of stochastic rounding. None means rounding to nearest."""
+    measures_amax: bool = True
     """Whether the amax is measured under the rule "tensor" too, which does not need it."""
 
     @property
-    def hadamard(self) -> bool:
+    def has_transform(self) -> bool:
         """Whether the random Hadamard transform of the matrix is quantised (`hadamard.py`).
 
-        `run_tile_pass` in this file expects a matrix that is transformed already.
+        `run_torch_pass` expects a matrix that is transformed already.
         """
-        return self.columnwise and self.spec.hadamard
+        return self.spec.is_transformed(self.columnwise)
 
     @property
     def result_dtype(self) -> torch.dtype:
         """uint8 for codes, BF16 for operand values."""
-        if self.codes:
+        if self.makes_codes:
             return torch.uint8
         return torch.bfloat16
+
+
+class ScaleRange(NamedTuple):
+    """Smallest and largest scale_inv of some tiles."""
+
+    smallest: float
+    largest: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,10 +96,11 @@ class TileResult:
     """
     amax: float
     """Largest magnitude of the matrix; 0 if it was not measured."""
-    smallest: float = 1.0
-    """Smallest scale_inv of the tiles that are not all zeros; 1.0 without such a tile."""
-    largest: float = 1.0
-    """Largest scale_inv of the tiles that are not all zeros; 1.0 without such a tile."""
+    scale_range: ScaleRange | None = None
+    """Range of scale_inv over the tiles that are not all zeros, under the rules "fp32" and "e8m0".
+
+    None without such a tile, and under the other rules.
+    """
 
 
 def compute_amax_over(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
@@ -130,8 +139,8 @@ def iterate_row_chunks(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int,
         yield start, min(start + step, x_MK.shape[0])
 
 
-def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-    """Quantise a matrix on any device and with any strides.
+def run_torch_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
+    """Run a quantisation pass over a matrix on any device and with any strides.
 
     NaN does not count for a scale.
 
@@ -159,18 +168,17 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
     rule = tile_pass.spec.scale_rule
     if rule == "tensor":
         return TileResult(values=values, scale_inv=None, amax=amax)
+    if rule == "nvfp4":
+        codes_BC = encode(scale_inv_BC, FORMATS["e4m3"])
+        return TileResult(values=values, scale_inv=codes_BC, amax=amax)
+    scale_range = None
     scales_of_nonzero_tiles = scale_inv_BC[amax_BC > 0]
-    smallest = largest = 1.0
     if scales_of_nonzero_tiles.numel():
-        smallest = scales_of_nonzero_tiles.min().item()
-        largest = scales_of_nonzero_tiles.max().item()
+        smallest, largest = torch.stack(scales_of_nonzero_tiles.aminmax()).tolist()
+        scale_range = ScaleRange(smallest, largest)
     if rule == "e8m0":
         scale_inv_BC = compute_e8m0_exponent(amax_BC, tile_pass.spec.element.max).to(torch.uint8)
-    elif rule == "nvfp4":
-        scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
-    return TileResult(
-        values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest
-    )
+    return TileResult(values=values, scale_inv=scale_inv_BC, amax=amax, scale_range=scale_range)
 
 
 def _quantise_chunk(
@@ -187,7 +195,7 @@ def _quantise_chunk(
     """
     x_BRCS = _split_into_tiles(x_MK.float(), tile)
     element = tile_pass.spec.element
-    if tile_pass.spec.scale_rule != "tensor" or tile_pass.measure:
+    if tile_pass.spec.scale_rule != "tensor" or tile_pass.measures_amax:
         amax_BC = compute_amax_over(x_BRCS, (1, 3))
     else:
         amax_BC = x_BRCS.new_zeros(x_BRCS.shape[0], x_BRCS.shape[2])
@@ -198,10 +206,10 @@ def _quantise_chunk(
             draw_random_units(first_row, x_MK.shape, tile_pass.seed, x_MK.device), tile
         )
     rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], element, units)
-    if tile_pass.codes:
+    if tile_pass.makes_codes:
         rounded = encode(rounded, element)
     else:
-        rounded *= (scale_inv_BC * tile_pass.shift)[:, None, :, None]
+        rounded *= (scale_inv_BC * tile_pass.range_multiplier)[:, None, :, None]
         # The product is exact in BF16, the high half of FP32. Only values too small for BF16 have
         # bits in the low half, and they are cut off.
         rounded.view(torch.int32).bitwise_and_(-0x10000)
@@ -246,6 +254,6 @@ def _compute_scales(
         exponent_BC = compute_e8m0_exponent(amax_BC, format_max)
         return decode_e8m0(254 - exponent_BC), decode_e8m0(exponent_BC)
     if spec.scale_rule == "nvfp4":
-        decode_BC, encode_BC = compute_nvfp4_block_scales(amax_BC, tile_pass.scale)
+        decode_BC, encode_BC = compute_nvfp4_block_scales(amax_BC, tile_pass.tensor_scale)
         return encode_BC, decode_BC
-    return torch.full_like(amax_BC, tile_pass.scale), torch.ones_like(amax_BC)
+    return torch.full_like(amax_BC, tile_pass.tensor_scale), torch.ones_like(amax_BC)

@@ -25,6 +25,7 @@ from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.precision.statements import get_field_value
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches, make_location
 from bridge.runtime.pytorch.linear_schemes import resolve_module_schemes
 
@@ -103,8 +104,6 @@ class PrecisionReport:
             BridgeError: There is no recipe of that name, the argument is of another type, or a row
                 of `modules` takes no linear layer that multiplied.
         """
-        from bridge.registry.registry import get_mixed_precision_config
-
         config = get_mixed_precision_config(config)
         sentences = []
         if get_field_value(config, "modules"):
@@ -223,7 +222,7 @@ def _format_operands(scheme: SchemeChoice, gemm: str) -> str:
 def _choose_schemes(
     rows: Sequence[GemmRow], config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return key of a linear layer -> scheme that a recipe chooses for it, None for high precision.
+    """Return key of a linear layer -> scheme that a recipe chooses for it; None for high precision.
 
     A recipe without rows of `modules` chooses only for the layers that ran in a low precision.
     """
@@ -257,10 +256,11 @@ def check_precision(
 
     Args:
         model: Any module.
-        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`, or None.
+        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`. None means no
+            optimizer.
         step: Runs a forward pass, and for gradients a backward pass, with everything that the
-            training loop puts around them. It is called once. None runs nothing, and the report
-            has only the present tensors.
+            training loop puts around them. It is called once. None means no step, and a
+            report of the present tensors only.
 
     Raises:
         PrecisionTypeError: An argument is no module, optimizer or function.

@@ -16,7 +16,7 @@ class EmulatedLinear(torch.nn.Linear):
 
     precision: GemmPrecision
     scaling: DelayedScaling | None
-    """Scales and histories of delayed scaling, None for other schemes."""
+    """Scales and histories of delayed scaling; None for other schemes."""
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:

@@ -29,7 +29,7 @@ WGRAD_CAST_OPERANDS = ("input_for_grad_weight", "grad_output_for_grad_weight")
 
 
 def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = False) -> Any:
-    """Return torchao's config for the recipe's linear layers, None without FP8 and FP4.
+    """Return torchao's config for the recipe's linear layers; None without FP8 and FP4.
 
     Args:
         config: The recipe.

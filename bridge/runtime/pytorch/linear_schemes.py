@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return name -> scheme and format of each `nn.Linear` of a model, None for high precision.
+    """Return name -> scheme and format of each `nn.Linear` of a model; None for high precision.
 
     In high precision are the layers that Megatron never runs in FP8 or FP4, such as the output
     layer and a router, and every layer whose name is not in `bridge.precision.foreign_names`.

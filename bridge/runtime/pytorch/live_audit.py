@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import AuditError, PrecisionTypeError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import SCHEMES
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import Record, merge_gemm_rows
+from bridge.target.versions import get_installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,9 +157,6 @@ def _list_chunks(model: Model) -> list[torch.nn.Module]:
 
 def _make_plan(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
     """Return the plan of a recipe for the config of a Megatron model."""
-    from bridge.registry.registry import get_mixed_precision_config
-    from bridge.target.versions import get_installed_version
-
     config = getattr(chunk, "config", None)
     if not hasattr(config, "num_layers"):
         rule = "a recipe is planned for a Megatron model with its config"

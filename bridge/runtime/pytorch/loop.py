@@ -35,7 +35,7 @@ def autocast_for(
 
     Args:
         config: The recipe.
-        device: Device of the model. None is CUDA where there is a device, else the CPU.
+        device: Device of the model. None means CUDA where there is a device, else the CPU.
     """
     import torch
 

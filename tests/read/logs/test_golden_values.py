@@ -31,7 +31,7 @@ def test_golden_values_have_the_arguments_of_the_test_beside_them(tmp_path: Path
         (2, 11.03572, 1.2),
         (3, 9.58761, 1.1),
     ]
-    assert (log.source, log.is_sampled, log.train_iters, log.seed()) == ("a file of golden values", True, 50, 7)
+    assert (log.source, log.is_sampled, log.train_iters, log.get_seed()) == ("a file of golden values", True, 50, 7)
     assert log.described_by == tmp_path / "model_config.yaml"
     assert log.missing == ["gradient norm", "loss scale", "skipped steps", "learning rate"]
 

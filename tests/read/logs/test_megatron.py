@@ -52,7 +52,7 @@ def test_a_log_has_its_losses_figures_arguments_and_validations() -> None:
     assert (last.learning_rate, last.seconds_per_step, last.tflops_per_gpu) == (0.00015, 2.1, 59.5)
     assert last.tokens_per_second == pytest.approx(32 * 4096 / 2.1)
     assert log.validation == ((40, 2.31),)
-    assert (log.seed(), log.arguments["bf16"], log.arguments["fp8"]) == (1234, True, None)
+    assert (log.get_seed(), log.arguments["bf16"], log.arguments["fp8"]) == (1234, True, None)
     assert log.missing == []
 
 
@@ -61,7 +61,7 @@ def test_steps_that_were_all_skipped_have_no_loss_and_are_counted_once() -> None
     assert [(record.step, record.skipped) for record in log.train] == [(1, 0), (10, 10), (20, 2), (30, 0), (40, 0)]
     assert [record.loss is None for record in log.train] == [True, True, False, False, False]
     assert log.skipped_steps == 12
-    assert [row["step"] for row in log.records()] == [20, 30, 40]
+    assert [row["step"] for row in log.list_records()] == [20, 30, 40]
 
 
 def test_a_skipped_step_between_others_prints_zero_and_is_no_loss_of_zero(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_line_without_a_loss_whose_steps_were_not_skipped_is_a_nan(tmp_path: P
     assert [math.isnan(record.loss) for record in log.train] == [False, False, False, True, True]
     log = written(tmp_path, "".join([old_line(1), old_line(2, None, math.nan), old_line(3, math.inf)]))
     assert [str(record.loss) for record in log.train] == ["3.0", "nan", "inf"]
-    assert [row["loss"] for row in log.records()] == [3.0, None, None]
-    assert log.records()[1]["not_finite"] == "at step 2"
+    assert [row["loss"] for row in log.list_records()] == [3.0, None, None]
+    assert log.list_records()[1]["not_finite"] == "at step 2"
 
 
 def test_a_log_of_megatron_bridge_is_known_by_a_line_of_its_own() -> None:

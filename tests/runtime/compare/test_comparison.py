@@ -32,7 +32,7 @@ def test_runs_that_differ_in_more_than_precision_and_seed_are_compared_apart() -
         baseline, other = comparison.rows
         assert (baseline.label, other.label, other.differs_in) == ("a", "b", ("mixed_precision._recipe_",))
         assert comparison.verdicts == {"within"}
-        assert (other.figures["step_seconds"], other.figures["skipped_steps"]) == (0.5, 2)
+        assert (other.metrics["step_seconds"], other.metrics["skipped_steps"]) == (0.5, 2)
 
 
 def test_a_run_that_failed_is_outside_and_one_that_did_not_end_tells_nothing() -> None:

@@ -111,7 +111,7 @@ def test_a_lost_loss_is_outside_and_a_lost_baseline_tells_nothing() -> None:
 def test_records_of_skipped_steps_do_not_shift_the_comparison() -> None:
     regular = LossCurve(steps=(10, 20, 30), losses=(5.0, 4.0, 3.0))
     with_skip = LossCurve(steps=(10, 13, 20, 30), losses=(5.0, 6.0, 4.0 - 2 * 3 / 7, 3.0))
-    assert with_skip.over((10, 20, 30)) == pytest.approx(regular.losses)
+    assert with_skip.average_losses((10, 20, 30)) == pytest.approx(regular.losses)
 
 
 @pytest.mark.parametrize(

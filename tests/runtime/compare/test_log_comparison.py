@@ -86,7 +86,7 @@ def test_single_steps_are_compared_at_the_steps_that_both_logs_have() -> None:
     assert (row.gap.share, row.gap.window) == (0.0, (21, 40))
     sampled = LossCurve(steps=(1, 2, 4), losses=(4.0, 3.0, 2.0), is_sampled=True)
     means = replace(sampled, is_sampled=False)
-    assert (sampled.over([4]).tolist(), means.over([4]).tolist()) == ([2.0], [2.75])
+    assert (sampled.average_losses([4]).tolist(), means.average_losses([4]).tolist()) == ([2.0], [2.75])
     assert find_common_steps([sampled, means]) == [1, 2, 4]
 
 

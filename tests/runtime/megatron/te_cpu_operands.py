@@ -81,7 +81,7 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
         sides = {"left": left, "right": right}
         kept = {
-            name: {"values": side.values.clone(), "factor": side.output_factor, "spec": str(side.spec)}
+            name: {"values": side.values.clone(), "factor": side.factor, "spec": str(side.spec)}
             for name, side in sides.items()
         }
         operands.append({"step": step, "layer": where[0], "module": where[1], "gemm": gemm, **kept})
@@ -106,7 +106,7 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     names, running = name_modules_by_layer(model), ModuleTracker()
     with ExitStack() as stack:
         if backend == "te_cpu":
-            stack.enter_context(running.following(filter(is_te_module, names)))
+            stack.enter_context(running.follow(filter(is_te_module, names)))
             stack.enter_context(te_gemms.report_gemms(keep_te, nullcontext))
         else:
             for module, where in names.items():

@@ -155,7 +155,7 @@ def as_transformer_engine(made):
         kept = pad_scales(made, columnwise=columnwise)
         scales.fill_(77)
         height, width = made.spec.tile(columnwise)
-        compact = made.copy(columnwise)[1]
+        compact = made.get_copy(columnwise)[1]
         turned = made.spec.scheme == "blockwise" and height != width
         place = tuple(map(slice, compact.T.shape if turned else compact.shape))
         scales[place] = kept[place]

@@ -57,7 +57,9 @@ def results(
 
 def wide(operand: GemmOperand) -> torch.Tensor:
     """Return values and factor of an operand multiplied in FP64."""
-    factor = operand.output_factor / (2688 if operand.spec.scheme == "nvfp4" else 1)
+    factor = operand.factor
+    if operand.nvfp4_amax is not None:
+        factor = operand.nvfp4_amax / 2688  # the factor is rounded to FP32
     return operand.values.double() * factor
 
 
@@ -212,6 +214,21 @@ def test_stored_operands_equal_fresh_ones(scheme: str, path: str) -> None:
         assert torch.equal(wide(fresh), wide(decoded))
 
 
+@pytest.mark.parametrize("scheme", FORMATS)
+def test_the_factor_gives_the_dequantised_tensor_under_every_scheme(scheme: str, path: str) -> None:
+    w = torch.randn(64, 96).bfloat16() * 3e-3
+    spec = precision(scheme).spec("weight")
+    scale = 100.0 if scheme == "delayed" else None
+    stored = quantise(w, spec, scale=scale)
+    for columnwise in (False, True):
+        expected = stored.dequantise(torch.float32, columnwise=columnwise)
+        fresh = make_operand(w, spec, "weight", columnwise=columnwise, scale=scale)
+        decoded = make_stored_operand(stored, "weight", columnwise=columnwise)
+        for operand in (fresh, decoded):
+            # NVFP4's three factors are rounded in another order.
+            torch.testing.assert_close(operand.dequantise(torch.float32), expected, rtol=2**-22, atol=0)
+
+
 def test_kernel_and_torch_decode_every_code_in_every_layout_alike(both_paths: tuple[str, str]) -> None:
     formats = [("tensorwise", "hybrid"), ("blockwise", "hybrid"), ("mxfp8", "e5m2"), ("nvfp4", "e2m1")]
     for (scheme, number_format), shape, gain in itertools.product(
@@ -227,7 +244,7 @@ def test_kernel_and_torch_decode_every_code_in_every_layout_alike(both_paths: tu
                 for path in both_paths:
                     use(path)
                     found.append(make_stored_operand(held, role, columnwise=columnwise))
-                assert found[0].output_factor == found[1].output_factor
+                assert found[0].factor == found[1].factor
                 torch.testing.assert_close(found[0].values, found[1].values, rtol=0, atol=0, equal_nan=True)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.runtime.numerics import kernel_build, native
+from bridge.runtime.numerics import kernel, kernel_build, native
 from bridge.runtime.numerics.kernel_build import KernelBuild
 from tests import warm
 
@@ -53,8 +53,8 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     caplog.set_level(logging.INFO)
     first = KernelBuild()
-    assert first.library(wait=False) is None
-    assert first.library(wait=True) is not None
+    assert first.get_library(wait=False) is None
+    assert first.get_library(wait=True) is not None
     folder = tmp_path / "precision-bridge" / "kernels"
     assert [record.getMessage().split(";")[0][:36] for record in caplog.records] == [
         "Compiling the quantisation kernel wi",
@@ -64,7 +64,7 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
     assert library.suffix == ".so"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     caplog.clear()
-    assert KernelBuild().library(wait=False) is not None
+    assert KernelBuild().get_library(wait=False) is not None
     assert not caplog.records
 
 
@@ -73,8 +73,8 @@ def test_without_a_compiler_plain_torch_runs_and_says_so_once(
 ) -> None:
     monkeypatch.setattr(kernel_build, "_find_compiler", lambda: None)
     found = KernelBuild()
-    assert found.library(wait=True) is None
-    assert found.library(wait=False) is None
+    assert found.get_library(wait=True) is None
+    assert found.get_library(wait=False) is None
     assert [record.getMessage() for record in caplog.records] == [
         "There is no C compiler (cc, gcc or clang) on the PATH. "
         "Quantisation runs in plain torch, several times slower, with the same values."
@@ -91,7 +91,7 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     monkeypatch.setattr(kernel_build, "KERNEL_SOURCE", source)
     kernel_build._hash_build_inputs.cache_clear()
     found = KernelBuild()
-    assert found.library(wait=True) is None
+    assert found.get_library(wait=True) is None
     kernel_build._hash_build_inputs.cache_clear()
     assert "failed:" in (found.problem or "")
     assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
@@ -106,7 +106,7 @@ def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, mon
     monkeypatch.setattr(kernel_build, "_find_compiler", lambda: str(tmp_path / "cc"))
     monkeypatch.setattr(kernel_build, limit, 0.2)
     found = KernelBuild()
-    assert found.library(wait=True) is None
+    assert found.get_library(wait=True) is None
     assert "0.2 s" in (found.problem or "")
 
 
@@ -118,7 +118,7 @@ def test_a_compiler_that_does_not_name_its_processor_makes_no_kernel(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernel_build, "_find_compiler", lambda: str(tmp_path / "cc"))
     found = KernelBuild()
-    assert found.library(wait=True) is None
+    assert found.get_library(wait=True) is None
     assert "does not say which processor it compiles for" in (found.problem or "")
 
 
@@ -133,7 +133,7 @@ def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert kernel_build.get_cache_folder() is None
-    assert KernelBuild().library(wait=True) is not None
+    assert KernelBuild().get_library(wait=True) is not None
     assert not list(temporary.iterdir())
 
 
@@ -202,14 +202,14 @@ def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled = "from bridge.runtime.numerics import kernel_build as build"
-    compiled += f"; build.COMPILER_FLAGS = {QUICK}; assert build.KernelBuild().library(wait=True)"
+    compiled += f"; build.COMPILER_FLAGS = {QUICK}; assert build.KernelBuild().get_library(wait=True)"
     assert warm.run(["python", "-c", compiled]).returncode == 0
     (library,) = (tmp_path / "precision-bridge" / "kernels").glob("*.so")
     sound = library.read_bytes()
     damage(library)
     found = KernelBuild()
-    assert found.library(wait=False) is None
-    assert found.library(wait=True) is not None
+    assert found.get_library(wait=False) is None
+    assert found.get_library(wait=True) is not None
     assert "is not the file that was compiled. It is removed and compiled again." in caplog.text
     assert [path.read_bytes() for path in library.parent.glob("*.so")] == [sound]
 
@@ -252,18 +252,18 @@ def test_a_missing_kernel_names_the_call_that_asked_for_it(monkeypatch: pytest.M
 
 @REQUIRES
 def test_a_structure_of_another_size_than_in_c_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = KernelBuild().library(wait=True)
+    library = KernelBuild().get_library(wait=True)
     assert library is not None
-    native.Kernel(library)
+    kernel.Kernel(library)
 
-    class Longer(native._StoredArguments):
+    class Longer(kernel._StoredArguments):
         """The structure with a field that kernel.c does not have."""
 
         _fields_ = (("further", ctypes.c_int64),)
 
-    monkeypatch.setattr(native, "_StoredArguments", Longer)
+    monkeypatch.setattr(kernel, "_StoredArguments", Longer)
     with pytest.raises(AssertionError, match="the structure stored of kernel.c and Longer differ in size"):
-        native.Kernel(library)
+        kernel.Kernel(library)
 
 
 @REQUIRES

@@ -87,7 +87,7 @@ def test_reference_torch_and_kernel_agree_bit_for_bit(name: str, x: torch.Tensor
         made = quantise(x, spec)
         for columnwise in (False, True):
             codes, scales, values = of_reference(x, spec, columnwise)
-            found_codes, found_scales = made.copy(columnwise)
+            found_codes, found_scales = made.get_copy(columnwise)
             assert torch.equal(found_codes, codes), path
             assert torch.equal(bits(found_scales), bits(scales)), path
             if spec.scheme != "nvfp4":
@@ -106,9 +106,10 @@ def test_operands_are_the_dequantised_values(name: str, x: torch.Tensor, both_pa
             use(path)
             operands.append(make_operand(x, spec, "input", columnwise=columnwise))
         assert torch.equal(bits(operands[0].values), bits(operands[1].values))
-        assert operands[0].output_factor == operands[1].output_factor
+        assert operands[0].factor == operands[1].factor
+        assert operands[0].nvfp4_amax == operands[1].nvfp4_amax
         _, _, values = of_reference(x, spec, columnwise)
-        factor = 1.0 if spec.scheme == "nvfp4" else operands[0].output_factor
+        factor = 1.0 if spec.scheme == "nvfp4" else operands[0].factor
         found = operands[0].values.float() * factor
         magnitude = values.abs().nan_to_num(nan=0.0, posinf=3e38).double()
         representable = (magnitude >= magnitude.max() * 2.0**-200) | (values == 0) | values.isnan()

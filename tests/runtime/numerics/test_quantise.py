@@ -11,7 +11,8 @@ import torch
 from bridge.errors import PrecisionConfigError, PrecisionTypeError
 from bridge.precision.formats import FORMATS
 from bridge.runtime.numerics import GemmPrecision, QuantSpec, pad_scales, quantise
-from bridge.runtime.numerics.operand import choose_shift
+from bridge.runtime.numerics.operand import choose_range_multiplier
+from bridge.runtime.numerics.tiles import ScaleRange
 
 FP32_MAX = FORMATS["fp32"].max
 
@@ -152,13 +153,13 @@ def test_a_recipe_that_cannot_be_run_lists_every_fault() -> None:
         GemmPrecision(scheme="tensorwize")
 
 
-def test_shift_keeps_operands_inside_bf16() -> None:
+def test_the_range_multiplier_keeps_operands_inside_bf16() -> None:
     e4m3, e5m2 = FORMATS["e4m3"], FORMATS["e5m2"]
-    assert choose_shift(2.0**-117, 2.0**119, e4m3) == 1.0
-    assert choose_shift(2.0**-118, 1.0, e4m3) == 2.0
-    assert choose_shift(1.0, 2.0**127, e4m3) == 2.0**-8
-    assert choose_shift(2.0**-127, 2.0**127, e4m3) == 2.0**-8
-    assert choose_shift(2.0**-127, 2.0**-127, e5m2) == 2.0**17
+    assert choose_range_multiplier(ScaleRange(2.0**-117, 2.0**119), e4m3) == 1.0
+    assert choose_range_multiplier(ScaleRange(2.0**-118, 1.0), e4m3) == 2.0
+    assert choose_range_multiplier(ScaleRange(1.0, 2.0**127), e4m3) == 2.0**-8
+    assert choose_range_multiplier(ScaleRange(2.0**-127, 2.0**127), e4m3) == 2.0**-8
+    assert choose_range_multiplier(ScaleRange(2.0**-127, 2.0**-127), e5m2) == 2.0**17
 
 
 @pytest.mark.parametrize(("scheme", "differing"), [("mxfp8", 384), ("blockwise", 0)])
@@ -168,4 +169,4 @@ def test_weights_quantised_from_their_bf16_values_keep_the_values_and_not_always
     first = quantise(0.02 * torch.randn(128, 2048, generator=torch.Generator().manual_seed(0)), spec)
     again = quantise(first.dequantise(torch.bfloat16).float(), spec)
     assert torch.equal(first.dequantise(torch.bfloat16), again.dequantise(torch.bfloat16))
-    assert int((first.copy(False)[1] != again.copy(False)[1]).sum()) == differing
+    assert int((first.get_copy(False)[1] != again.get_copy(False)[1]).sum()) == differing

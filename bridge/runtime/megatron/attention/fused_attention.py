@@ -75,7 +75,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             query: [S, B, N, D].
             key: [S, B, G, D].
             value: [S, B, G, D].
-            attention_mask: A mask, which the fused operator does not take; or None.
+            attention_mask: A mask, which the fused operator does not take. None means no mask.
             *args: Megatron's further arguments.
             **kwargs: Megatron's further arguments.
 

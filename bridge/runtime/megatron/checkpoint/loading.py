@@ -134,7 +134,7 @@ def require_no_later_checkpoint(
 
 
 def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
-    """Yield the step of each checkpoint of a folder, newest first, with its fault or None.
+    """Yield the step of each checkpoint of a folder, newest first, with its fault; None without a fault.
 
     A fault is a clause. Each item is a collective call.
     """
@@ -150,7 +150,7 @@ def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple
 
 
 def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
-    """Return a clause on why a checkpoint must not be read, or None; a collective call."""
+    """Return a clause on why a checkpoint must not be read; None if it may be. A collective call."""
     manifest, fault = compute_on_first_rank(
         lambda: _read_manifest(checkpoint, checksum=checksum, trust=trust)
     )
@@ -170,7 +170,7 @@ def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
 
 
 def _find_step_fault(checkpoint: Path) -> str | None:
-    """Return a clause on a checkpoint of another step than that in its folder's name, or None.
+    """Return a clause on a checkpoint of another step than its folder's name; None for others.
 
     The step is in the state that all ranks share. A clause is also returned if that cannot be read.
     """
@@ -204,7 +204,7 @@ def read_manifest_facts(checkpoint: Path) -> dict[str, Any]:
 def _read_manifest(
     checkpoint: Path, *, checksum: bool, trust: bool
 ) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of a checkpoint, and the fault that it shows or None.
+    """Return the manifest of a checkpoint, and the fault that it shows; None without a fault.
 
     A trusted checkpoint may have no manifest.
     """

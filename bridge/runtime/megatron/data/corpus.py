@@ -57,9 +57,9 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     The first rank tokenises text while the other ranks wait.
 
     Args:
-        path: A text file, or the prefix of an existing pair. None is CPython's documentation.
+        path: A text file, or the prefix of an existing pair. None means CPython's documentation.
         vocab_size: Vocabulary of the tokenizer that made an existing pair, else None.
-        cache_dir: Folder of tokenised text. None is the user's cache.
+        cache_dir: Folder of tokenised text. None means the user's cache.
 
     Raises:
         DataError: The file is missing, empty or incomplete, or `vocab_size` is missing,
@@ -123,7 +123,7 @@ def _get_cache_folder(cache_dir: str | None) -> Path:
 
 
 def find_path_fault(path: str) -> Finding | None:
-    """Return the fault of a path that names no text file and no ``.bin``/``.idx`` pair, or None."""
+    """Return the fault of a path without a text file or ``.bin``/``.idx`` pair; None for others."""
     prefix, is_file = _parse_pair_path(path)
     if all(is_file.values()):
         return None
@@ -185,7 +185,7 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
 
 
 def find_pair_fault(prefix: Path) -> str | None:
-    """Return a clause on a file of a pair that was not written to its end, or None.
+    """Return a clause on a file of a pair that was not written to its end; None without it.
 
     Megatron's reader is not called: when an index that it refused is garbage-collected, it prints a
     traceback.

@@ -44,13 +44,13 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
         linears = [linear for linear in layer.modules() if type(linear) in EMULATED_CLASSES]
         for linear in linears:
             chosen = get_quant_config_or_none(names[linear], recipe)
-            payload = None
+            quant_config = None
             if chosen is not None:
-                payload = chosen.config
+                quant_config = chosen.config
             # The emulated class has Megatron's class as a base and the same attributes, so that the
             # layer keeps its weights, its sharding and its place in checkpoints.
             linear.__class__ = EMULATED_CLASSES[type(linear)]
-            linear.prepare(payload, is_low=is_low)
+            linear.prepare(quant_config, is_low=is_low)
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:

@@ -61,7 +61,7 @@ def use_backward_override(override: str | None) -> Iterator[None]:
     """Build layers with a `backward_override` of Transformer Engine in a ``with`` block.
 
     Args:
-        override: high_precision, dequantized or None (`GemmPrecision.backward_override`).
+        override: As `GemmPrecision.backward_override`.
     """
     before = _BACKWARD_OVERRIDE.set(override)
     try:
@@ -71,7 +71,7 @@ def use_backward_override(override: str | None) -> Iterator[None]:
 
 
 def get_layer_scheme(config: Any) -> str | None:
-    """Return the scaling scheme in which the layers of a model config run, None for high precision.
+    """Return the scaling scheme in which the layers of a model config run; None for high precision.
 
     Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in
     0.16.1).
@@ -88,7 +88,7 @@ def get_layer_scheme(config: Any) -> str | None:
 
 
 def make_gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs of a `TransformerConfig`, None for high precision."""
+    """Return the precision of the GEMMs of a `TransformerConfig`; None for high precision."""
     scheme = get_layer_scheme(config)
     if scheme is None:
         return None
@@ -123,20 +123,21 @@ def is_low_layer(config: Any, number: int) -> bool:
 
 
 def _resolve_module_precision(
-    layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
+    layer: GemmPrecision | None, quant_config: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
-    """Return the precision of a layer under a per-module recipe, None for high precision.
+    """Return the precision of a layer under a per-module recipe; None for high precision.
 
     Args:
-        layer: The precision without the recipe, None for high precision.
-        payload: The recipe's statements on the layer by part, None if it has none.
+        layer: The precision without the recipe; None for high precision.
+        quant_config: Megatron's config of the layer in the recipe, the precision by part. None means
+            that the recipe has none.
         part: `TRAINING` or `EVALUATION`. Without statements on evaluation, those on training count.
     """
-    if payload is None:
+    if quant_config is None:
         return layer
-    stated = payload.get(part)
+    stated = quant_config.get(part)
     if stated is None:
-        stated = payload[TRAINING]
+        stated = quant_config[TRAINING]
     precision = ModulePrecision.from_recipe(stated).computes(layer)
     if not isinstance(precision, SchemeChoice):
         return precision
@@ -153,21 +154,22 @@ class EmulatedParallelLinear:
     training: bool
     """Whether the module is in training mode; torch sets it."""
     fp8_state: DelayedScaling | None
-    """Scales and amax histories, None for other schemes than delayed scaling."""
+    """Scales and amax histories; None for other schemes than delayed scaling."""
     weight: torch.nn.Parameter
     """(N, K) of this rank, a plain or a stored weight."""
 
-    def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
+    def prepare(self, quant_config: dict[str, Any] | None, *, is_low: bool) -> None:
         """Set the precision of a layer that Megatron has built, and the state of its scheme.
 
         It takes the place of a constructor: the layer has been constructed by Megatron's class.
 
         Args:
-            payload: The statements of a per-module recipe on the layer, or None.
+            quant_config: Megatron's config of the layer in a per-module recipe, the precision by
+                part. None means that the recipe has none.
             is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only
-                the payload can choose a low precision.
+                the recipe can choose a low precision.
         """
-        self.payload = payload
+        self.quant_config = quant_config
         self.is_low = is_low
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
@@ -181,11 +183,13 @@ class EmulatedParallelLinear:
         """Change the precision of the layer. Scales of an earlier precision are dropped.
 
         Args:
-            precision: Precision without a per-module recipe, which may override it. None is high
-                precision.
+            precision: Precision without a per-module recipe, which may override it. None
+                means high precision.
         """
-        self.gemm_precision = _resolve_module_precision(precision, self.payload, TRAINING)
-        self.evaluation_precision = _resolve_module_precision(precision, self.payload, EVALUATION)
+        self.gemm_precision = _resolve_module_precision(precision, self.quant_config, TRAINING)
+        self.evaluation_precision = _resolve_module_precision(
+            precision, self.quant_config, EVALUATION
+        )
         self.weight_cache.clear()
         self.is_first_microbatch = True
         self.fp8_state = None
@@ -201,7 +205,7 @@ class EmulatedParallelLinear:
             input: (sequence, batch, K). Under `sequence_parallel` it is this rank's part of the
                 sequence, and its gradient is scattered.
             weight: (N, K) of this rank.
-            bias: (N,), or None.
+            bias: (N,). None means no bias.
             **others: Megatron's further arguments, of which `_gather_gemm_input` reads three.
 
         Returns:

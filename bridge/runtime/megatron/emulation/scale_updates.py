@@ -91,10 +91,10 @@ class DelayedUpdates:
             layer.updates = None
 
     def register_for_backward(self, layer: EmulatedParallelLinear) -> Callable[[], None] | None:
-        """Register a layer that runs now, and return the callback for its backward pass, or None.
+        """Register a layer that runs now, and return the callback for its backward pass.
 
         The layer that runs first in a region is the last layer of the region's backward pass. Only
-        this layer gets a callback.
+        this layer gets a callback; the result is None for the other layers.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
         first = self._first_layer.setdefault(region, layer)
@@ -107,25 +107,25 @@ class DelayedUpdates:
 
         Afterwards the states of all ranks are equal, so that a checkpoint may keep one of them.
         """
-        for which in ("forward", "backward"):
-            for state, amaxes in zip(self.states, self._reduce_amaxes(which), strict=True):
-                state.merge_pending_amaxes(which, amaxes)
+        for pass_name in ("forward", "backward"):
+            for state, amaxes in zip(self.states, self._reduce_amaxes(pass_name), strict=True):
+                state.merge_pending_amaxes(pass_name, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
         """Renew the scales of input and weight, if gradients are enabled; a hook of torch."""
         if torch.is_grad_enabled():
             self._update("forward")
 
-    def _update(self, which: str) -> None:
+    def _update(self, pass_name: str) -> None:
         """Renew the scales of a pass from the amaxes of all ranks; a collective call."""
-        DelayedScaling.update_all(self.states, which, self._reduce_amaxes(which).flatten())
+        DelayedScaling.update_all(self.states, pass_name, self._reduce_amaxes(pass_name).flatten())
 
-    def _reduce_amaxes(self, which: str) -> torch.Tensor:
+    def _reduce_amaxes(self, pass_name: str) -> torch.Tensor:
         """Return the pending amaxes, each the maximum over the ranks; a collective call.
 
         The result has a row per layer and a column per operand of the pass, in FP32.
         """
-        layer_amaxes = [state.get_pending_amaxes(which) for state in self.states]
+        layer_amaxes = [state.get_pending_amaxes(pass_name) for state in self.states]
         amaxes = torch.stack(layer_amaxes)
         if self._group.size() > 1:
             torch.distributed.all_reduce(
@@ -146,7 +146,7 @@ class _RegionPass:
 _CURRENT_PASS: ContextVar[_RegionPass | None] = ContextVar(
     "pass of a recomputed region", default=None
 )
-"""The pass that runs, None outside of recomputed regions."""
+"""The pass that runs; None outside of recomputed regions."""
 
 
 def use_pass_scales(state: DelayedScaling | None) -> AbstractContextManager[None]:

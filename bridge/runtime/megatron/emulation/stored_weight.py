@@ -40,7 +40,7 @@ class WeightStore:
     quantised: Quantised
     """Codes and scales."""
     state: DelayedScaling | None
-    """Scales and histories under delayed scaling, None for other schemes."""
+    """Scales and histories of delayed scaling; None for other schemes."""
     initial: torch.Tensor | None
     """The weight before its first quantisation; None after masters were made of it."""
     gathered_dtype: torch.dtype
@@ -104,7 +104,7 @@ class StoredWeight(torch.Tensor):
         Args:
             memory: uint8, a byte per element of the weight. FP4 codes fill its first half.
         """
-        codes, _ = self.stored.copy(columnwise=False)
+        codes, _ = self.stored.get_copy(columnwise=False)
         placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
         self.store.quantised = replace(self.stored, codes=placed)
 
@@ -190,7 +190,7 @@ def _quantise_weight(
     Args:
         x_NK: The weight.
         spec: Quantisation of the weight.
-        state: Scales and histories of delayed scaling, or None.
+        state: Scales and histories of delayed scaling; None for other schemes.
     """
     scale: torch.Tensor | float | None = None
     if state is not None:
@@ -220,10 +220,10 @@ def store_weight(
     Args:
         module: A linear layer.
         spec: Quantisation of the weight.
-        state: Scales and histories of delayed scaling, or None.
+        state: Scales and histories of delayed scaling; None for other schemes.
         in_16_bits: Whether the weight is a `GatheredIn16Bits`.
-        gathered_dtype: Dtype to which masters are rounded before they are quantised. None is the
-            dtype of the weight.
+        gathered_dtype: Dtype to which masters are rounded before they are quantised. None means
+            the dtype of the weight.
     """
     weight = module.weight
     x_NK = weight.detach()
@@ -252,7 +252,7 @@ def _gather_full_matrix(
 
     Args:
         weight: The stored weight.
-        master: This rank's part of the master, or None.
+        master: This rank's part of the master; None if this rank has none.
         start: Index of the part's first element.
         group: The ranks that have the parts.
     """
@@ -284,8 +284,8 @@ def quantize_shards(
 
     Args:
         model_params: The weights.
-        main_params: This rank's part of each master, or None.
-        start_offsets: Index of the first element of each part, or None.
+        main_params: This rank's part of each master; None if this rank has none.
+        start_offsets: Index of the first element of each part; None without a part.
         data_parallel_group: The ranks that have the parts.
     """
     for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):

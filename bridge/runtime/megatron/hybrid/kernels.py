@@ -53,8 +53,8 @@ def apply_causal_conv1d(
     Args:
         x: (B, L, D).
         weight: (D, W) taps; the last tap is for the token itself.
-        bias: (D), or None.
-        activation: silu, swish or None.
+        bias: (D). None means no bias.
+        activation: silu or swish. None means no activation.
 
     Returns:
         (B, L, D) in the dtype of x. The second result is the state for inference, which training

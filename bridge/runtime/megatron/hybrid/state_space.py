@@ -179,7 +179,7 @@ def convolve_and_scan(
         zxbcdt: (B, L, 2 H P + 2 G N + H), the result of the input projection: gate, inputs, B, C
             and steps.
         conv1d_weight: (H P + 2 G N, W), taps of the causal convolution of inputs, B and C.
-        conv1d_bias: (H P + 2 G N), or None.
+        conv1d_bias: (H P + 2 G N). None means no bias.
         dt_bias: (H), added to the steps.
         A: (H) decays.
         D: (H) or (H, P) skip weights.

@@ -55,11 +55,11 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """LayerNorm or RMSNorm."""
     q_lora_rank: int | None = 512
-    """Width of the latent of queries. None projects queries without a latent."""
+    """Width of the latent of queries. None means no latent."""
     rope_type: Literal["rope", "yarn"] = "yarn"
     """Rotary embedding of latent attention."""
     vocab_size: int | None = None
-    """Tokens of the vocabulary before padding. None is the vocabulary of the data."""
+    """Tokens of the vocabulary before padding. None means the vocabulary of the data."""
     seq_length: int = 256
     """Tokens per sample."""
     make_vocab_size_divisible_by: int = 128

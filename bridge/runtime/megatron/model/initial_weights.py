@@ -146,7 +146,7 @@ def _draw_time_step_bias(bias: torch.Tensor) -> None:
 
 
 def _find_mark(weight: torch.Tensor, marks: InitMethods) -> float | None:
-    """Return the mark that all elements of a weight have, or None.
+    """Return the mark that all elements of a weight have; None without it.
 
     The elements may be the mark rounded to a low precision.
     """

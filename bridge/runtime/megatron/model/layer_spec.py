@@ -120,7 +120,7 @@ def _drop_attention_variant(config: Any) -> Any:
 
 
 def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of a chunk's multi-token-prediction layers, None for a chunk without them.
+    """Return the spec of a chunk's multi-token-prediction layers; None for a chunk without them.
 
     The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer
     has the spec of the model's last layer.

@@ -110,7 +110,7 @@ def compute_on_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list
 
     Args:
         compute: The function.
-        group: The ranks; None is all ranks.
+        group: The ranks. None means all ranks.
 
     Returns:
         The results in the order of the ranks.

@@ -39,7 +39,7 @@ def reset_peak_memory() -> None:
 
 
 def read_peak_memory() -> int | None:
-    """Return the peak memory of the run in bytes, None if the system does not count it.
+    """Return the peak memory of the run in bytes; None if the system does not count it.
 
     With CUDA it is the memory of the GPU, otherwise the resident memory of the process.
     """

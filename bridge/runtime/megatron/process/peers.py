@@ -101,7 +101,7 @@ class Peers:
             if self._store_answers:
                 thread.join()
 
-    def finished(self, step: int) -> None:
+    def record_step_end(self, step: int) -> None:
         """Record the end of a step."""
         self.step = step
         self._step_ended_at = time.monotonic()

@@ -49,7 +49,7 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def find_first_not_finite(model: list[Any]) -> str | None:
-    """Return a clause on the first NaN or Inf of a backward pass, on any rank, or None.
+    """Return a clause on the first NaN or Inf of a backward pass, on any rank; None without them.
 
     A collective call. After a backward pass only the gradients of weights are kept. If gradients of
     several modules are not finite, the fault came through the dgrad of the module that ran before

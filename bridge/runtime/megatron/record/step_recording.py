@@ -3,8 +3,8 @@
     recording = StepRecording(model, optimizer)
     with recording.record_gemms():
         ...                                          # forward, backward and optimizer of one step
-    record = recording.gathered(census)              # of all ranks
-    recording.mismatches(plan, record)
+    record = recording.gather_record(census)              # of all ranks
+    recording.find_mismatches(plan, record)
 
 Both the loop of this project and the audits inside other trainers' loops use it.
 """
@@ -37,7 +37,7 @@ class StepRecording:
             yield
         self._copies = copies
 
-    def gathered(self, census: tuple[CensusRow, ...]) -> Record:
+    def gather_record(self, census: tuple[CensusRow, ...]) -> Record:
         """Return the record of all ranks; a collective call.
 
         Args:
@@ -45,14 +45,14 @@ class StepRecording:
         """
         return gather_record(self._watch, census)
 
-    def mismatches(
+    def find_mismatches(
         self, plan: PrecisionPlan, record: Record, *, is_error_bounded: bool = True
     ) -> tuple[Mismatch, ...]:
         """Return the differences of the record of all ranks from the plan; a collective call.
 
         Args:
             plan: The plan of the step.
-            record: The record that `gathered` returned.
+            record: The record that `gather_record` returned.
             is_error_bounded: Whether the error of a healthy layer has a limit in this step.
         """
         of_copies = find_wrong_copies(self._copies)

@@ -170,7 +170,7 @@ class Telemetry:
         self.add(location, matrix, make_operand(matrix, spec, location.role, scale=scale))
 
     def _find_location(self, source: torch.Tensor, quantizer: Any) -> _OperandLocation | None:
-        """Return the location of a tensor, None for a tensor that is no operand of a linear layer.
+        """Return the location of a tensor; None for a tensor that is no operand of a linear layer.
 
         A weight is recognised by its memory, since a cached weight has a copy of its quantizer.
         """

@@ -18,8 +18,8 @@ def list_missing_for_te(scheme: str | None = None, machine: Target | None = None
     Transformer Engine is imported if this machine has a CUDA device for it.
 
     Args:
-        scheme: Megatron's name of a scheme whose requirements count too, or None.
-        machine: A declared machine; None is this machine.
+        scheme: Megatron's name of a scheme whose requirements count too. None means no scheme.
+        machine: A declared machine. None means this machine.
     """
     target = machine
     if target is None:
@@ -74,7 +74,7 @@ def _is_older(version: Version | None, minimum: str | None) -> bool:
 
 
 def find_load_error() -> str | None:
-    """Return the first sentence of the error of importing Transformer Engine, None without an error."""
+    """Return the first sentence of Transformer Engine's import error; None without an error."""
     try:
         importlib.import_module("transformer_engine.pytorch")
     # A package without its CUDA libraries fails with any of these.

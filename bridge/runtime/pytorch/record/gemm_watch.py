@@ -104,7 +104,7 @@ class GemmWatch(Observer):
                 if not is_quantised(parameter):
                     self._parameter_addresses.add(parameter.data_ptr())
         with (
-            self.running.following(self.labels),
+            self.running.follow(self.labels),
             observe_calls(self),
             te_gemms.report_gemms(self._record_te_gemm, self._pause_operators),
             _Dispatch(self),

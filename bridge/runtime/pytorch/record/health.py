@@ -42,7 +42,7 @@ def get_error_limit(operand: OperandFormat) -> float:
 
 
 def find_scale(stored: Any) -> float | None:
-    """Return the scale of a stored weight's codes, None for a weight with a scale per tile."""
+    """Return the scale of a stored weight's codes; None for a weight with a scale per tile."""
     emulated = getattr(stored, "stored", None)
     if emulated is not None:
         scale_inv = emulated.scale_inv
@@ -67,7 +67,7 @@ def compute_relative_error(
         out: (M, N), the result of the low-precision GEMM.
         x_MK: Its left operand before quantisation.
         w_NK: The weight before quantisation.
-        bias: (N,), or None.
+        bias: (N,). None means no bias.
     """
     rows = min(MAX_CHECKED_TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
@@ -93,7 +93,7 @@ def clamp_to_range(values: torch.Tensor, format_: str, scale: float | None) -> t
 
 
 def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return a module's weight as the next quantisation has to read it, (N, K), or None.
+    """Return a module's weight as the next quantisation has to read it, (N, K); None without it.
 
     A weight that is stored quantised is read from the optimizer's master. The result is None if the
     module has no such weight, or if this rank has only a part of the master.
@@ -122,7 +122,7 @@ def measure_emulated_health(
     *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
-    """Return the health of an emulated layer's fprop GEMM, None without a weight on this rank.
+    """Return the health of an emulated layer's fprop GEMM; None without a weight on this rank.
 
     Args:
         module: The layer.
@@ -130,7 +130,7 @@ def measure_emulated_health(
         x_MK: Its input before quantisation.
         operands: The multiplied operands, input and weight.
         out: (M, N), the result before the bias is added.
-        bias: (N,), or None.
+        bias: (N,). None means no bias.
     """
     weight = get_live_weight(module)
     if weight is None:
@@ -138,9 +138,8 @@ def measure_emulated_health(
     x_operand, w_operand = operands
     is_fresh = _is_weight_fresh(weight, w_operand)
     w_scale = w_operand.scale
-    has_stored_codes = w_operand.amax is None
-    if has_stored_codes and w_operand.spec.has_single_scale:
-        w_scale = 1 / w_operand.output_factor
+    if w_operand.has_stored_codes and w_operand.spec.has_single_scale:
+        w_scale = 1 / w_operand.factor
     x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
     weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
     error = compute_relative_error(out, x_MK, weight, bias)
@@ -155,7 +154,7 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     step before, which is not known any more.
     """
     spec = operand.spec
-    if operand.amax is not None:
+    if not operand.has_stored_codes:
         fresh = make_operand(
             weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
         )
@@ -163,9 +162,7 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
         fresh = make_stored_operand(quantise(weight, spec, columnwise=False), "weight")
     else:
         return True
-    return (
-        torch.equal(fresh.values, operand.values) and fresh.output_factor == operand.output_factor
-    )
+    return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
 
 
 def measure_te_health(
@@ -226,7 +223,7 @@ def _is_te_weight_fresh(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) 
 
 
 def _get_te_scale(operand: Any) -> float | None:
-    """Return the scale of an operand's codes, None for an operand with a scale per tile."""
+    """Return the scale of an operand's codes; None for an operand with a scale per tile."""
     scale_inv = getattr(operand, "_scale_inv", None)
     if scale_inv is None:
         return None

@@ -105,7 +105,7 @@ class ModuleTracker:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The innermost module that runs, None outside of all modules."""
+        """The innermost module that runs; None outside of all modules."""
         if self._stack:
             return self._stack[-1]
         node = self._node
@@ -126,7 +126,7 @@ class ModuleTracker:
         return torch._C._current_autograd_node()  # noqa: SLF001  no public name has it
 
     @contextmanager
-    def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    def follow(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         """Follow modules in a ``with`` block; pure containers of other modules are left out."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)

@@ -121,7 +121,7 @@ def get_tile(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool =
 
     Args:
         scheme: A scheme with a scale per tile.
-        quantizer: Transformer Engine's quantizer, None for a storage without it.
+        quantizer: Transformer Engine's quantizer; None for a storage without it.
         columnwise: Whether the column-wise copy is read.
         is_square: Whether the storage has two-dimensional tiles, whatever its quantizer has.
     """

@@ -48,7 +48,7 @@ class GenericGemmArguments(NamedTuple):
     B: Any
     transb: bool
     out: Any
-    """Tensor to write to, or None."""
+    """Tensor to write to. None means a new tensor."""
     quantization_params: Any
     """Quantizer of the result."""
     out_dtype: Any
@@ -131,11 +131,11 @@ class TeGemm:
     right: Any
     """Operand with the result's last axis."""
     out: Any
-    """The result of the product, None if only the result after a GELU is known."""
+    """The result of the product; None if only the result after a GELU is known."""
     bias: Any = None
     """Added to the product before it was rounded."""
     part: int | None = None
-    """Number of the GEMM in its group, None for a single GEMM."""
+    """Number of the GEMM in its group; None for a single GEMM."""
     splits: Sequence[int] = ()
     """Rows of each GEMM of the group."""
     split_accumulator: bool = True
