@@ -54,6 +54,10 @@ STRATEGY_OF_ENGINE = {
     "torchtitan": "torchtitan",
 }
 """Option of the group `model_engine` -> the strategy of its actor."""
+ACTOR_GROUP = f"actor@{ACTOR_BLOCK}"
+"""Group of Hydra whose option is the actor's file."""
+ACTOR_FILE = re.compile(r"(?P<engine>\w+)_actor(?:\.ya?ml)?\Z")
+"""An actor's file of verl, which has the name of its engine."""
 SUPERVISED_PROGRAM = re.compile(r"\bsft_trainer|\bsft\b")
 """In the name of a program of supervised training."""
 GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
@@ -92,6 +96,10 @@ TRAINS_ON_PYTORCH = (
 STRATEGY_NOT_KNOWN = (
     "{path}: starts {name} with the strategy {strategy}, which only the run knows. "
     "State the variable: --context variables='NAME=VALUE'."
+)
+ACTOR_NOT_KNOWN = (
+    "{path}: starts {name} with the actor {actor}, which is not a file of verl. "
+    "Its strategy is not known from here. Give a run of the strategy megatron."
 )
 DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
 NUMBER_OF_GPUS = (
@@ -134,13 +142,17 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
-        UnreadFileError: Its actor trains on PyTorch, or only the run knows on what.
+        UnreadFileError: Its actor trains on PyTorch, or what it trains on is not known from here.
     """
     overrides = parse_hydra_overrides(launch.arguments)
     strategy = _find_strategy(launch, overrides)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATING_PROGRAM.search(launch.program):
         raise UnreadFileError(TRAINS_NOTHING.format(**facts), kind="trains nothing")
+    if strategy is None:
+        actor = _get_stated_values(overrides)[ACTOR_GROUP]
+        sentence = ACTOR_NOT_KNOWN.format(path=script, name=launch.name, actor=actor)
+        raise UnreadFileError(sentence, kind="names an actor that is not verl's")
     if ShellWord(strategy).is_unknown:
         raise UnreadFileError(
             STRATEGY_NOT_KNOWN.format(**facts), kind="only the run knows its engine"
@@ -148,7 +160,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     if strategy != "megatron":
         raise UnreadFileError(TRAINS_ON_PYTORCH.format(**facts), kind="verl without Megatron Core")
     values: ConfigTree = {}
-    settings = [word for word in overrides if word.key not in HYDRA_GROUPS]
+    settings = [word for word in overrides if not _is_group(word.key)]
     apply_hydra_overrides(values, settings, is_complete=False)
     if SUPERVISED_PROGRAM.search(launch.program):
         values = _move_engine_to_actor(values)
@@ -164,14 +176,35 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     return replace(reading, environment=exported, uncertainty=uncertainty)
 
 
-def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str:
-    """Return the strategy of the actor, or of the engine of supervised training."""
-    stated = {word.key: str(word.value) for word in overrides}
+def _is_group(key: str) -> bool:
+    """Return whether a key of an override is a group of Hydra, whose option is a file."""
+    return key in HYDRA_GROUPS or "@" in key
+
+
+def _get_stated_values(overrides: Sequence[HydraOverride]) -> dict[str, str]:
+    """Return the key of each override -> its value as text."""
+    return {word.key: str(word.value) for word in overrides}
+
+
+def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str | None:
+    """Return the strategy of the actor, or of the engine of supervised training.
+
+    It is None if the command line names an actor's file that is not verl's.
+    """
+    stated = _get_stated_values(overrides)
     if SUPERVISED_PROGRAM.search(launch.program):
         return stated.get("engine.strategy", stated.get("engine", "fsdp"))
     named = stated.get(f"{ACTOR_BLOCK}.strategy")
     if named is not None:
         return named
+    actor = stated.get(ACTOR_GROUP)
+    if actor is not None:
+        file = ACTOR_FILE.fullmatch(actor)
+        if ShellWord(actor).is_unknown:
+            return actor
+        if file is None:
+            return None
+        return STRATEGY_OF_ENGINE.get(file["engine"])
     engine = stated.get("model_engine", stated.get(f"{ACTOR_BLOCK}.model_engine"))
     if engine is not None:
         return STRATEGY_OF_ENGINE.get(engine, engine)

@@ -109,6 +109,19 @@ def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
         ("python3 -m verl.trainer.main_ppo model_engine=veomni", "with the strategy veomni, which trains on PyTorch"),
         ("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=fsdp2", "strategy fsdp2, which trains"),
         ("python3 -m verl.trainer.main_ppo model_engine=$ENGINE", r"strategy \$ENGINE, which only the run knows"),
+        (
+            "python3 -m verl.trainer.main_ppo hydra.searchpath=[pkg://other.config] "
+            "actor@actor_rollout_ref.actor=other_actor",
+            "with the actor other_actor, which is not a file of verl. Its strategy is not known from here",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=$ACTOR",
+            r"strategy \$ACTOR, which only the run knows",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=veomni_actor",
+            "with the strategy veomni, which trains on PyTorch",
+        ),
         ("torchrun -m verl.trainer.sft_trainer optim.lr=1e-5", "with the strategy fsdp, which trains on PyTorch"),
         ("python3 -m verl.trainer.main_generation data.x=1", "generates or evaluates samples and trains nothing"),
     ],
@@ -116,6 +129,15 @@ def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
 def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, sentence: str) -> None:
     with pytest.raises(RunConfigError, match=sentence):
         run_of(f"#!/bin/bash\n{words}\n", "run.sh")
+
+
+def test_a_file_of_the_group_actor_states_the_strategy(run_of) -> None:
+    words = (
+        "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=megatron_actor "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    )
+    run = run_of(f"#!/bin/bash\n{words}\n", "run.sh")
+    assert run.model["tensor_model_parallel_size"] == 2
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
