@@ -263,9 +263,7 @@ def test_a_system_that_is_named_reads_a_file_of_a_framework_too() -> None:
 
 
 def test_a_program_of_miles_is_not_called_one_of_megatron_core_alone() -> None:
-    program = Document(
-        path="run.py", text="import miles\nARGS = '--train-backend fsdp'\n", kind="python", of={}
-    )
+    program = Document(path="run.py", text="import miles\nARGS = '--train-backend fsdp'\n", kind="python", of={})
     framework = framework_signs.recognise_file(program)
     assert framework is not None
     assert "or on PyTorch's FSDP with --train-backend fsdp" in framework.runs

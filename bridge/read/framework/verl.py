@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
@@ -24,6 +25,7 @@ from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.hydra_overrides import (
@@ -32,12 +34,16 @@ from bridge.read.text.hydra_overrides import (
     parse_hydra_overrides,
 )
 from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
+from bridge.target.versions import parse_version
 
 TABLE_NAME = "verl"
 
 # Keys of its files.
 ACTOR_BLOCK = "actor_rollout_ref.actor"
 MODEL_BLOCK = "actor_rollout_ref.model"
+NODES_KEY = "trainer.nnodes"
+DEVICE_KEY = "trainer.device"
+DEVICES_KEY = "trainer.n_gpus_per_node"
 DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
 ADAPTER = f"{MODEL_BLOCK}.lora"
 RANK = f"{ADAPTER}.rank"
@@ -84,6 +90,14 @@ OPTIMIZER_DTYPES = {
 }
 """Dtypes of the precision-aware optimizer that verl's own files state."""
 
+NPU = "npu"
+"""Value of `trainer.device` for the NPUs of Ascend."""
+RELEASE_ON_NPU = MegatronRelease(
+    version=parse_version("0.16.1"),
+    reason="the nearest known release to core_r0.16.0, which verl's guide to NPUs of Ascend installs",
+)
+"""Source: docs/ascend_tutorial/get_start/install_guidance.rst."""
+
 # Sentences.
 TRAINS_NOTHING = (
     "{path}: starts {name}, which generates or evaluates samples and trains nothing. "
@@ -102,6 +116,10 @@ ACTOR_NOT_KNOWN = (
     "Its strategy is not known from here. Give a run of the strategy megatron."
 )
 DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
+TRAINS_ON_NPU = (
+    "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend. Its changes are not read, and no "
+    "target has such a device."
+)
 NUMBER_OF_GPUS = (
     "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. "
     "Add --target h100x{all}, for example."
@@ -165,6 +183,8 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     if SUPERVISED_PROGRAM.search(launch.program):
         values = _move_engine_to_actor(values)
     reading = _build_reading(values, script, choice)
+    if SUPERVISED_PROGRAM.search(launch.program):
+        reading = replace(reading, training_gpus=count_torchrun_ranks(launch.runner))
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
@@ -240,6 +260,7 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     _write_mode(tree, values)
     _write_batch_sizes(tree, values)
     _read_adapter(tree, values)
+    _read_device(tree, values)
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
     absent = [*SET_OVER_THE_BRIDGE]
@@ -252,6 +273,9 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     optim = get_dotted_value(values, f"{ACTOR_BLOCK}.optim")
     if isinstance(optim, Mapping):
         own_fields |= {f"optim.{key}": value for key, value in optim.items()}
+    release = reading.release
+    if _is_on_npu(values):
+        release = RELEASE_ON_NPU
     mode_decider = None
     dtype = get_dotted_value(values, DTYPE_KEY)
     if is_late(dtype):
@@ -267,6 +291,8 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
         reading,
         base=MEGATRON_CORE,
         own_fields=own_fields,
+        training_gpus=_count_gpus(values),
+        release=release,
         uncertainty=uncertainty,
         option_faults=option_faults,
     )
@@ -344,12 +370,10 @@ def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
         for key in REFERENCE:
             if get_dotted_value(values, key) is True:
                 sentences.append(REFERENCE_NOT_COUNTED.format(key=key))
-    nodes, each = (
-        get_dotted_value(values, "trainer.nnodes"),
-        get_dotted_value(values, "trainer.n_gpus_per_node"),
-    )
-    if isinstance(nodes, int) and isinstance(each, int):
-        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
+    count = _count_gpus(values)
+    if count is not None and not _is_on_npu(values):
+        nodes, each = get_dotted_value(values, NODES_KEY), get_dotted_value(values, DEVICES_KEY)
+        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=count))
     if (
         get_dotted_value(values, "algorithm.adv_estimator") == "gae"
         and get_dotted_value(values, "critic.enable") is not False
@@ -359,6 +383,26 @@ def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
         if key.endswith(".quantization") and value is not None:
             sentences.append(ROLLOUT_IS_QUANTISED.format(key=key, value=value))
     return sentences
+
+
+def _is_on_npu(values: ConfigTree) -> bool:
+    """Return whether a run states that it trains on NPUs."""
+    return bool(get_dotted_value(values, DEVICE_KEY) == NPU)
+
+
+def _read_device(found: TreeReading, values: ConfigTree) -> None:
+    """Write that the changes of MindSpeed, which runs on NPUs alone, are not known."""
+    if _is_on_npu(values):
+        found.unknown.append(TRAINS_ON_NPU)
+        found.uncounted.append(DEVICE_KEY)
+
+
+def _count_gpus(values: ConfigTree) -> int | None:
+    """Return the number of devices that train; None if the run does not state it."""
+    nodes, each = get_dotted_value(values, NODES_KEY), get_dotted_value(values, DEVICES_KEY)
+    if isinstance(nodes, int) and isinstance(each, int):
+        return nodes * each
+    return None
 
 
 def _find_refused_settings(values: ConfigTree) -> list[Finding]:
