@@ -171,10 +171,12 @@ def _print_memory_table(planned: PlannedRun, unknown: Mapping[str, str]) -> None
 
 
 def _print_counted_ranks(planned: PlannedRun) -> None:
-    """Print the number of GPUs that the count assumes, if the target does not state it."""
+    """Print the number of GPUs that the count rests on, if the target does not state it."""
     counted = planned.parallel.world_size
-    stated = planned.target.count
-    if stated is None:
+    stated = planned.prediction.gpus
+    if planned.target.count is None and stated == counted:
+        print(f"  No target states the number of GPUs; counted as {counted}, as the file states.")
+    elif stated is None:
         print(
             f"  No target states the number of GPUs; counted as {counted}, "
             "the least that this layout needs."

@@ -49,7 +49,8 @@ passes that run together with backward passes, and of the buffers of Megatron-FS
 class PlannedRun:
     """The plan, the workload and the memory of a run.
 
-    The number of GPUs is that of the target, or the next larger number that the parallel sizes fill.
+    The number of GPUs is that of the target, or else that of the file, or the next larger number that
+    the parallel sizes fill.
     """
 
     prediction: Prediction
@@ -162,7 +163,7 @@ class PlannedRun:
         if self.prediction.uncounted:
             return None
         limit = self.memory_bytes
-        is_filled = self.target.count in (None, self.parallel.world_size)
+        is_filled = self.prediction.gpus in (None, self.parallel.world_size)
         if limit is None or not is_filled or self.plan.parallel.layout != self.parallel.layout:
             return None
         rank = self.memory.largest

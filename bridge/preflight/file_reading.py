@@ -126,6 +126,8 @@ class FileReading:
     """The settings that the file does not decide."""
     launches: Launches = field(default_factory=Launches)
     """The runs of the file, and which of them this is."""
+    training_gpus: int | None = None
+    """The number of GPUs that train, as the file states it. None: the file does not state it."""
     checkpoint_model: CheckpointModel = field(default_factory=CheckpointModel)
     """Whether a checkpoint decides the sizes of the model."""
     option_faults: OptionFaults = field(default_factory=OptionFaults)

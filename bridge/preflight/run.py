@@ -285,6 +285,7 @@ class Run:
             uncounted=uncertainty.uncounted_options,
             environment=self.stated_environment,
         )
+        prediction = replace(prediction, file_gpus=self.reading.training_gpus)
         debugger = self.sections.get("tensor_inspect")
         if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
             return prediction

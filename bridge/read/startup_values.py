@@ -57,7 +57,12 @@ def apply_startup_values(
     uncertainty = replace(
         reading.uncertainty, open_points=tuple(unknown), no_plan_reason=no_plan_reason
     )
-    return replace(reading, derived=values, uncertainty=uncertainty)
+    training_gpus = reading.training_gpus
+    if reading.settings_of == MEGATRON_LM:
+        from bridge.read.megatron_lm import start_rows as megatron_lm_start
+
+        training_gpus = megatron_lm_start.find_stated_ranks(reading.own_fields)
+    return replace(reading, derived=values, uncertainty=uncertainty, training_gpus=training_gpus)
 
 
 def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[StartupRow]:

@@ -60,6 +60,8 @@ class Prediction:
     """Options of the run that are not read and may affect its layout, its layers or its memory."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The known environment variables of the run."""
+    file_gpus: int | None = None
+    """The number of GPUs that the file of the run states, which counts if the target states none."""
     features: DebugFeatures | None = None
     """The features of Transformer Engine's debugger. None: the debugger is off."""
 
@@ -80,6 +82,7 @@ class Prediction:
             no_plan_reason=self.no_plan_reason,
             uncounted=self.uncounted,
             environment=self.environment,
+            file_gpus=self.file_gpus,
             features=self.features,
         )
 
@@ -166,12 +169,17 @@ class Prediction:
 
     @tracked_property
     def parallel(self) -> ParallelLayout:
-        """The layout on the GPUs of the target, or on the next number of GPUs that it fills.
+        """The layout on the stated number of GPUs, or on the next number of GPUs that it fills.
 
         Raises:
             RunConfigError: The settings have no layout.
         """
-        return self.layout.fit_to_world_size(self.target.count)
+        return self.layout.fit_to_world_size(self.gpus)
+
+    @property
+    def gpus(self) -> int | None:
+        """The number of GPUs that the target states, or else the file. None: neither states it."""
+        return self.target.count or self.file_gpus
 
     def read(self, section_name: str) -> dict[str, Any]:
         """Return a section's values after the sync, with absent fields at their defaults."""

@@ -205,6 +205,25 @@ def test_memory_says_how_many_gpus_it_counts_where_no_target_does() -> None:
     assert "  No target states the number of GPUs; counted as 2, the least that this layout needs.\n" in out
 
 
+def test_memory_counts_the_gpus_that_a_file_states(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    words = (
+        "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+        "--max-position-embeddings 64 --micro-batch-size 1 --vocab-size 256 --bf16 "
+        "--tensor-model-parallel-size 2 --use-distributed-optimizer"
+    )
+    for gpus, sentence, data in (
+        (8, "No target states the number of GPUs; counted as 8, as the file states.", 4),
+        (5, "Counted as 6 GPUs: 5 do not hold this layout a whole number of times.", 3),
+    ):
+        script.write_text(f"torchrun --nproc-per-node {gpus} {words}\n")
+        _, out, _ = told("memory", str(script))
+        assert f"a rank of {2 * data} ranks: TP 2 x DP {data}" in out
+        assert f"  {sentence}\n" in out
+    _, out, _ = told("memory", str(script), "--target", "h100x2")
+    assert "a rank of 2 ranks: TP 2 x DP 1" in out
+
+
 def test_a_loss_scale_beyond_fp32_is_found() -> None:
     code, out, _ = told("check", "fp16_mixed", "optimizer.initial_loss_scale=1e300")
     assert code == 2

@@ -262,6 +262,13 @@ def test_a_system_that_is_named_reads_a_file_of_a_framework_too() -> None:
     assert run.imported.config.bf16
 
 
+def test_a_program_of_miles_is_not_called_one_of_megatron_core_alone() -> None:
+    program = Document(path="run.py", text="import miles\nARGS = '--train-backend fsdp'\n", kind="python", of={})
+    framework = framework_signs.recognise_file(program)
+    assert framework is not None
+    assert "or on PyTorch's FSDP with --train-backend fsdp" in framework.runs
+
+
 def test_the_reference_lists_the_frameworks_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
     for name, row in load_rows("frameworks")["frameworks"].items():

@@ -157,6 +157,15 @@ def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> No
     assert severities({**stored, "target": H100}, "PB301") == []  # from 0.19 on the layer-wise optimizer gathers them
 
 
+def test_block_scales_in_fp32_are_turned_off_by_0_since_a_framework_may_set_an_unset_variable() -> None:
+    name = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+    precision = "bf16_with_fp8_subchannel_scaling_mixed"
+    case = {"precision": precision, "model": DENSE, "target": H100, "environment": {name: "1"}}
+    (finding,) = [one for one in check(run_of(case)).findings if one.id == "PB527"]
+    assert finding.remedies == ("set it to 0", "set it on every rank and keep it with the run")
+    assert severities({**case, "environment": {name: "0"}}, "PB527") == []
+
+
 def test_low_gradients_are_a_default_only_where_nobody_stated_them() -> None:
     run = {"model": BF16_MODEL, "optimizer": {"bf16": True}, "target": H100}
     found = {

@@ -63,6 +63,12 @@ class Checkpoint:
         """Return the model's fields that a section does not state."""
         return {name: value for name, value in self.model.fields.items() if name not in section}
 
+    def get_origin(self, name: str) -> str:
+        """Return what sets a field of the model: `config.json`, or the bridge that reads it."""
+        if name in self.model.set_by_bridge:
+            return self.bridge
+        return self.source
+
     def opened(self, section: Mapping[str, object], known: Collection[str] = ()) -> dict[str, str]:
         """Return each setting that the checkpoint decides and whose value is not known -> the checkpoint.
 

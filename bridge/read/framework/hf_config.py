@@ -58,6 +58,7 @@ OTHER_PARTS_NOT_COUNTED = (
     "{inner}: the other parts of the model, such as a vision tower, are neither planned "
     "nor counted."
 )
+VOCAB_DIVISOR_FIELD = "make_vocab_size_divisible_by"
 FURTHER_PARTS = "model_type {family}: {parts} are neither planned nor counted."
 
 
@@ -67,6 +68,8 @@ class BridgedModel:
 
     fields: Mapping[str, object] = field(default_factory=dict)
     """Field of Megatron's model config -> its value."""
+    set_by_bridge: frozenset[str] = frozenset()
+    """The fields whose values the bridge sets itself, whatever `config.json` has."""
     dtype: str | None = None
     """The dtype of the checkpoint's weights ("bfloat16"); None where it has no key for it."""
     unread: str | None = None
@@ -140,15 +143,17 @@ def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedMod
         return BridgedModel(dtype=dtype, unread=unread)
     if family.inner and family.ties != INNER:
         inner = {**inner, TIED: config.get(TIED, inner.get(TIED, False))}
-    fields = {
-        **_load_table()["bridges"][bridge],
-        **_build_fields(inner, family),
-        **family.megatron_bridge_fields.get(bridge, {}),
-    }
+    of_all_models: Mapping[str, object] = _load_table()["bridges"][bridge]
+    of_config = _build_fields(inner, family)
+    of_family = family.megatron_bridge_fields.get(bridge, {})
+    fields = {**of_all_models, **of_config, **of_family}
+    set_by_bridge = {*of_family, *family.sets, VOCAB_DIVISOR_FIELD}
+    set_by_bridge |= {name for name in of_all_models if name not in of_config}
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
+        set_by_bridge=frozenset(set_by_bridge),
         dtype=dtype,
         vocab_divisor=family.vocab_divisor or _compute_vocab_divisor(fields.get("vocab_size")),
         other_parts=_other_parts(name, family),
@@ -257,7 +262,7 @@ def _build_fields(config: Mapping[str, object], family: _Family) -> dict[str, ob
         model_fields["mtp_hybrid_override_pattern"] = config[MTP_PATTERN_KEY]
         model_fields["mtp_use_repeated_layer"] = config.get(MTP_REPEATED_LAYER_KEY, True)
     # No bridge pads the vocabulary.
-    model_fields["make_vocab_size_divisible_by"] = 1
+    model_fields[VOCAB_DIVISOR_FIELD] = 1
     return model_fields
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
@@ -68,6 +69,17 @@ DEFAULT_CONFIG_OF_PROGRAM = {
 SWITCHES_OF_PRECISION = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
 """Value of `policy.precision` -> the switches of the model that are on."""
 
+COLOCATED_SWITCH = "policy.generation.colocated.enabled"
+"""Whether generation has the GPUs of training; otherwise it has GPUs of its own."""
+GENERATION_RESOURCES = "policy.generation.colocated.resources"
+"""The GPUs of generation, where they are not those of training."""
+GPUS_OF_OTHERS = {
+    "on_policy_distillation.non_colocated_teachers.enabled": True,
+    "data.default.env_name": "reward_model",
+    "data.train.env_name": "reward_model",
+}
+"""Key of a file -> the value with which another model than the policy takes GPUs of the cluster."""
+
 # Sentences.
 TWO_BACK_ENDS = (
     "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
@@ -81,9 +93,30 @@ FP8_SETTING_RULE = (
 STATED_TWICE_RULE = "stands in megatron_cfg too, and NeMo-RL refuses to start"
 NUMBER_OF_GPUS = (
     "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. "
-    "Add --target h100x{all}, for example."
+    "Add --target h100x{training}, for example."
+)
+GPUS_WITHOUT_NODES_OF_GENERATION = (
+    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and generation has {generating} "
+    "of these nodes. Add --target h100x{training}, for example."
+)
+GPUS_WITHOUT_GPUS_OF_GENERATION = (
+    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and generation has {generating} "
+    "of these GPUs. Add --target h100x{training}, for example."
+)
+GPUS_SHARED_WITH_OTHERS = (
+    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and {others} has some of them. "
+    "Add a target with the GPUs of training, --target h100x8 for example."
 )
 GENERATION_PRECISION = "{key}={value}: {engine} generates samples in it, and trains nothing."
+
+
+class TrainingGpus(NamedTuple):
+    """The GPUs of a cluster that train the policy."""
+
+    sentence: str
+    """How many there are, for a reader."""
+    number: int | None = None
+    """Their number; None where the file does not decide it."""
 
 
 def read_config(
@@ -131,6 +164,10 @@ def read_config(
     if config.missing:
         missing = ", ".join(config.missing)
         decider = f"{missing}, which `defaults` names and which is not found"
+    gpus = _count_training_gpus(values)
+    training_gpus = None
+    if gpus is not None:
+        training_gpus = gpus.number
     first, *others = reading.notes
     bases = [f"defaults: {name} is read below the file." for name in config.read]
     open_settings = _describe_open_settings(tree, values)
@@ -147,6 +184,7 @@ def read_config(
         base=MEGATRON_BRIDGE,
         origins=origins,
         environment=_collect_environment(values),
+        training_gpus=training_gpus,
         notes=(first, *bases, *others),
         uncertainty=uncertainty,
         option_faults=option_faults,
@@ -255,12 +293,9 @@ def _collect_environment(values: ConfigTree) -> dict[str, str]:
 def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
     """Return what the file leaves open, as sentences."""
     sentences = []
-    nodes, each = (
-        get_dotted_value(values, "cluster.num_nodes"),
-        get_dotted_value(values, "cluster.gpus_per_node"),
-    )
-    if isinstance(nodes, int) and isinstance(each, int):
-        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
+    gpus = _count_training_gpus(values)
+    if gpus is not None:
+        sentences.append(gpus.sentence)
     engine = tree.generation.get("policy.generation.backend")
     for key, value in tree.generation.items():
         if (
@@ -270,6 +305,43 @@ def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
         ):
             sentences.append(GENERATION_PRECISION.format(key=key, value=value, engine=engine))
     return sentences
+
+
+def _count_training_gpus(values: ConfigTree) -> TrainingGpus | None:
+    """Return the GPUs of `cluster` that train; None where the file states no cluster.
+
+    Source: nemo_rl/algorithms/grpo.py setup, distillation.py setup, ppo.py setup.
+    """
+    nodes, each = (
+        get_dotted_value(values, "cluster.num_nodes"),
+        get_dotted_value(values, "cluster.gpus_per_node"),
+    )
+    if not isinstance(nodes, int) or not isinstance(each, int):
+        return None
+    facts: dict[str, object] = {"nodes": nodes, "each": each}
+    for key, value in GPUS_OF_OTHERS.items():
+        if get_dotted_value(values, key) == value:
+            return TrainingGpus(
+                sentence=GPUS_SHARED_WITH_OTHERS.format(**facts, others=f"{key}={value}")
+            )
+    if get_dotted_value(values, COLOCATED_SWITCH) is not False:
+        count = nodes * each
+        return TrainingGpus(number=count, sentence=NUMBER_OF_GPUS.format(**facts, training=count))
+    sentence, counted = GPUS_WITHOUT_NODES_OF_GENERATION, "num_nodes"
+    if nodes == 1:
+        sentence, counted = GPUS_WITHOUT_GPUS_OF_GENERATION, "gpus_per_node"
+    generating = get_dotted_value(values, f"{GENERATION_RESOURCES}.{counted}")
+    count = 0
+    if isinstance(generating, int) and nodes == 1:
+        count = each - generating
+    elif isinstance(generating, int):
+        count = (nodes - generating) * each
+    if count < 1:
+        others = f"{COLOCATED_SWITCH}=False"
+        return TrainingGpus(sentence=GPUS_SHARED_WITH_OTHERS.format(**facts, others=others))
+    return TrainingGpus(
+        number=count, sentence=sentence.format(**facts, generating=generating, training=count)
+    )
 
 
 def _find_refused_settings(values: ConfigTree) -> list[Finding]:

@@ -39,7 +39,7 @@ def build_reading_from_tree(
         framework=table.title,
         sections=tree.sections,
         names=tree.names,
-        origins={f"model.{name}": checkpoint.source for name in added},
+        origins={f"model.{name}": checkpoint.get_origin(name) for name in added},
         generation=tree.generation,
         notes=(
             f"Read as a run of {table.title}, by its code ({table.code}).",

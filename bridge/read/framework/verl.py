@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
@@ -24,6 +25,7 @@ from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.hydra_overrides import (
@@ -32,12 +34,16 @@ from bridge.read.text.hydra_overrides import (
     parse_hydra_overrides,
 )
 from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
+from bridge.target.versions import parse_version
 
 TABLE_NAME = "verl"
 
 # Keys of its files.
 ACTOR_BLOCK = "actor_rollout_ref.actor"
 MODEL_BLOCK = "actor_rollout_ref.model"
+NODES_KEY = "trainer.nnodes"
+DEVICE_KEY = "trainer.device"
+DEVICES_KEY = "trainer.n_gpus_per_node"
 DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
 ADAPTER = f"{MODEL_BLOCK}.lora"
 RANK = f"{ADAPTER}.rank"
@@ -54,6 +60,10 @@ STRATEGY_OF_ENGINE = {
     "torchtitan": "torchtitan",
 }
 """Option of the group `model_engine` -> the strategy of its actor."""
+ACTOR_GROUP = f"actor@{ACTOR_BLOCK}"
+"""Group of Hydra whose option is the actor's file."""
+ACTOR_FILE = re.compile(r"(?P<engine>\w+)_actor(?:\.ya?ml)?\Z")
+"""An actor's file of verl, which has the name of its engine."""
 SUPERVISED_PROGRAM = re.compile(r"\bsft_trainer|\bsft\b")
 """In the name of a program of supervised training."""
 GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
@@ -80,6 +90,14 @@ OPTIMIZER_DTYPES = {
 }
 """Dtypes of the precision-aware optimizer that verl's own files state."""
 
+NPU = "npu"
+"""Value of `trainer.device` for the NPUs of Ascend."""
+RELEASE_ON_NPU = MegatronRelease(
+    version=parse_version("0.16.1"),
+    reason="the nearest known release to core_r0.16.0, which verl's guide to NPUs of Ascend installs",
+)
+"""Source: docs/ascend_tutorial/get_start/install_guidance.rst."""
+
 # Sentences.
 TRAINS_NOTHING = (
     "{path}: starts {name}, which generates or evaluates samples and trains nothing. "
@@ -93,7 +111,15 @@ STRATEGY_NOT_KNOWN = (
     "{path}: starts {name} with the strategy {strategy}, which only the run knows. "
     "State the variable: --context variables='NAME=VALUE'."
 )
+ACTOR_NOT_KNOWN = (
+    "{path}: starts {name} with the actor {actor}, which is not a file of verl. "
+    "Its strategy is not known from here. Give a run of the strategy megatron."
+)
 DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
+TRAINS_ON_NPU = (
+    "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend. Its changes are not read, and no "
+    "target has such a device."
+)
 NUMBER_OF_GPUS = (
     "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. "
     "Add --target h100x{all}, for example."
@@ -134,13 +160,17 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
-        UnreadFileError: Its actor trains on PyTorch, or only the run knows on what.
+        UnreadFileError: Its actor trains on PyTorch, or what it trains on is not known from here.
     """
     overrides = parse_hydra_overrides(launch.arguments)
     strategy = _find_strategy(launch, overrides)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATING_PROGRAM.search(launch.program):
         raise UnreadFileError(TRAINS_NOTHING.format(**facts), kind="trains nothing")
+    if strategy is None:
+        actor = _get_stated_values(overrides)[ACTOR_GROUP]
+        sentence = ACTOR_NOT_KNOWN.format(path=script, name=launch.name, actor=actor)
+        raise UnreadFileError(sentence, kind="names an actor that is not verl's")
     if ShellWord(strategy).is_unknown:
         raise UnreadFileError(
             STRATEGY_NOT_KNOWN.format(**facts), kind="only the run knows its engine"
@@ -148,11 +178,13 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     if strategy != "megatron":
         raise UnreadFileError(TRAINS_ON_PYTORCH.format(**facts), kind="verl without Megatron Core")
     values: ConfigTree = {}
-    settings = [word for word in overrides if word.key not in HYDRA_GROUPS]
+    settings = [word for word in overrides if not _is_group(word.key)]
     apply_hydra_overrides(values, settings, is_complete=False)
     if SUPERVISED_PROGRAM.search(launch.program):
         values = _move_engine_to_actor(values)
     reading = _build_reading(values, script, choice)
+    if SUPERVISED_PROGRAM.search(launch.program):
+        reading = replace(reading, training_gpus=count_torchrun_ranks(launch.runner))
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
@@ -164,14 +196,35 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     return replace(reading, environment=exported, uncertainty=uncertainty)
 
 
-def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str:
-    """Return the strategy of the actor, or of the engine of supervised training."""
-    stated = {word.key: str(word.value) for word in overrides}
+def _is_group(key: str) -> bool:
+    """Return whether a key of an override is a group of Hydra, whose option is a file."""
+    return key in HYDRA_GROUPS or "@" in key
+
+
+def _get_stated_values(overrides: Sequence[HydraOverride]) -> dict[str, str]:
+    """Return the key of each override -> its value as text."""
+    return {word.key: str(word.value) for word in overrides}
+
+
+def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str | None:
+    """Return the strategy of the actor, or of the engine of supervised training.
+
+    It is None if the command line names an actor's file that is not verl's.
+    """
+    stated = _get_stated_values(overrides)
     if SUPERVISED_PROGRAM.search(launch.program):
         return stated.get("engine.strategy", stated.get("engine", "fsdp"))
     named = stated.get(f"{ACTOR_BLOCK}.strategy")
     if named is not None:
         return named
+    actor = stated.get(ACTOR_GROUP)
+    if actor is not None:
+        file = ACTOR_FILE.fullmatch(actor)
+        if ShellWord(actor).is_unknown:
+            return actor
+        if file is None:
+            return None
+        return STRATEGY_OF_ENGINE.get(file["engine"])
     engine = stated.get("model_engine", stated.get(f"{ACTOR_BLOCK}.model_engine"))
     if engine is not None:
         return STRATEGY_OF_ENGINE.get(engine, engine)
@@ -207,6 +260,7 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     _write_mode(tree, values)
     _write_batch_sizes(tree, values)
     _read_adapter(tree, values)
+    _read_device(tree, values)
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
     absent = [*SET_OVER_THE_BRIDGE]
@@ -219,6 +273,9 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     optim = get_dotted_value(values, f"{ACTOR_BLOCK}.optim")
     if isinstance(optim, Mapping):
         own_fields |= {f"optim.{key}": value for key, value in optim.items()}
+    release = reading.release
+    if _is_on_npu(values):
+        release = RELEASE_ON_NPU
     mode_decider = None
     dtype = get_dotted_value(values, DTYPE_KEY)
     if is_late(dtype):
@@ -234,6 +291,8 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
         reading,
         base=MEGATRON_CORE,
         own_fields=own_fields,
+        training_gpus=_count_gpus(values),
+        release=release,
         uncertainty=uncertainty,
         option_faults=option_faults,
     )
@@ -311,12 +370,10 @@ def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
         for key in REFERENCE:
             if get_dotted_value(values, key) is True:
                 sentences.append(REFERENCE_NOT_COUNTED.format(key=key))
-    nodes, each = (
-        get_dotted_value(values, "trainer.nnodes"),
-        get_dotted_value(values, "trainer.n_gpus_per_node"),
-    )
-    if isinstance(nodes, int) and isinstance(each, int):
-        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
+    count = _count_gpus(values)
+    if count is not None and not _is_on_npu(values):
+        nodes, each = get_dotted_value(values, NODES_KEY), get_dotted_value(values, DEVICES_KEY)
+        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=count))
     if (
         get_dotted_value(values, "algorithm.adv_estimator") == "gae"
         and get_dotted_value(values, "critic.enable") is not False
@@ -326,6 +383,26 @@ def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
         if key.endswith(".quantization") and value is not None:
             sentences.append(ROLLOUT_IS_QUANTISED.format(key=key, value=value))
     return sentences
+
+
+def _is_on_npu(values: ConfigTree) -> bool:
+    """Return whether a run states that it trains on NPUs."""
+    return bool(get_dotted_value(values, DEVICE_KEY) == NPU)
+
+
+def _read_device(found: TreeReading, values: ConfigTree) -> None:
+    """Write that the changes of MindSpeed, which runs on NPUs alone, are not known."""
+    if _is_on_npu(values):
+        found.unknown.append(TRAINS_ON_NPU)
+        found.uncounted.append(DEVICE_KEY)
+
+
+def _count_gpus(values: ConfigTree) -> int | None:
+    """Return the number of devices that train; None if the run does not state it."""
+    nodes, each = get_dotted_value(values, NODES_KEY), get_dotted_value(values, DEVICES_KEY)
+    if isinstance(nodes, int) and isinstance(each, int):
+        return nodes * each
+    return None
 
 
 def _find_refused_settings(values: ConfigTree) -> list[Finding]:

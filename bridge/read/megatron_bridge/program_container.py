@@ -348,7 +348,7 @@ def _add_checkpoint_fields(
     for name, value in fields.items():
         path = f"model.{name}"
         sections.defaults[path] = value
-        sections.origins[path] = checkpoint.source
+        sections.origins[path] = checkpoint.get_origin(name)
     return fields
 
 

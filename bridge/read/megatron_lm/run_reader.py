@@ -45,7 +45,7 @@ from bridge.read.megatron_lm.sections import (
     collect_fields_of_no_config,
     collect_late_fields,
 )
-from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
+from bridge.read.megatron_lm.start_rows import WORLD_SIZE_KEY
 from bridge.read.megatron_lm.written_arguments import WrittenArguments, find_argument_groups
 from bridge.read.text.document import Document
 from bridge.target.fields import list_known_releases
@@ -59,7 +59,6 @@ MISSPELT_OPTION_RULE = (
     "no known release of Megatron-LM has this argument, and its parser refuses to start; "
     "it is not read"
 )
-WORLD_SIZE_KEY = f"{ARGUMENT_SECTION}.world_size"
 FORK_PARSER = "the parser of Megatron-DeepSpeed"
 """The parser of a program under DeepSpeed."""
 READ_BY_FRAMEWORK = "Read as a run of {title}, by its code ({code})."

@@ -28,6 +28,7 @@ from bridge.target.fields import parse_integer
 
 ARGUMENT_SECTION = "argument"
 """Section of the arguments that are no field of a config."""
+WORLD_SIZE_KEY = f"{ARGUMENT_SECTION}.world_size"
 ARGUMENTS_SOURCE = "training/arguments.py"
 VALIDATE_SOURCE = f"{ARGUMENTS_SOURCE}: validate_args"
 GPUS_WITHOUT_TARGET = (
@@ -318,6 +319,18 @@ def select_rows(sections: Mapping[str, object]) -> list[StartupRow]:
     return [row for row in START_ROWS if row.path.partition(".")[0] in sections]
 
 
+def find_stated_ranks(own_fields: Mapping[str, object]) -> int | None:
+    """Return the number of ranks that arguments state; None if they do not state it.
+
+    Args:
+        own_fields: Dotted key of an argument that is no field of a config -> its value.
+    """
+    ranks = parse_integer(own_fields.get(WORLD_SIZE_KEY))
+    if ranks is None or ranks < 1:
+        return None
+    return ranks
+
+
 def describe_open_settings(own_fields: Mapping[str, object], gpus: int | None) -> Iterator[str]:
     """Yield sentences about settings that the arguments do not decide. Each begins with the setting.
 
@@ -326,7 +339,7 @@ def describe_open_settings(own_fields: Mapping[str, object], gpus: int | None) -
         gpus: GPUs of the run's target; None if no target is stated.
     """
     yield "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE."
-    ranks = own_fields.get(f"{ARGUMENT_SECTION}.world_size")
+    ranks = own_fields.get(WORLD_SIZE_KEY)
     if gpus is None and ranks is not None:
         yield GPUS_WITHOUT_TARGET.format(ranks=ranks)
     elif gpus is None:

@@ -143,6 +143,17 @@ def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "bridge"),
+    [("", "Megatron Bridge"), (" actor_rollout_ref.actor.megatron.vanilla_mbridge=True", "mbridge")],
+)
+def test_a_value_that_no_config_json_has_comes_from_the_bridge(tmp_path, words: str, bridge: str) -> None:
+    run = read(tmp_path / "run.sh", f"{VERL.rstrip()}{words}\n", write(tmp_path / "here"))
+    assert run.origin_of("model.attention_softmax_in_fp32") == bridge
+    assert run.origin_of("model.normalization") == bridge
+    assert run.origin_of("model.hidden_size") == "config.json of ${HOME}/org/a-model"
+
+
 @pytest.mark.parametrize("bridge", ["", " actor_rollout_ref.actor.megatron.vanilla_mbridge=True"])
 def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str) -> None:
     folder = write(tmp_path / "here", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=64)

@@ -81,6 +81,52 @@ def test_a_file_is_read_with_those_that_it_inherits_from(child: Path) -> None:
     assert "defaults: base.yaml is read below the file." in run.reading.notes
 
 
+@pytest.mark.parametrize(
+    ("words", "count", "sentence"),
+    [
+        ([], 16, "cluster states 2 nodes with 8 GPUs. Add --target h100x16"),
+        (
+            ["generation.colocated={enabled: false, resources: {num_nodes: 1, gpus_per_node: 8}}"],
+            8,
+            "cluster states 2 nodes with 8 GPUs, and generation has 1 of these nodes. Add --target h100x8",
+        ),
+        (
+            ["generation.colocated={enabled: false, resources: {num_nodes: null, gpus_per_node: 2}}", "NODES=1"],
+            6,
+            "cluster states 1 nodes with 8 GPUs, and generation has 2 of these GPUs. Add --target h100x6",
+        ),
+        (
+            ["generation.colocated={enabled: false, resources: {num_nodes: null}}"],
+            None,
+            "and policy.generation.colocated.enabled=False has some of them. Add a target with the GPUs of training",
+        ),
+    ],
+)
+def test_the_gpus_of_training_are_those_that_generation_does_not_have(
+    tmp_path: Path, words: list[str], count: int | None, sentence: str
+) -> None:
+    text = BASE.replace("megatron_cfg:\n    enabled: false", "megatron_cfg:\n    enabled: true")
+    text = text.replace("dtensor_cfg: {enabled: true}", "dtensor_cfg: {enabled: false}")
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "NODES":
+            text = text.replace("num_nodes: 2", f"num_nodes: {value}")
+        else:
+            text = text.replace("generation: {", f"generation: {{colocated: {value}, ")
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    run = load_run(config_file=path, strict=False)
+    assert run.prediction.gpus == count
+    assert sentence in " ".join(run.reading.lines)
+
+
+def test_another_model_with_gpus_of_the_cluster_leaves_their_number_open(child: Path) -> None:
+    child.write_text(CHILD + "on_policy_distillation: {non_colocated_teachers: {enabled: true}}\n")
+    run = load_run(config_file=child, strict=False)
+    assert run.prediction.gpus is None
+    assert "on_policy_distillation.non_colocated_teachers.enabled=True has some of them" in " ".join(run.reading.lines)
+
+
 def test_values_set_at_start_have_nemo_rl_as_their_origin(child: Path) -> None:
     run = load_run(config_file=child, strict=False)
     set_ = {one.path: one for one in run.reading.derived}

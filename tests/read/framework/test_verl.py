@@ -109,6 +109,19 @@ def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
         ("python3 -m verl.trainer.main_ppo model_engine=veomni", "with the strategy veomni, which trains on PyTorch"),
         ("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=fsdp2", "strategy fsdp2, which trains"),
         ("python3 -m verl.trainer.main_ppo model_engine=$ENGINE", r"strategy \$ENGINE, which only the run knows"),
+        (
+            "python3 -m verl.trainer.main_ppo hydra.searchpath=[pkg://other.config] "
+            "actor@actor_rollout_ref.actor=other_actor",
+            "with the actor other_actor, which is not a file of verl. Its strategy is not known from here",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=$ACTOR",
+            r"strategy \$ACTOR, which only the run knows",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=veomni_actor",
+            "with the strategy veomni, which trains on PyTorch",
+        ),
         ("torchrun -m verl.trainer.sft_trainer optim.lr=1e-5", "with the strategy fsdp, which trains on PyTorch"),
         ("python3 -m verl.trainer.main_generation data.x=1", "generates or evaluates samples and trains nothing"),
     ],
@@ -116,6 +129,30 @@ def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
 def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, sentence: str) -> None:
     with pytest.raises(RunConfigError, match=sentence):
         run_of(f"#!/bin/bash\n{words}\n", "run.sh")
+
+
+def test_a_file_of_the_group_actor_states_the_strategy(run_of) -> None:
+    words = (
+        "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=megatron_actor "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    )
+    run = run_of(f"#!/bin/bash\n{words}\n", "run.sh")
+    assert run.model["tensor_model_parallel_size"] == 2
+
+
+def test_the_number_of_gpus_of_the_trainer_is_that_of_the_run(run_of) -> None:
+    run = run_of(script("trainer.nnodes=2 trainer.n_gpus_per_node=16"), "run.sh")
+    assert (run.prediction.gpus, run.prediction.parallel.world_size, run.prediction.parallel.data) == (32, 32, 4)
+    assert "Add --target h100x32, for example." in " ".join(run.reading.lines)
+
+
+def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide(run_of) -> None:
+    run = run_of(script("trainer.device='npu' trainer.nnodes=2 trainer.n_gpus_per_node=16"), "run.sh")
+    lines = " ".join(run.reading.lines)
+    assert "h100" not in lines
+    assert "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend." in lines
+    assert str(run.reading.release.version) == "0.16.1"
+    assert "trainer.device" in run.prediction.uncounted
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
@@ -129,11 +166,13 @@ def test_a_variable_states_the_engine(tmp_path: Path) -> None:
 
 def test_supervised_training_has_its_engine_in_the_place_of_the_actors(run_of) -> None:
     words = (
-        "torchrun -m verl.trainer.sft_trainer optim.lr=1e-5 optim=megatron engine=megatron "
+        "torchrun --nnodes=2 --nproc_per_node=4 -m verl.trainer.sft_trainer "
+        "optim.lr=1e-5 optim=megatron engine=megatron "
         "engine.tensor_model_parallel_size=2 +engine.override_transformer_config.fp8=hybrid model.path=org/a-model\n"
     )
     run = run_of(words, "run.sh")
     assert (run.model["tensor_model_parallel_size"], run.model["fp8"]) == (2, "hybrid")
+    assert run.prediction.gpus == 8
     assert run.section("optimizer")["lr"] == 1e-5
 
 

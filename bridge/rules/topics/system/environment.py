@@ -41,7 +41,11 @@ def has_other_accelerate_precision(context: RuleContext) -> bool:
 
 
 def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
-    """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
+    """Yield the variables that change a keyword of the recipe and that no other rule refuses.
+
+    slime sets `FP32_SCALES` to 1 for its training processes where nothing sets it, and miles does so
+    before Blackwell: an unset variable is on there, and 0 turns it off everywhere.
+    """
     if not context.is_low_precision:
         return
     variables = list_scheme_variables(context.scheme, context.environment, attention=False)
@@ -53,7 +57,10 @@ def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
         refused.add(FP32_SCALES)
     for row, text in variables:
         if row.keyword and row.is_active(text) is not False and row.name not in refused:
-            yield Violation(f"environment.{row.name}")
+            off = "unset it"
+            if row.name == FP32_SCALES:
+                off = "set it to 0"
+            yield Violation(f"environment.{row.name}", off=off)
 
 
 def find_attention_variable_conflicts(context: RuleContext) -> Iterator[Violation]:
@@ -160,7 +167,7 @@ RULES = (
         when=find_recipe_changing_variables,
         message="gives {run.scheme} scaling other numbers than the config shows, on "
         "every rank that has it set",
-        remedies=("unset it", "set it on every rank and keep it with the run"),
+        remedies=("{off}", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),
     error(
