@@ -117,6 +117,24 @@ def read_function(
     """
     evaluator = Evaluator(library)
     container = evaluator.evaluate_function(function, arguments)
+    return read_result(evaluator, container, function, path, choice)
+
+
+def read_result(
+    evaluator: Evaluator, container: Value, function: Function, path: Path, choice: RunChoice
+) -> FileReading:
+    """Return the run of the container that a followed function returned.
+
+    Args:
+        evaluator: The evaluator that followed the function.
+        container: The value that the function returned.
+        function: The function.
+        path: The file that is read.
+        choice: The choices of the command line, among them the folder of the checkpoint.
+
+    Raises:
+        UnreadFileError: The container is known only when the program runs.
+    """
     if evaluator.starts.containers:
         container = evaluator.starts.containers[0]
     if evaluator.is_exhausted:
@@ -130,7 +148,7 @@ def read_function(
         raise UnreadFileError(message, kind="only the run knows its container")
     reading = build_reading_from_container(container, evaluator, path, function.node.name, choice)
     sentence = READ_WITH_SOURCE
-    if library.root is None:
+    if evaluator.library.root is None:
         sentence = READ_WITHOUT_SOURCE
     return reading.with_first_note(sentence.format(label=label))
 
