@@ -393,4 +393,5 @@ def _add_experiment(
         notes=(read_as, *presets.read_too, *reading.notes),
         uncertainty=uncertainty,
         launches=Launches(variables=tuple(presets.variables)),
+        added_schemes=tuple(table.schemes),
     )

@@ -71,6 +71,17 @@ def _tiny_common(
 """
 PRIMUS_RECIPE = """
 from megatron.bridge.recipes.tiny import _tiny_common
+from megatron.bridge.training.mixed_precision import bf16_mixed, register
+
+@register
+def house_mixed():
+    cfg = bf16_mixed()
+    cfg.fp4 = "e2m1"
+    cfg.fp4_recipe = "mxfp4"
+    return cfg
+
+def registered_pretrain_config(**user_kwargs):
+    return _tiny_common(precision_config="house_mixed", **user_kwargs)
 
 def house_pretrain_config(**user_kwargs):
     return _tiny_common(precision_config="bf16_with_mxfp8_mixed", **user_kwargs)
@@ -180,6 +191,13 @@ def test_a_section_among_the_keys_is_written_over_that_of_the_recipe(tmp_path: P
 def test_a_recipe_of_primus_counts_before_one_of_megatron_bridge(tmp_path: Path) -> None:
     run = load(experiment(tmp_path, recipe="house", flavor="house_pretrain_config"))
     assert run.reading.sections["mixed_precision"] == "bf16_with_mxfp8_mixed"
+
+
+def test_a_precision_that_the_recipes_module_registers_is_followed(tmp_path: Path) -> None:
+    run = load(experiment(tmp_path, recipe="house", flavor="registered_pretrain_config"))
+    precision = run.reading.sections["mixed_precision"]
+    assert (precision["bf16"], precision["fp4"], precision["fp4_recipe"]) == (True, "e2m1", "mxfp4")
+    assert not [one for one in check(run).findings if one.id == "PB202"]
 
 
 def test_without_the_source_every_setting_is_the_recipes(tmp_path: Path) -> None:
