@@ -289,7 +289,7 @@ FOREIGN_SCHEMES = (
 )
 """Schemes that a fork of Megatron Core adds.
 
-They are planned where a framework is known to have them. Nothing here emulates or checks them.
+They are planned, and never emulated. PB202 refuses them in runs of every other framework.
 """
 
 FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp8"}

@@ -209,8 +209,8 @@ def _build_reading_without_recipe(arguments: Mapping[str, Any], library: Library
     if module is not None and name is not None:
         sentences = [RECIPE_NOT_FOUND.format(name=f"{module}.{name}")]
         decider = RECIPE_DECIDER.format(name=f"{module}.{name}")
-    if library.root is None:
-        sentences.append(SUBMODULE_ABSENT)
+        if library.root is None:
+            sentences.append(SUBMODULE_ABSENT)
     if arguments.get(PRECISION_ARGUMENT) is not None:
         sentences.append(PRECISION_PASSED.format(value=arguments[PRECISION_ARGUMENT]))
     uncertainty = Uncertainty(
