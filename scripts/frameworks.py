@@ -64,8 +64,8 @@ do not state its sizes. Where its `config.json` is at hand, by the name in the f
 or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
-The recipes of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, whose functions they are. Without
-it `check` names the recipe that decides, and `plan` answers none of them.
+The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it
+`check` names the recipe that decides, and `plan` answers none of them.
 
 Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork whose
 layers are its own and not Megatron Core's, so that each answer names what its parser and DeepSpeed's JSON may decide

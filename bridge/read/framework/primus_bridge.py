@@ -88,7 +88,7 @@ STOPS_AT_START = (
     "with a TypeError"
 )
 STOPS_REMEDY = "Remove it from the model file"
-NOT_TAKEN = "{function} takes no such argument, and Primus calls it without"
+NOT_TAKEN = "{function} does not take this argument, and Primus calls it without it"
 DECIDED_BY_RECIPE = "{function} sets another value itself"
 NOT_OF_MODULE = (
     "the key stands outside of `modules`, and Primus passes on the keys of the trainer alone"

@@ -155,7 +155,7 @@ def test_a_key_that_the_recipe_does_not_take_is_reported(tmp_path: Path) -> None
     assert run.model.get("recompute_granularity") is None
     (dropped,) = run.reading.option_faults.dropped_fields
     assert (dropped.path, dropped.value) == ("model.recompute_granularity", "full")
-    assert "tiny_pretrain_config takes no such argument" in dropped.because
+    assert "tiny_pretrain_config does not take this argument" in dropped.because
     assert [one.path for one in check(run).findings if one.id == "PB801"] == ["model.recompute_granularity"]
 
 
