@@ -64,6 +64,9 @@ do not state its sizes. Where its `config.json` is at hand, by the name in the f
 or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
+The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it
+`check` names the recipe that decides, and `plan` answers none of them.
+
 Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork whose
 layers are its own and not Megatron Core's, so that each answer names what its parser and DeepSpeed's JSON may decide
 otherwise. No table has its defaults: a script does not say which of several forks it starts. GPT-NeoX, nanotron, OLMo,
@@ -235,6 +238,8 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
     yield f"Read in [{table.repository}](https://github.com/{table.repository}) at `{table.commit}` ({table.date})."
     if table.release:
         yield f"Megatron Core counts as {table.release['megatron_core']}: {table.release['because']}."
+    for scheme, source in table.schemes.items():
+        yield f"It adds the scheme `{scheme}` to those of Megatron Core ({source})."
     if count:
         yield f"Its files were counted on {count['date']} at `{count['commit']}`; the slowest answer took"
         yield f"{count['slowest_seconds']} seconds of processor time."

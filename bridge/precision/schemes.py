@@ -271,6 +271,27 @@ SCHEMES = (
     ),
 )
 
+FOREIGN_SCHEMES = (
+    Scheme(
+        name="mxfp4",
+        family="fp4",
+        title="MXFP4, power-of-two scales per 32 values, of AMD's Transformer Engine",
+        formats=("e2m1",),
+        operands=_make_operands((1, 32), (1, 32), (1, 32)),
+        scale_format="e8m0",
+        power_of_two_scale=True,
+        te_class="MXFP4BlockScaling",
+        source=(
+            "ROCm/TransformerEngine pull request 537 of 2026-04-17: common/recipe/__init__.py "
+            "MXFP4BlockScaling, pytorch/module/fp4_handler_gemm.py fp4_gemm_layout"
+        ),
+    ),
+)
+"""Schemes that a fork of Megatron Core adds.
+
+They are planned, and never emulated. PB202 refuses them in runs of every other framework.
+"""
+
 FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp8"}
 FP4_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp4"}
 
@@ -282,7 +303,7 @@ def find_scheme(name: str | None, family: str | None = None) -> Scheme | None:
         name: The name of the scheme.
         family: fp8 or fp4. None: the first family that has the name.
     """
-    for row in SCHEMES:
+    for row in (*SCHEMES, *FOREIGN_SCHEMES):
         if row.name == name and family in (None, row.family):
             return row
     return None

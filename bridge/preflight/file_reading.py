@@ -132,6 +132,8 @@ class FileReading:
     """Whether a checkpoint decides the sizes of the model."""
     option_faults: OptionFaults = field(default_factory=OptionFaults)
     """Options without the effect that the file asks for."""
+    added_schemes: tuple[str, ...] = ()
+    """Scaling schemes that the framework adds to Megatron Core's, as values of `fp4_recipe`."""
 
     @property
     def settings_of(self) -> str:

@@ -238,6 +238,7 @@ class Run:
             refused_arguments=faults.refused,
             faulty_options=faults.misdirected,
             dropped_fields=faults.dropped_fields,
+            added_schemes=self.reading.added_schemes,
         )
 
     @property

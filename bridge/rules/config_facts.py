@@ -9,7 +9,7 @@ reports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.model.read_tracking import AttributeView
@@ -106,6 +106,11 @@ class ConfigFacts:
         return cast("PeftValues", self.views["peft"])
 
     # -- the precision ---------------------------------------------------------------------------
+
+    @property
+    def added_schemes(self) -> Sequence[str]:
+        """The scaling schemes that the framework of the run adds to Megatron Core's."""
+        return ()
 
     @property
     def mode(self) -> str:

@@ -67,6 +67,8 @@ class Program:
     """Options of the run's file that its framework drops, or gives to other modules than they name."""
     dropped_fields: Sequence[DroppedField] = ()
     """Fields of Megatron Core that the run's file states and its framework does not forward."""
+    added_schemes: Sequence[str] = ()
+    """Scaling schemes that the framework adds to Megatron Core's."""
 
     @property
     def is_train_script(self) -> bool:

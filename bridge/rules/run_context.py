@@ -81,6 +81,11 @@ class RunContext(RuleContext, ABC):
             self.malformed += section.malformed
 
     @property
+    def added_schemes(self) -> Sequence[str]:
+        """The scaling schemes that the framework of the run adds to Megatron Core's."""
+        return self.program.added_schemes
+
+    @property
     @abstractmethod
     def built_model(self) -> Section:
         """The model that this Megatron Core builds. A field that it lacks counts as not set."""

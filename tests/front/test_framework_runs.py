@@ -352,12 +352,51 @@ def test_advice_about_nvfp4_is_none_for_mxfp4(tmp_path: Path) -> None:
     assert [one for one in nvfp4 if one.id == "PB249"]
 
 
-def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:
-    run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4")
-    assert run.reading.uncertainty.no_plan_reason is not None
-    assert run.reading.uncertainty.no_plan_reason.startswith("fp4_recipe mxfp4: Primus adds this recipe")
-    (found,) = [one for one in check(run).findings if one.id == "PB202"]
-    assert (found.severity, "cannot be judged" in found.rule) == ("info", True)
+def test_mxfp4_of_rocm_transformer_engine_is_planned_for_primus(tmp_path: Path) -> None:
+    run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4", words=("model.fp8=null",))
+    gemms = [row for row in run.plan.rows() if row["module"].endswith("linear_qkv")]
+    assert {row["format"] for row in gemms if row["item"] in ("fprop", "dgrad", "wgrad")} == {"e2m1"}
+    assert any(one.startswith("fp4_recipe mxfp4: a recipe of ROCm") for one in run.reading.uncertainty.open_points)
+    assert not [one for one in check(run).findings if one.id in ("PB202", "PB614")]
+
+
+def test_mxfp4_is_no_scheme_of_megatron_itself(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: {bf16: true, fp4: e2m1, fp4_recipe: mxfp4}\n")
+    run = load_run(config_file=tmp_path / "run.yaml", strict=False)
+    assert [one.severity for one in check(run).findings if one.id == "PB202"] == ["error"]
+
+
+def test_mxfp4_needs_a_gpu_that_multiplies_it(tmp_path: Path) -> None:
+    words = ("model.fp8=null", "target=mi300xx8")
+    findings = check(primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4", words=words)).findings
+    assert [one.path for one in findings if one.id == "PB621"] == ["target.gpu"]
+    words = ("model.fp8=null", "target=mi355xx8")
+    findings = check(primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4", words=words)).findings
+    assert not [one for one in findings if one.id in ("PB614", "PB621")]
+
+
+def test_mxfp4_of_primus_turbo_computes_in_bf16_without_its_linear_layers(tmp_path: Path) -> None:
+    mxfp4 = ("fp4: e2m1", "fp4_recipe: mxfp4", "enable_primus_turbo: true")
+    run = primus(tmp_path, *mxfp4, words=("model.fp8=null",))
+    assert {row["format"] for row in run.plan.rows() if row["item"] == "fprop"} == {"bf16"}
+    assert run.origin_of("model.fp4") == "Primus at start"
+    (finding,) = [one for one in check(run).findings if one.id == "PB801"]
+    assert finding.path == "enable_primus_turbo"
+    assert "Set use_turbo_gemm to true" in finding.remedy
+    turbo = primus(tmp_path, *mxfp4, "use_turbo_gemm: true")
+    assert turbo.reading.uncertainty.no_plan_reason.startswith("use_turbo_gemm: linear layers are in Primus-Turbo's")
+
+
+def test_bases_in_a_file_of_primus_are_said_not_to_be_read(tmp_path: Path) -> None:
+    models = tmp_path / "primus" / "configs" / "models" / "megatron"
+    primus(tmp_path)
+    text = (models / "tiny.yaml").read_text()
+    (models / "tiny.yaml").write_text(f"bases:\n  - language_model.yaml\n{text}")
+    (models / "language_model.yaml").write_text("num_layers: 9\nkv_channels: 7\n")
+    run = load_run(config_file=tmp_path / "exp.yaml")
+    assert run.model["num_layers"] == 2
+    assert run.model.get("kv_channels") != 7
+    assert [note for note in run.reading.notes if note.startswith("tiny.yaml: names language_model.yaml in `bases`")]
 
 
 def test_an_experiment_outside_of_a_clone_rests_on_assumptions(tmp_path: Path) -> None:

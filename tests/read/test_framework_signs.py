@@ -55,12 +55,6 @@ FILES = {
         "has `policy.dtensor_cfg`",
         "trains on PyTorch's DTensor here",
     ),
-    "primus.yaml": (
-        PRIMUS.replace("framework: megatron", "framework: megatron_bridge"),
-        "Primus",
-        "has `modules`",
-        "trains on Megatron Core here, through Megatron Bridge",
-    ),
     "other.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
     "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),

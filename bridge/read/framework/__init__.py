@@ -13,6 +13,8 @@ yaml_files.py              `read_framework`: a YAML file, by the reader of its f
 launch_scripts.py          `maybe_read_script`: a launch script, by the reader of its framework
 nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree
 primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM's arguments
+primus_bridge.py           experiments of Primus on Megatron Bridge, whose recipe is a function
+primus_presets.py          `PrimusPresets`: the module and model files of a clone of Primus
 
 A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
 
@@ -20,7 +22,7 @@ A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the
 - YAML files whose settings are a tree: a module with `read`, and its line in `TREE_READERS` of
   yaml_files.py. Launches with settings of that tree: a function `read_launch`, and its line in
   `LAUNCH_READERS` of launch_scripts.py. The column `tree` of the row names the table.
-- Other YAML files: a module with `is_of` and `read`, and its place in `ARGUMENT_READERS` of
+- Other YAML files: a module with `is_of` and `read`, and its place in `EXPERIMENT_READERS` of
   yaml_files.py.
 - Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY_PATTERN` of read/run_file.py. Each
   kind of script needs a word in `SCRIPT_SIGNS` of launch_scripts.py. Files without them are not read

@@ -59,6 +59,7 @@ def is_of(config: Mapping[str, Any]) -> bool:
 def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
     """Return what a file says of its run; RunConfigError for one that has no arguments of a training."""
     choice.refuse_for(path)
+    choice.refuse_checkpoint(path)
     arguments: dict[str, Any] = {}
     for block in ARGUMENT_BLOCKS:
         content = config.get(block)

@@ -10,6 +10,7 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
     settings     whose arguments or classes the settings of its files are: Megatron-LM, Megatron Bridge or Megatron Core
     reads        the files of it that are read, a clause
     release      the release of Megatron Core that it installs: `megatron_core`, `because` and `source`
+    schemes      values of fp4_recipe that it adds to Megatron Core's, each with the source of the fact
     ranks        arguments whose product is the number of the training processes, each with its default
     places       a block of its files -> the block of ours with the same field names ("policy.megatron_cfg": model)
     fields       a key of its files -> the settings of ours that it becomes
@@ -156,6 +157,8 @@ class FrameworkTable:
     """Whose arguments or classes its settings are: Megatron-LM or Megatron Bridge."""
     reads: str
     release: Mapping[str, str]
+    schemes: Mapping[str, str]
+    """Scaling scheme that it adds to Megatron Core's -> file and function."""
     ranks: Mapping[str, int]
     places: Mapping[str, str]
     fields: Mapping[str, Sequence[str]]
@@ -255,6 +258,7 @@ def load_framework_table(name: str) -> FrameworkTable:
         settings=columns["settings"],
         reads=columns["reads"],
         release=columns.get("release", {}),
+        schemes=columns.get("schemes", {}),
         ranks=columns.get("ranks", {}),
         places=columns.get("places", {}),
         fields={key: _as_tuple(paths) for key, paths in columns.get("fields", {}).items()},

@@ -94,6 +94,7 @@ def build_reading_from_arguments(
         ),
         launches=Launches(variables=tuple(variables)),
         option_faults=OptionFaults(misdirected=own.faulty_options),
+        added_schemes=tuple(table.schemes),
     )
 
 

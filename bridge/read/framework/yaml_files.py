@@ -15,7 +15,15 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, roll, verl
+from bridge.read.framework import (
+    flagscale,
+    ms_swift,
+    nemo_rl,
+    primus,
+    primus_bridge,
+    roll,
+    verl,
+)
 from bridge.read.text.document import Document
 from bridge.read.text.inherited_config import DEFAULTS_KEY, read_inherited_config
 
@@ -30,7 +38,7 @@ class FrameworkReader(Protocol):
         """Return what the file says of a run; RunConfigError for one that cannot be read."""
 
 
-ARGUMENT_READERS: Sequence[FrameworkReader] = (primus, flagscale)
+EXPERIMENT_READERS: Sequence[FrameworkReader] = (primus, primus_bridge, flagscale)
 TREE_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read_config,
     "nemo_rl": nemo_rl.read_config,
@@ -42,9 +50,8 @@ TREE_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileRe
 
 def read_framework(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading | None:
     """Return what a framework's file says of a run; None for a file of no framework that is read here."""
-    for reader in ARGUMENT_READERS:
+    for reader in EXPERIMENT_READERS:
         if reader.is_of(config):
-            choice.refuse_checkpoint(path)
             return reader.read(config, path, choice)
     framework = _recognise(config, path)
     if framework is None and DEFAULTS_KEY in config:

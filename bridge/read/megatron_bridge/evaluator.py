@@ -67,6 +67,10 @@ class Evaluator(ExpressionEvaluator):
         """Number of functions that are being followed."""
         self._statement_count = 0
         """Number of statements that were followed."""
+        self.refused_arguments: dict[str, None] = {}
+        """Keyword arguments that a followed function does not take.
+
+        Python raises an error for such a call, which is followed here without the argument."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -132,6 +136,8 @@ class Evaluator(ExpressionEvaluator):
                 names[name] = value
             else:
                 other_options[name] = value
+        if signature.kwarg is None:
+            self.refused_arguments.update(dict.fromkeys(other_options))
         if signature.vararg is not None:
             names[signature.vararg.arg] = list(arguments[len(positional) :])
         if signature.kwarg is not None:
@@ -346,6 +352,21 @@ class Evaluator(ExpressionEvaluator):
         return _join_outcomes(body_outcome, else_outcome, decider)
 
     # -- assignments -------------------------------------------------------------------------------
+
+    def _evaluate_call(self, node: ast.Call, frame: Frame) -> Value:
+        """Return the result of a call. `pop` of a mapping takes the item out of it."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=target, attr="pop"), args=[key_node, *others]):
+                holder = self.value(target, frame)
+                key = self.value(key_node, frame)
+                if isinstance(holder, dict) and isinstance(key, str):
+                    rest = {name: value for name, value in holder.items() if name != key}
+                    self._assign(target, rest, frame)
+                    if key in holder:
+                        return holder[key]
+                    if others:
+                        return self.value(others[0], frame)
+        return super()._evaluate_call(node, frame)
 
     def _assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Assign a value to a name, a field, an item, or several of them."""

@@ -80,6 +80,10 @@ class ExpressionEvaluator:
         """The changes of the branches that are being followed."""
         self.starts = Starts()
         """The containers with which the program starts a run."""
+        self.repeated_arguments: dict[str, None] = {}
+        """Keyword arguments that a call states itself and has in a mapping after `**` too.
+
+        Python raises an error for such a call, which is followed here with the value of the mapping."""
 
     def follow(self, function: Function, call: Call) -> Value:
         """Return the value that a call of a function with source returns. The subclass follows it."""
@@ -399,6 +403,7 @@ class ExpressionEvaluator:
             if keyword.arg is not None:
                 options[keyword.arg] = value
             elif isinstance(value, dict):
+                self.repeated_arguments.update(dict.fromkeys(options.keys() & value.keys()))
                 options.update({str(name): inner for name, inner in value.items()})
             else:
                 options["**"] = value

@@ -23,10 +23,16 @@ from bridge.read.megatron_bridge.program_container import (
 from bridge.read.megatron_bridge.recipe_process import ASK_OPTION, read_container_from_process
 from bridge.read.megatron_bridge.source_library import Library, Module, find_library
 from bridge.read.megatron_bridge.values import Function, Object, Value
+from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import format_source, parse_python
+from bridge.registry.registry import REGISTRY
 
 CONTAINER_NAME = "ConfigContainer"
+REGISTER_DECORATOR = "register"
+"""Decorator of a function that makes a precision, whose name the precision has then.
+
+Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/training/mixed_precision.py register."""
 START_NAMES = ("pretrain", "finetune")
 """Functions of Megatron Bridge that start a training run."""
 READ_WITH_SOURCE = "Read by its syntax: {label}, with the source of Megatron Bridge next to it."
@@ -117,6 +123,24 @@ def read_function(
     """
     evaluator = Evaluator(library)
     container = evaluator.evaluate_function(function, arguments)
+    return read_result(evaluator, container, function, path, choice)
+
+
+def read_result(
+    evaluator: Evaluator, container: Value, function: Function, path: Path, choice: RunChoice
+) -> FileReading:
+    """Return the run of the container that a followed function returned.
+
+    Args:
+        evaluator: The evaluator that followed the function.
+        container: The value that the function returned.
+        function: The function.
+        path: The file that is read.
+        choice: The choices of the command line, among them the folder of the checkpoint.
+
+    Raises:
+        UnreadFileError: The container is known only when the program runs.
+    """
     if evaluator.starts.containers:
         container = evaluator.starts.containers[0]
     if evaluator.is_exhausted:
@@ -128,11 +152,26 @@ def read_function(
             decider = container.decider
         message = NO_CONTAINER.format(path=path, label=label, decider=decider)
         raise UnreadFileError(message, kind="only the run knows its container")
+    _resolve_registered_precision(evaluator, container, function.module)
     reading = build_reading_from_container(container, evaluator, path, function.node.name, choice)
     sentence = READ_WITH_SOURCE
-    if library.root is None:
+    if evaluator.library.root is None:
         sentence = READ_WITHOUT_SOURCE
     return reading.with_first_note(sentence.format(label=label))
+
+
+def _resolve_registered_precision(evaluator: Evaluator, container: Object, module: Module) -> None:
+    """Write a precision that the module of a recipe registers itself over its name in the container."""
+    stated = container.fields.get(PRECISION_KEY)
+    if stated is None or not isinstance(stated.value, str) or stated.value in REGISTRY:
+        return
+    function = evaluator.library.resolve_name(module, stated.value)
+    if not isinstance(function, Function):
+        return
+    decorators = [format_source(node) for node in function.node.decorator_list]
+    if REGISTER_DECORATOR in decorators:
+        precision = evaluator.evaluate_function(function)
+        evaluator.state(container, PRECISION_KEY, precision, stated.origin)
 
 
 def _is_container(value: Object) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bridge.read.megatron_bridge.values import Class, Constant, Function, ImportedName, Value
@@ -124,11 +124,13 @@ def _iterate_top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 class Library:
-    """The source of Megatron Bridge."""
+    """The source of Megatron Bridge, and of another package whose recipes use it."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, other_packages: Mapping[str, Path] | None = None) -> None:
         self.root = root
         """Folder with `megatron/bridge`; None if no source is found."""
+        self._other_packages = other_packages or {}
+        """Name of another package -> the folder that it lies in."""
         self._modules: dict[str, Module | None] = {}
         self._file: Module | None = None
         """The file that is being read."""
@@ -141,19 +143,28 @@ class Library:
 
     def _load_module(self, name: str) -> Module | None:
         """Return a module by its file, or by that of its package; None if there is none that can be parsed."""
-        if self.root is None or not f"{name}.".startswith(f"{PACKAGE}."):
+        root = self._find_root(name)
+        if root is None:
             return None
-        base_path = self.root.joinpath(*name.split("."))
+        base_path = root.joinpath(*name.split("."))
         for path in (base_path.with_suffix(".py"), base_path / "__init__.py"):
             if path.is_file() and path.stat().st_size <= MAX_MODULE_BYTES:
                 try:
                     tree = ast.parse(path.read_text(encoding="utf-8"))
                 except (SyntaxError, ValueError, RecursionError):
                     return None
-                file = path.relative_to(self.root / "megatron" / "bridge")
+                file = path.relative_to(root)
+                if root == self.root:
+                    file = path.relative_to(root / "megatron" / "bridge")
                 is_package = path.name == "__init__.py"
                 return Module(tree, name=name, file=str(file), is_package=is_package)
         return None
+
+    def _find_root(self, name: str) -> Path | None:
+        """Return the folder that the package of a module lies in; None if it is not found."""
+        if f"{name}.".startswith(f"{PACKAGE}."):
+            return self.root
+        return self._other_packages.get(name.partition(".")[0])
 
     def make_module(self, path: Path, tree: ast.Module) -> Module:
         """Return the file that is being read as a module. It has an import path if it lies in the package.
@@ -255,14 +266,19 @@ def find_library(path: Path) -> Library:
     """Return the library whose source lies in a folder above a file, or else the installed one."""
     for folder in path.resolve().parents:
         for source in SOURCE_FOLDERS:
-            if _has_package(folder / source):
+            if has_package(folder / source):
                 return Library(folder / source)
+    return Library(find_installed_root())
+
+
+def find_installed_root() -> Path | None:
+    """Return the folder of the installed package of Megatron Bridge; None if it is not installed."""
     for entry in sys.path:
-        if entry and _has_package(Path(entry)):
-            return Library(Path(entry).resolve())
-    return Library(None)
+        if entry and has_package(Path(entry)):
+            return Path(entry).resolve()
+    return None
 
 
-def _has_package(folder: Path) -> bool:
+def has_package(folder: Path) -> bool:
     """Return whether the package of Megatron Bridge lies in a folder."""
     return (folder / "megatron" / "bridge" / "recipes").is_dir()

@@ -54,7 +54,7 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
         name = f"{family}_recipe"
         scheme = context.get_setting_value(name)
         is_read = context.get_format(family) or (name in context.stated and scheme is not None)
-        if is_read and scheme not in known:
+        if is_read and scheme not in (*known, *context.added_schemes):
             yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
 
 

@@ -19,6 +19,7 @@ GPU_FORMAT_BY_SCHEME = {
     "blockwise": "fp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
 }
 """Scheme -> the format of its GEMMs in `Gpu.formats`. NVIDIA's GPUs are judged by capability."""
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
@@ -147,6 +148,8 @@ def is_other_vendor_unverified(context: RuleContext) -> bool:
         return False
     if runs_blockwise_on_rocm(context) or runs_nvfp4_on_rocm(context):
         return False
+    if context.scheme in context.added_schemes:
+        return False  # a scheme of ROCm's Transformer Engine itself
     return not [*find_formats_of_other_gpu(context)]
 
 
