@@ -160,14 +160,15 @@ class ParallelLayout:
     def fit_to_world_size(self, world_size: int | None) -> ParallelLayout:
         """Return the layout on the smallest possible number of ranks from `world_size` on.
 
-        The number of ranks must be a whole number of replicas of the dense parts and of the experts.
+        This number must be a multiple of the ranks of a replica of the dense parts, and of the
+        ranks of a replica of the experts.
         """
         step = math.lcm(self.replica_size, self.expert_replica_size)
         steps = max(1, -(-(world_size or 1) // step))
         return replace(self, data=steps * step // self.replica_size)
 
     def with_even_split(self, num_layers: int) -> ParallelLayout:
-        """Return the layout itself if it can split these layers, else one with the most even split.
+        """Return this layout if it can split these layers, else a layout with the most even split.
 
         A layout with a custom split, or with more chunks than layers, is returned as it is.
         """
@@ -332,7 +333,7 @@ def _parse_layout(value: Any) -> tuple[tuple[str, ...], ...]:
 
     Args:
         value: Lists of names; text such as ``Ett|(tt|)*29,m|L``; or an object of Megatron's
-            PipelineParallelLayerLayout, which has one of them as `input_data`.
+            PipelineParallelLayerLayout, whose `input_data` is such a list or text.
     """
     value = getattr(value, "input_data", value)
     if isinstance(value, str):
@@ -380,18 +381,18 @@ def get_sent_dtype(
 ) -> str | None:
     """Return the dtype of the activations that a pipeline stage sends.
 
-    The next stage receives them in `pipeline_dtype`, whatever was sent. A layer ends with the sum of
-    residual and output. Before megatron-core 0.17 the sum has the dtype of the output. Since then it
-    has the dtype of the residual, which is that of the embedding.
+    The next stage receives them in `pipeline_dtype`, whatever the sent dtype is. A layer ends with
+    the sum of residual and output. Before megatron-core 0.17, the sum has the dtype of the output.
+    Since then, it has the dtype of the residual, which comes from the embedding.
 
     Args:
         model: The normalised values of the model section.
         mcore: The version of megatron-core.
-        is_local: Whether the layers are Megatron's local layers, which add an FP32 bias to the result
-            of autocast.
+        is_local: Whether the layers are Megatron's local layers. They add an FP32 bias to the
+            result of autocast.
 
     Returns:
-        The token of the dtype. None: it depends on a version that is not known.
+        The token of the dtype. None if it depends on a version that is not known.
 
     Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0,
     pipeline_parallel/p2p_communication.py; Transformer Engine 2.20 pytorch/module/linear.py casts
