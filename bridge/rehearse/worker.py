@@ -65,13 +65,13 @@ MODEL_DEFINING_FIELDS = (
     "model.dsa_indexer_topk_freq",
     "model.use_kitchen",
 )
-"""Fields without which the model would be another model. A run is not rehearsed without them."""
+"""Fields that define the model. A run with such a field that is not supported here is refused."""
 PRELOADED_MODULES = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
 """Modules that each rank needs. The process imports them once, before it forks."""
 LAUNCH_SECONDS = 240.0
-"""How long the ranks of a launch may run."""
+"""The longest time that the ranks of a launch may run."""
 GRACE_SECONDS = 3.0
-"""How long the other ranks may go on after a rank has failed."""
+"""The longest time that other ranks may continue after a rank has failed."""
 CHECKPOINT_FOLDER = "checkpoints"
 FINDING_FIELDS = tuple(field.name for field in dataclasses.fields(Finding))
 
@@ -91,7 +91,7 @@ def main(file: Path) -> None:
     answer: JobAnswer | Refusal
     try:
         answer = _rehearse_job(job, file.parent)
-    except BridgeError as error:  # Nothing was launched: the machine lacks something.
+    except BridgeError as error:  # nothing could be launched on this machine
         answer = {"refused": str(error)}
     (file.parent / "answer.json").write_text(json.dumps(answer, default=str), encoding="utf-8")
 
@@ -100,11 +100,11 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
     """Prepare the process, run each launch, and return the answer.
 
     Args:
-        job: The job. Settings that no run here can have are removed from its sections.
+        job: The job. Settings that no run on this machine can have are removed from its sections.
         folder: The folder for the files of the launches.
 
     Raises:
-        BridgeError: Nothing can be launched here.
+        BridgeError: Nothing can be launched on this machine.
     """
     sections = job["sections"]
     is_te = sections["precision_backend"] == declared_gpu.TE_CPU_BACKEND
@@ -154,7 +154,7 @@ def _prepare_forks(*, patches_te: bool) -> None:
 
 
 def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
-    """Return product -> the release that runs here, or None if the product does not run."""
+    """Return product -> the release that runs here. None: the product does not run."""
     versions: dict[str, str | None] = {"mcore": get_installed_text("mcore"), "te": None}
     if is_te:
         from bridge.runtime.megatron.te_cpu.install import get_installed_te
@@ -168,10 +168,10 @@ def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
 def remove_unsupported_settings(
     sections: Sections, launches: list[LaunchLayout]
 ) -> list[LeftOutSetting]:
-    """Remove the fields that no run here can have.
+    """Remove the fields that no run on this machine can have.
 
-    They are fields that Megatron's classes here do not have, and fields that a run of
-    scripts/train.py does not support.
+    Such a field is missing in the Megatron classes of this machine, or is not supported by
+    scripts/train.py.
 
     Args:
         sections: The sections of the small run. They are changed.
@@ -214,7 +214,7 @@ def remove_unsupported_settings(
 
 
 def _remove_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Remove nulls of fields that cannot be None here. A file of a later release can have them."""
+    """Remove the nulls, from a file of a later release, of fields that cannot be None here."""
     for key in list(section):
         is_null = section[key] is None and key not in NULLABLE_FIELDS
         if is_null and defaults.get(key) is not None:
@@ -346,7 +346,8 @@ def _read_outcome(file: Path, process: ForkProcess) -> RankOutcome:
 def _wait_for_ranks(ranks: list[ForkProcess]) -> None:
     """Wait for all ranks, and end those that take too long.
 
-    After a rank has failed, the others may wait for it forever. They have `GRACE_SECONDS`.
+    After a rank has failed, the other ranks may wait for it forever. So they are ended after
+    `GRACE_SECONDS`.
     """
     deadline = time.monotonic() + LAUNCH_SECONDS
     while time.monotonic() < deadline:
@@ -442,7 +443,10 @@ def _train_rank(
 
 
 def _make_step_records(first: Record, last: Record) -> list[StepRecord]:
-    """Return the records of two audited steps as plain data. Equal steps have one record."""
+    """Return the records of the first and the last audited step as plain data.
+
+    If both are the same step, there is one record.
+    """
     records: list[StepRecord] = []
     for record in {first.step: first, last.step: last}.values():
         gemms = list(map(dataclasses.asdict, record.gemms))
