@@ -1,4 +1,4 @@
-"""A run in MLflow's file store: a folder with `metrics/`, a file per metric.
+"""Reads a run in MLflow's file store: a folder with `metrics/`, which has a file for each metric.
 
     RUN/meta.yaml              run_name: ...
     RUN/metrics/lm loss        1756000000000 10.89 1      timestamp, value, step
@@ -27,7 +27,10 @@ MAX_METRIC_BYTES = 64 * 2**20
 
 
 def list_run_folders(path: Path) -> list[Path]:
-    """Return the folders of runs: the path itself, or those below it. `metrics/` is the run around it."""
+    """Return the folders of runs: the path itself, or the run folders below it.
+
+    The path `RUN/metrics` means the folder `RUN`.
+    """
     if path.name == METRICS_FOLDER and (path.parent / META_FILE).is_file():
         return [path.parent]
     return sorted(
