@@ -6,7 +6,7 @@
 
 A value is known if it is a constant, or the name of a constant. Names are followed through the
 imports of the file: `L.Trainer` is `lightning.Trainer` after `import lightning as L`. A class that
-the file defines itself is not taken for an imported one. A call under `if False:` is ignored, and a
+the file itself defines does not count as the imported class. A call under `if False:` is ignored. A
 name that is bound twice has no known value.
 """
 
@@ -22,7 +22,7 @@ MAX_PROGRAM_CHARACTERS = 256 * 1024
 WRAPPER_NAMES = ("Config", "Partial", "partial")
 """Functions that call their first argument later: `run.Config(Thing, ...)`."""
 MAX_SOURCE_LENGTH = 120
-"""Characters of an expression that are shown."""
+"""The most characters of an expression that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class PythonCall:
     undecided: dict[str, str] = field(default_factory=dict)
     """Keyword arguments that only a run decides, as they are written."""
     positional: tuple[Any, ...] = ()
-    """Positional arguments; None for an argument that only a run decides."""
+    """Positional arguments. An argument that only a run decides is None."""
     written: dict[str, str] = field(default_factory=dict)
-    """Every argument as it is written, the positional ones under "0", "1", ..."""
+    """Every argument as it is written. The positional arguments have the names "0", "1", ..."""
 
 
 class Assignment(NamedTuple):
-    """One assignment. They are sorted by these fields, so by their lines."""
+    """An assignment. Assignments are sorted by these fields, and so by their lines."""
 
     line: int
     target: str
@@ -66,12 +66,12 @@ def parse_program(text: str, path: str, is_wanted: Callable[[str], object]) -> P
 
     Args:
         text: The content of the file.
-        path: Its name in messages.
-        is_wanted: Takes the last part of the dotted name of a callee or a target, and returns
-            whether this call or assignment is wanted.
+        path: The name of the file in messages.
+        is_wanted: Returns whether a call or assignment is wanted. The argument is the last part of
+            the dotted name of the callee or target.
 
     Raises:
-        PayloadError: The file is no Python, or is too long or nested too deeply.
+        PayloadError: The file is not Python, or is too long or nested too deeply.
     """
     tree = parse_python(text, path)
     calls: list[PythonCall] = []
@@ -98,7 +98,7 @@ def parse_python(text: str, path: str) -> ast.Module:
     """Return the syntax tree of a file.
 
     Raises:
-        PayloadError: The file is no Python, or is too long or nested too deeply.
+        PayloadError: The file is not Python, or is too long or nested too deeply.
     """
     if len(text) > MAX_PROGRAM_CHARACTERS:
         rule = f"must not be longer than {MAX_PROGRAM_CHARACTERS} characters"
@@ -124,7 +124,7 @@ class PlainValue(NamedTuple):
     """The value of an expression, if it is known without a run."""
 
     is_plain: bool
-    """Whether it is known."""
+    """Whether the value is known."""
     value: Any = None
 
 
@@ -135,7 +135,7 @@ class NameResolver:
         self.imported: dict[str, str] = {}
         """Name in the file -> dotted name of the imported module or object."""
         self.star = ""
-        """The module of `from MODULE import *`, with a dot after it; empty without such an import."""
+        """The module of `from MODULE import *`, with a dot after it. Empty: no such import."""
         self.constants: dict[str, Any] = {}
         """Name that is bound once, at the top level, to a known value -> the value."""
         self.bound: Counter[str] = Counter()
@@ -265,7 +265,7 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
 
 
 def _get_value_or_none(plain: PlainValue) -> Any:
-    """Return a known value; None for one that only a run decides."""
+    """Return a known value. None for a value that only a run decides."""
     if plain.is_plain:
         return plain.value
     return None

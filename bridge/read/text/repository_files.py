@@ -2,7 +2,7 @@
 
     python train.py --config conf/run.yaml
 
-Such a script is in a folder like `examples/`, and is run from the top of its repository.
+Such a script is in a folder like `examples/`. A user runs it from the top of the repository.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from bridge.read.launch.shell_word import UNKNOWN_PATTERN
 
 MAX_PARENT_FOLDERS = 6
-"""Folders above a script in which a file is looked for."""
+"""The number of folders above a script in which a file is looked for."""
 
 
 def find_repository_file(name: str, script: Path) -> Path | None:
     """Return the file that a script names; None if there is no such file.
 
-    It is looked for in the current folder, then in the folders above the script.
+    The current folder is searched first, then the folders above the script.
 
     Args:
         name: The file as the script names it. A beginning that only the run knows
