@@ -1,4 +1,4 @@
-"""`parse_trainer_arguments`: command line options, as transformers' `TrainingArguments` reads them."""
+"""`parse_trainer_arguments`: command line options, as `TrainingArguments` of transformers reads."""
 
 from collections.abc import Mapping
 from typing import Any
