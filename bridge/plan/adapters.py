@@ -1,13 +1,14 @@
-"""The adapter of a fine-tuning run: a low-rank bypass of two linear layers for each linear layer.
+"""`Adapter`: the adapter of a fine-tuning run, a bypass of two small layers at each linear layer.
 
     peft = read_section("peft", {"type": "LoRA", "dim": 16, "target_modules": ["linear_qkv"]})
     adapter = Adapter.of(peft, model)
     adapter.added_to(modules, shape, path)      # and linear_qkv.adapter.linear_in, ...linear_out
 
-The model's own weights are frozen: they have no gradient, no master and no state, and their linear
-layers keep no input. The adapter's two layers are Megatron's own, not Transformer Engine's, so that
-they compute in the mode's dtype under each scheme. Source: NVIDIA-NeMo/Megatron-Bridge of
-2026-08-22, src/megatron/bridge/peft.
+The weights of the model are frozen: they have no gradient, no master and no state, and their linear
+layers keep no input. The two layers of the adapter are Megatron's layers, not Transformer Engine's.
+So they compute in the mode's dtype under each scheme.
+
+Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge/peft.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from bridge.model.section import Section
 from bridge.model.shape import ModelShape
 
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""The linear layers that adapters take by default."""
+"""The linear layers that have adapters by default."""
 CANONICAL_LORA_TARGETS = (
     *("linear_q", "linear_k", "linear_v", "linear_proj"),
     *("linear_fc1_up", "linear_fc1_gate", "linear_fc2"),
 )
-"""The default of adapters that take each part of a fused layer by itself."""
+"""The default for the kind `canonical`: each part of a fused layer has a separate adapter."""
 ADAPTER_KINDS = {"LoRA": "lora", "VLMLoRA": "lora", "CanonicalLoRA": "canonical", "DoRA": "dora"}
 """Class of Megatron Bridge -> kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """An adapter and the linear layers that it takes."""
+    """The adapter of a run, and the linear layers that have it."""
 
     kind: str = "lora"
     dim: int = 32
     """Width of the bypass."""
     targets: tuple[str, ...] = LORA_TARGETS
-    """Names, or patterns of paths with ``*``."""
+    """The linear layers that have the adapter: names, or patterns of paths with ``*``."""
     excluded: tuple[str, ...] = ()
     shares_experts: bool = True
-    """The experts of a rank have one adapter together."""
+    """Whether all experts of a rank share a single adapter."""
     expert_dim: int = 32
     has_dropout: bool = False
 
@@ -89,7 +90,7 @@ class Adapter:
         return tuple(with_adapters)
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
-        """Yield the adapter's layers for a linear layer. A layer that is no target has none."""
+        """Yield the adapter's layers for a linear layer. A layer without an adapter has none."""
         dim = self.dim
         count = 1
         if base.is_expert:
@@ -104,7 +105,7 @@ class Adapter:
             vectors_in: tuple[tuple[str, int], ...] = ()
             vectors_out: tuple[tuple[str, int], ...] = ()
             if self.kind == "dora":
-                # The magnitude lies in the module that is split like the layer's outputs.
+                # The magnitude belongs to the module that is split like the layer's outputs.
                 magnitude = (("weight_magnitude", outputs),)
                 if base.split == "row":
                     vectors_in = magnitude
@@ -142,7 +143,7 @@ class Adapter:
         targets = [part for part in parts if self._is_target(part, path.replace(name, part))]
         if not targets:
             return {}
-        if name in parts or base.is_expert:  # an adapter takes experts as a whole
+        if name in parts or base.is_expert:  # the adapter of an expert layer covers the whole layer
             return {"": base.outputs}
         outputs = {}
         for part in targets:

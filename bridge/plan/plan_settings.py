@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FP8_ATTENTION_FIELDS = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 FP8_ATTENTION_RELEASES = {"mxfp8": "0.18", "nvfp4": "0.17"}
-"""Scheme -> first megatron-core that hands it FP8 attention."""
+"""Scheme -> first megatron-core that passes the fields about FP8 attention to it."""
 HYBRID_FP4_RELEASE = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
 FSDP_MASTERS_RELEASE = "0.17"
@@ -44,7 +44,7 @@ FSDP_MASTERS_RELEASE = "0.17"
 FSDP_DECOUPLED_RELEASE = "0.18"
 """First megatron-core whose Megatron-FSDP leaves the gradients' dtype to the optimizer.
 
-The optimizer is the precision-aware one.
+This is only true for the precision-aware optimizer.
 """
 FSDP_UNITS_RELEASE = "0.20"
 """First megatron-core whose Megatron-FSDP makes units under every strategy that shards."""
@@ -52,10 +52,11 @@ ABSORBED_RELEASE = "0.17"
 """First megatron-core whose sparse attention multiplies by the key-value up projection's weight."""
 
 MAPPED_WEIGHTS_RELEASE = "0.17"
-"""First megatron-core that maps BF16 weights of an MXFP8 model into their buffer.
+"""First megatron-core that maps the BF16 weights of an MXFP8 model into their buffer.
 
-MXFP8 weights are gathered through the gradients' buffer there. Source:
-distributed/param_and_grad_buffer.py, where 0.17.0 asks for ``not is_mxfp8tensor(param)`` and 0.16.1
+MXFP8 weights have no such buffer: they are gathered through the buffer of the gradients.
+
+Source: distributed/param_and_grad_buffer.py. 0.17.0 tests ``not is_mxfp8tensor(param)``, and 0.16.1
 does not.
 """
 
@@ -67,9 +68,9 @@ class PlanSettings:
     mode: str
     """fp32, fp16 or bf16: the dtype of weights and activations."""
     autocast: str | None = None
-    """Dtype that torch.autocast casts matrix multiplications to, None without it."""
+    """Dtype that torch.autocast casts matrix multiplications to. None: autocast is off."""
     family: str | None = None
-    """fp8 or fp4 where one is on."""
+    """fp8 or fp4. None: both are off."""
     format: str | None = None
     scheme: str | None = None
     factory: str | None = None
@@ -77,31 +78,34 @@ class PlanSettings:
     te_options: tuple[tuple[str, object], ...] = ()
     """Keywords of Transformer Engine's recipe classes that environment variables change."""
     start: int = 0
-    """Layers at the start kept in the mode's dtype."""
+    """The number of first layers that stay in the mode's dtype. `end` counts the last layers."""
     end: int = 0
     attention: bool = False
     multi_head_attention: bool = False
-    """FP8 between the attention core and its projections."""
+    """Whether tensors between the attention core and its projections are in FP8."""
     output_layer: bool = False
-    """The output layer runs in MXFP8: of a GPTModel, from megatron-core 0.18 on."""
+    """Whether the output layer runs in MXFP8. A GPTModel can do so from megatron-core 0.18 on."""
     reaches_layers: bool = True
-    """The model's blocks enter the low-precision context.
+    """Whether the blocks of the model enter the low-precision context.
 
-    Those of a hybrid model know FP4 from 0.17 on.
+    The blocks of a hybrid model enter the FP4 context from 0.17 on.
     """
     are_experts_grouped: bool = False
-    """The experts of a layer are one layer of Transformer Engine, `GroupedLinear`."""
+    """Whether the experts of a layer are a single layer of Transformer Engine, `GroupedLinear`."""
     absorbs: bool = True
-    """Sparse attention multiplies by the key-value up projection's weight outside of any linear."""
+    """Whether sparse attention itself multiplies by the weight of the key-value up projection.
+
+    Then no linear layer runs this product.
+    """
     low_parameters: bool = False
     unused_weight_buffer: bool = False
-    """Other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
+    """Whether other weights of an MXFP8 model are not in the buffer that Megatron allocates."""
     grad_reduce: str = "fp32"
     """Dtype that gradients are accumulated in."""
     grad_sent: str = "fp32"
-    """Dtype that they are reduced in."""
+    """Dtype that gradients are reduced in."""
     reduce_in_fp32: bool = False
-    """Gradients are sent narrow, summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
+    """Whether narrow gradients are summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
     sent: tuple[str | None, ...] = ()
     """Dtypes of the activations that a pipeline stage can send.
@@ -111,46 +115,46 @@ class PlanSettings:
     router: str | None = None
     """The dtype of the router's GEMM. None: the dtype of the mode."""
     distributed: bool = False
-    """Masters and optimizer state are sharded over the data-parallel ranks."""
+    """Whether masters and optimizer state are sharded over the data-parallel ranks."""
     fsdp: bool = False
     """Whether Megatron-FSDP shards the tensors of its strategy."""
     has_units: bool = True
     """Whether each layer is a unit of Megatron-FSDP, which may leave parameters unsharded."""
     owns_masters: bool = False
-    """Whether the fused Adam of the precision-aware optimizer holds the masters."""
+    """Whether the fused Adam of the precision-aware optimizer keeps the masters."""
     casts_gradients: bool = True
-    """The optimizer's step makes FP32 gradients of narrower ones."""
+    """Whether the optimizer's step makes FP32 gradients from narrower gradients."""
     master: str | None = "fp32"
     """The dtype of the optimizer's copy of the weights. None: it updates the weights directly."""
     exp_avg: str = "fp32"
     exp_avg_sq: str = "fp32"
     remainders: bool = False
-    """The masters are kept as the 16 bits that a BF16 weight lacks."""
+    """Whether a master is kept as the 16 bits that a BF16 weight lacks."""
     is_hybrid_device: bool = False
     """Whether HybridDeviceOptimizer is used (optimizer_cpu_offload). It updates only in FP32."""
     offload_share: float = 0.0
-    """Share of masters and optimizer state that it keeps on the host."""
+    """Share of masters and optimizer state that HybridDeviceOptimizer keeps on the host."""
     optimizer: str = "adam"
     layer_wise: bool = False
-    """Masters and states of whole parameters are dealt out to data-parallel ranks (dist_muon)."""
+    """Whether each data-parallel rank has masters and states of whole parameters (dist_muon)."""
     amax_history: int = 0
-    """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
+    """Steps of amax history that delayed scaling keeps. 0: another scheme."""
     changes: LayerChanges | None = None
     """Changes of a layer by Transformer Engine's debugger."""
     recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
-    """Per-module recipes: one for all model chunks, or one for each in order of execution."""
+    """Per-module recipes: a recipe for all model chunks, or for each chunk in execution order."""
     notes: tuple[str, ...] = ()
     """Sentences about fields that this Megatron Core does not have, and about frozen weights."""
 
     @property
     def row(self) -> Scheme | None:
-        """The scheme's row."""
+        """The row of the scheme in the table of schemes."""
         return find_scheme(self.scheme, self.family)
 
     def copies(self, *, is_grouped: bool = False) -> LayerCopies | None:
         """Return the copies of the operands of a linear layer, or of grouped experts.
 
-        None without FP8 and FP4.
+        None if FP8 and FP4 are off.
         """
         copies = self._copies_in_forward(is_grouped=is_grouped)
         if copies is None:
@@ -191,7 +195,7 @@ class PlanSettings:
 
     @property
     def in_fp32(self) -> PlanSettings:
-        """The settings of modules whose parameters Megatron keeps in FP32: they have no masters."""
+        """The settings of modules whose parameters are in FP32. Such parameters have no masters."""
         return replace(
             self,
             mode="fp32",
@@ -327,7 +331,7 @@ def _read_scheme_settings(
 
 
 def _is_attention_field_read(name: str, row: Scheme | None, mcore: Version | None) -> bool:
-    """Return whether a version of Megatron Core hands a scheme a field about attention."""
+    """Return whether a version of Megatron Core passes a field about attention to a scheme."""
     if row is None or name not in list_scheme_fields(row):
         return False
     first = FP8_ATTENTION_RELEASES.get(row.name)
@@ -345,7 +349,7 @@ def _read_gradient_settings(
 def _read_sharding_settings(
     optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool
 ) -> dict[str, Any]:
-    """Return the settings of sharding; `is_mapped`: every weight lies in Megatron's buffer."""
+    """Return the settings of sharding. With `is_mapped`, every weight is in Megatron's buffer."""
     if ddp["use_megatron_fsdp"]:
         return {"distributed": True, "unused_weight_buffer": False}
     distributed = optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]
@@ -356,7 +360,7 @@ def _read_sharding_settings(
 def _read_fsdp_settings(
     optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None
 ) -> dict[str, Any]:
-    """Return the settings of Megatron-FSDP; it keeps masters itself, of FP32 weights too."""
+    """Return the settings of Megatron-FSDP. It keeps masters itself, even for FP32 weights."""
     if not ddp["use_megatron_fsdp"]:
         return {}
     if is_at_least(mcore, FSDP_MASTERS_RELEASE) is False:
@@ -410,12 +414,12 @@ def _read_state_settings(optimizer: Mapping[str, Any], mode: str) -> dict[str, A
 
 
 def _get_state_dtype(dtype: str) -> str:
-    """Return the dtype of an optimizer's state. A state in bytes is FP8."""
+    """Return the dtype of an optimizer's state. A state of the dtype uint8 is FP8."""
     return "fp8" if dtype == "uint8" else dtype
 
 
 def _list_notes(run: Prediction) -> Iterator[str]:
-    """Yield a sentence on each field without effect, on frozen weights and unreleased models."""
+    """Yield sentences about fields without effect, frozen weights and unreleased models."""
     for role in ("model", "optimizer", "ddp"):
         for name, versions in run.absent[role].items():
             yield (
@@ -442,9 +446,9 @@ def _list_notes(run: Prediction) -> Iterator[str]:
 
 
 def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Iterator[str]:
-    """Yield a sentence on each quantizer factory that the plan cannot follow.
+    """Yield a sentence about each quantizer factory, of the run or of a module.
 
-    They are the factories of the run and of single modules.
+    The plan does not know the formats that a factory makes.
     """
     model = run.values["model"]
     factories: list[str | None] = []
@@ -472,7 +476,7 @@ def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Itera
 
 
 def _list_variable_notes(run: Prediction, scheme: str | None) -> Iterator[str]:
-    """Yield a sentence on each environment variable of the run that changes its scheme."""
+    """Yield a sentence about each environment variable of the run that changes its scheme."""
     if scheme is None:
         return
     for row, text in list_scheme_variables(scheme, run.environment, attention=False):
