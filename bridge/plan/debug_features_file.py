@@ -77,7 +77,7 @@ def build_features(
 
 
 def _group_linears(plan: PrecisionPlan, purpose: str) -> Iterator[tuple[PlanModule, list[str]]]:
-    """Yield the linear layers that share an entry of the file, with a module that represents them."""
+    """Yield a module for each entry of the file, and the names of the entry's linear layers."""
     names_of: dict[tuple[str, str | None, str], list[str]] = {}
     first: dict[tuple[str, str | None, str], PlanModule] = {}
     for layer in plan.layers:

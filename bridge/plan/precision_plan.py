@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 ROW_COLUMNS = tuple(field.name for field in fields(PlanRow))
 OMITTED_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
-"""Fields of the settings that are not shown as settings, since the plan shows them elsewhere."""
+"""Fields of `PlanSettings` that the plain data leaves out, since the plan shows them elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
