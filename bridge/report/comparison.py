@@ -1,6 +1,4 @@
-"""The comparison of a sweep: a table and sentences for a terminal, and files.
-
-The files are Markdown, JSON and a picture of the curves.
+"""The comparison of a sweep: a table and sentences for a terminal, and Markdown, JSON and pictures.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ def _format_markdown(comparison: Comparison, picture: str) -> str:
 def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
     """Return a row for each recipe.
 
-    A comparison of logs has notes. Its columns are left out if no log has their figure.
+    In a comparison of logs, which has notes, a column is left out if no log has its value.
     """
     rows = list(map(_make_cells, comparison.rows))
     if not comparison.notes:

@@ -18,7 +18,7 @@ MAX_STEP_LABELS = 6
 WORST_DB = 12.0
 """Decibels below the healthy SQNR at which a heat map has its strongest colour.
 
-They are two bits: a bit of precision is about 6 dB.
+They equal two bits: a bit of precision is about 6 dB.
 """
 
 

@@ -24,7 +24,7 @@ from bridge.report.table import format_mib
 
 TEMPLATE = "page.html.j2"
 STATE_WORDS = {"good": "Good", "bad": "Problem", "unknown": "Note"}
-"""State of an answer -> its word, so that colour is not the only sign."""
+"""State of an answer -> its text on the page, so that colour is not the only sign."""
 
 
 def render_page(runs: Sequence[RunContent]) -> str:
@@ -50,7 +50,7 @@ def render_page(runs: Sequence[RunContent]) -> str:
 
 
 def _draw_overlay(runs: Sequence[RunContent]) -> Markup:
-    """Return the chart with the training losses of all runs; empty for one run."""
+    """Return the chart with the training losses of all runs. Empty for a single run."""
     curves = {}
     if len(runs) > 1:
         for run in runs:
@@ -60,7 +60,7 @@ def _draw_overlay(runs: Sequence[RunContent]) -> Markup:
 
 
 def render_markdown(runs: Sequence[RunContent]) -> str:
-    """Return the verdicts, figures and findings of some runs as Markdown, for a comment."""
+    """Return the verdicts, metrics and findings of some runs as Markdown, for a comment."""
     lines = _format_answers(_collect_answers(runs))
     if lines:
         lines.append("")
@@ -128,7 +128,7 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
 
 
 def _collect_answers(runs: Sequence[RunContent]) -> list[Answer]:
-    """Return the different answers of comparisons, in the order of the runs."""
+    """Return the answers of comparisons without repetitions, in the order of the runs."""
     answers: list[Answer] = []
     for run in runs:
         answer = run.compared
@@ -188,7 +188,7 @@ def _make_heat_cells(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]
 
 
 def _format_number(value: object) -> str:
-    """Return a figure as text; "-" if it is not known."""
+    """Return a number as text; "-" if it is not known."""
     if value is None:
         return "-"
     if isinstance(value, int):

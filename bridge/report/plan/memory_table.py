@@ -30,7 +30,7 @@ def make_memory_table(
         activations: Recomputed parts -> the bytes of activations of each stage.
         gpu: The name of the GPU.
         memory_bytes: The memory of the GPU; None: not known.
-        uncounted: Settings that keep less on the GPU than is counted.
+        uncounted: Settings with which the GPU stores fewer bytes than are counted.
         missing: Parts of the run that are not counted.
         unread: Options that may change the count and are not read.
     """
