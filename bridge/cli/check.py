@@ -1,7 +1,7 @@
 """`precision-bridge check [FILE ...] [OVERRIDES]`: the known faults of a run.
 
-`precision-bridge check train.sh` goes through these stages. Each one takes the type that the stage
-before it returns:
+`precision-bridge check train.sh` has these stages. The input of each stage is the output of the
+stage before:
 
     argparse.Namespace  -> FileReading     bridge.read         the file as its framework's reader has it
     FileReading         -> RunInput        bridge.front        overrides, and values set at start
@@ -11,8 +11,8 @@ before it returns:
     CheckContext        -> Report          bridge.preflight    findings of every rule
     Report              -> text, JSON      bridge.report       what this command prints
 
-A script may start the same launch on several branches. Then there is a `Run` and a `Report` for
-each. Several files, or a folder, get a line for each run.
+A script may start the same launch on several branches. Then each branch has a `Run` and a `Report`.
+For several files, or a folder, the command prints a line for each run.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _parse_silence(argument: str) -> tuple[str, str]:
     """Return the rule and the reason of ``--silence RULE=REASON``.
 
     Raises:
-        RunConfigError: It has no reason.
+        RunConfigError: The argument has no reason.
     """
     name, _, reason = argument.partition("=")
     if not reason.strip():
@@ -189,7 +189,7 @@ def _get_main_file(args: argparse.Namespace) -> Path:
 def _make_relative(file: Path) -> str:
     """Return the path of a file as code review names it.
 
-    It is relative to the working directory if the file is below that.
+    The path is relative to the working directory if the file is below that directory.
     """
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
     Part = Callable[[argparse.Namespace], int | None]
-    """Does the work of one part of the command, and returns the exit code; None: 0."""
+    """Does the work of a part of the command, and returns the exit code. None: 0."""
     PartParsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 GENERATED_SIZE = 1024
 """Rows and columns of the matrix that is measured without a checkpoint."""
 GENERATED_DEVIATION = 0.02
-"""The standard deviation of its values, as in a usual initialisation of weights."""
+"""The standard deviation of that matrix, as in a usual initialisation of weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,10 +175,10 @@ def _find_weights(checkpoint: Path) -> _Weights:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Print whether the files of a checkpoint are as they were written.
+    """Print whether the files of a checkpoint are unchanged since they were written.
 
     Returns:
-        1 if they are not, else 0.
+        1 if a file has changed, else 0.
 
     Raises:
         CheckpointError: The checkpoint has no manifest.

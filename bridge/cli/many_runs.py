@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 MAX_NAMED_FILES = 4
-"""Files that the line about one reason names. Further files are only counted."""
+"""The most files that the line about a reason names. Further files are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """The answer of a command about one run among several."""
+    """The answer of a command about one of several runs."""
 
     text: str
     """The answer as a short text."""
@@ -47,7 +47,7 @@ def add_brief_option(parser: argparse.ArgumentParser) -> None:
 def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the files and folders of a command line about several runs; empty if it is about one.
 
-    The folder that a training run wrote has the file of its run, so it is one run.
+    The folder that a training run wrote counts as a single run, since it has the file of its run.
 
     Raises:
         RunConfigError: The command line also chooses a run of one script, or ``--brief`` has no
@@ -92,8 +92,8 @@ def answer_many_runs(
         answer_of: Returns the answer about a run.
 
     Returns:
-        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no
-        run does not count.
+        The largest exit code of a run. It is 2 for a run that cannot be used. A file that does not
+        describe a run does not count.
     """
     from bridge.front.file_runs import UnreadFile, expand_paths, read_file_runs
 

@@ -1,4 +1,4 @@
-"""`precision-bridge quantisation-error NAME`: the quantisation errors of a model's GEMM operands."""
+"""`precision-bridge quantisation-error NAME`: the quantisation errors of GEMM operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 20
 """Optimizer steps before the measurement, if there is no checkpoint.
 
-The gradients of fresh weights are not those of a trained model.
+The gradients of fresh weights differ from the gradients of a trained model.
 """
 MEASUREMENT_OPTIONS = ("checkpoint", "steps", "propose")
 """Options that have no effect with ``--debug-log``."""

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int | None:
     """Compare runs, or the activations and gradients of one batch, or write the twin of a run.
 
     Returns:
-        The exit code of the comparison; None after a twin.
+        The exit code of the comparison. None if a twin was written.
     """
     _refuse_options_of_other_forms(args)
     if args.runs:

@@ -31,10 +31,10 @@ class _LabelledConfig:
 
 
 def compare_gradients(args: argparse.Namespace) -> int:
-    """Print where the activations and gradients of one batch differ by more than roundings.
+    """Print where the activations and gradients of a batch differ by more than roundings.
 
     Returns:
-        1 if they do, 3 if that cannot be told, else 0.
+        1 if they differ by more, 3 if the comparison cannot decide, else 0.
 
     Raises:
         RunConfigError: The command line does not name two recipes.

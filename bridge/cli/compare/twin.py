@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 TWIN_SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 CHECKPOINT_FOLDERS = ("checkpoint.save", "checkpoint.load")
-"""Settings that are left out. The twin would overwrite the run's checkpoints, or resume from them."""
+"""Settings that are left out. A twin with them would overwrite or load the run's checkpoints."""
 PRECISION = "mixed_precision"
 
 
 def _collect_precision_fields() -> frozenset[str]:
     """Return the fields of other sections that a recipe decides: "model.fp8", for example.
 
-    A field outside of FP8 and FP4 that a sync writes only if it is stated belongs to the run.
+    Some fields are not about FP8 or FP4, and a sync writes them only if they are stated. Such a
+    field belongs to the run, not to the recipe.
     """
     fields = set()
     for route in ROUTES:

@@ -16,7 +16,7 @@ class Payload:
     """The result of a conversion as files."""
 
     text: str = ""
-    """The text of the main file; empty: there is nothing to write."""
+    """The text of the main file. Empty: there is nothing to write."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of a further file, next to the main one -> its text."""
 

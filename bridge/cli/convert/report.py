@@ -20,14 +20,14 @@ SILENT_REASONS = ("implied default", "dead knob")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RecordGroup:
-    """Records that have a title together."""
+    """Records that are printed below a common title."""
 
     reasons: tuple[str, ...]
     """The reasons of the records."""
     import_title: str
     """The title above records about the file that was read."""
     export_title: str
-    """The title above records about the system that was written for; its name follows."""
+    """The title above records about the target system. The name of the system follows it."""
 
 
 RECORD_GROUPS = (
@@ -75,7 +75,7 @@ def format_report(converted: ConvertedRun, args: argparse.Namespace) -> list[str
 
 
 def _format_headline(imported: ImportReport) -> str:
-    """Return the recipe that means the same, or the nearest one, or the source of the mode."""
+    """Return the equivalent recipe, or the nearest recipe, or the source that decides the mode."""
     if imported.decided_by is not None:
         return f"mode: not stated; {imported.decided_by} decides"
     if imported.recipe is not None:
@@ -116,7 +116,7 @@ def _name_silent_fields(records: Sequence[Unmapped]) -> list[str]:
 
 
 def format_strict_refusal(converted: Sequence[ConvertedRun], args: argparse.Namespace) -> str:
-    """Return the line of ``--strict`` about settings whose precision is lost; empty if none is."""
+    """Return the line of ``--strict`` about settings whose precision is lost. Empty if none is."""
     lost: dict[str, None] = {}
     for each in converted:
         for record in each.losses():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
 
 YAML_SUFFIXES = (".yaml", ".yml")
-"""Ends of an argument of ``--against`` that names a file and not a recipe."""
+"""Suffixes of an argument of ``--against`` that is a file. Other arguments are recipes."""
 
 
 def print_difference(args: argparse.Namespace) -> None:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
+    """Print the list, a recipe, the difference of two recipes, their GPUs, or a JSON schema."""
     refuse_options_without(args, "--support", ("--target", "--markdown"))
     _refuse_arguments_without_effect(args)
     if args.schema is not None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _refuse_arguments_without_effect(args: argparse.Namespace) -> None:
-    """Refuse options and names that would have no effect.
+    """Refuse options and names of recipes that would have no effect.
 
     Raises:
         RunConfigError: The command line has such an argument.

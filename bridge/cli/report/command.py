@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int | None:
     """Write a report, or show a run in progress or a debugger's log.
 
     Returns:
-        1 if a run in progress or a debugger's log has an early warning; None after a report.
+        1 if a run in progress or a debugger's log has an early warning. None for a report.
     """
     refuse_options_without(args, "--watch", WATCH_OPTIONS)
     for path in args.runs:

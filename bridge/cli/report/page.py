@@ -11,7 +11,7 @@ from bridge.cli.report.run_contents import collect_folder_contents, collect_log_
 from bridge.extras import require_extra
 
 STANDARD_OUTPUT = "-"
-"""The name of a file that stands for standard output."""
+"""The name of a file that means standard output."""
 REPORT_FORMATS = ("html", "md", "json")
 """Formats of a report. The first is the default."""
 
@@ -44,7 +44,7 @@ def write_page(args: argparse.Namespace) -> None:
 
 
 def _choose_file_formats(args: argparse.Namespace, report_format: str) -> dict[Path, str]:
-    """Return file -> its format, for each file of the report; empty for standard output.
+    """Return file -> its format, for each file of the report. Empty for standard output.
 
     An HTML report has its numbers as JSON next to it.
     """
