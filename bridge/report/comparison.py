@@ -1,5 +1,4 @@
-"""The comparison of a sweep: a table and sentences for a terminal, and Markdown, JSON and pictures.
-"""
+"""The comparison of a sweep: a table and sentences for a terminal; Markdown, JSON and a picture."""
 
 from __future__ import annotations
 

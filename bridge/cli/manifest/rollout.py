@@ -1,4 +1,4 @@
-"""`precision-bridge manifest RUN --rollout`: compares training with rollout, and lists fixes."""
+"""`precision-bridge manifest RUN --rollout`: compares training with rollout; configs that agree."""
 
 from __future__ import annotations
 
