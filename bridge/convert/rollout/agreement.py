@@ -1,7 +1,7 @@
-"""`list_agreements`: settings with which rollout would agree with training, or training with rollout.
+"""`list_agreements`: settings with which the precisions of training and rollout would agree.
 
-They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, rollout would
-agree with the `quantization_config` that `manifest --for` writes.
+They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, they are the
+`quantization_config` that `manifest --for` writes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Agreement:
     words: tuple[str, ...] = ()
     """The settings of the framework."""
     quantization_config: Mapping[str, Any] | None = None
-    """The block of the served checkpoint's config.json; empty: a checkpoint without such a block."""
+    """The block of the served checkpoint's config.json. Empty: a checkpoint without such a block."""
     why_not: str = ""
     """The reason if there are no such settings, as a sentence."""
     remains: str = ""
@@ -56,7 +56,7 @@ class Agreement:
 
 
 def list_agreements(comparison: RolloutComparison) -> list[Agreement]:
-    """Return the settings with which either side would agree; nothing if no row differs."""
+    """Return the settings with which either side would agree. Empty if no row differs."""
     different_subjects = {row.subject for row in comparison.rows if row.verdict == DIFFERS}
     if not different_subjects:
         return []
@@ -142,7 +142,7 @@ def _has_first_last_layers(comparison: RolloutComparison) -> bool:
 
 
 def _list_quantization_schemes(quantization: Mapping[str, Any]) -> list[str]:
-    """Return the schemes of a quantization config; none for an empty config."""
+    """Return the schemes of a quantization config."""
     if not quantization:
         return []
     config = ServingConfig.from_mapping({"quantization_config": quantization})
@@ -154,7 +154,7 @@ def _list_quantization_schemes(quantization: Mapping[str, Any]) -> list[str]:
 
 
 def _make_no_setting(comparison: RolloutComparison, side: Side, scheme: str) -> Agreement:
-    """Return the agreement of a side that cannot use a scheme, since the framework has no setting."""
+    """Return the agreement of a side whose framework has no setting for a scheme."""
     framework = comparison.rollout.framework
     why_not = NO_SETTING_MESSAGE.format(framework=framework, side=side, scheme=scheme)
     return Agreement(side=side, why_not=why_not)
@@ -174,8 +174,8 @@ def _make_serving_config(comparison: RolloutComparison) -> Agreement:
 def _make_config_without_modules(comparison: RolloutComparison) -> Agreement:
     """Return the quantization config for a run that states no sizes.
 
-    Its modules are not known, so only a config without a list of modules can be written: one of the
-    fp8 dialect.
+    Its modules are not known, so the config must not list modules. Only the fp8 dialect has such
+    configs.
     """
     schemes = comparison.training.manifest.schemes
     if len(schemes) > 1:
@@ -199,7 +199,7 @@ def _get_only_scheme(schemes: Sequence[str]) -> str:
 
 
 def _format_scheme_title(scheme: str, comparison: RolloutComparison) -> str:
-    """Return a scheme in words; the dtype of high precision for `NO_SCHEME`."""
+    """Return the title of a scheme. For `NO_SCHEME`, return the dtype of high precision."""
     mode = comparison.training.manifest.mode
     if scheme == NO_SCHEME:
         return format_scheme(None, mode)
