@@ -35,7 +35,7 @@ LOSS_REASONS = ("unsupported", "semantics")
 """Reasons of records that change the precision. Other reasons are a near value, a default, and a
 setting without effect."""
 LOSSLESS_FIELDS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
-"""Fields that change neither a weight, a GEMM, the loss scale nor a sum. Their records are notes."""
+"""Fields that change neither weights, GEMMs, the loss scale nor sums. Their records are notes."""
 
 MAX_LAUNCHES = 2_000
 """The most launches of a script that are read. Reading 10,000 launches would take 9 seconds."""

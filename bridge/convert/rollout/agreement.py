@@ -44,7 +44,7 @@ class Agreement:
     words: tuple[str, ...] = ()
     """The settings of the framework."""
     quantization_config: Mapping[str, Any] | None = None
-    """The block of the served checkpoint's config.json. Empty: a checkpoint without such a block."""
+    """The block of the served checkpoint's config.json. Empty: a checkpoint without this block."""
     why_not: str = ""
     """The reason if there are no such settings, as a sentence."""
     remains: str = ""
