@@ -1,10 +1,10 @@
 """The fields of Megatron's configs that scripts/train.py supports.
 
-A run supports a field if its build or its step reads it: another value changes a measured number, a
-module that runs, or the messages between processes. A second list has the fields that change no
-number of a run. Two lists need Transformer Engine: its layers, or its kernels on a GPU. A field on
-no list is refused if it differs from Megatron's default. So no run silently trains another model
-than the model in its config.
+A run supports a field if its build or its step reads the field: another value changes a measured
+number, a module that runs, or the messages between processes. A second list has fields that do not
+change the numbers of a run. The fields of two lists need Transformer Engine: its layers, or its
+kernels on a GPU. A field on none of the lists is refused if it differs from Megatron's default. So
+no run silently trains another model than the model in its config.
 
 Source: megatron-core 0.16.1, its readers of each field. tests/runtime/megatron/test_run_fields.py
 changes one field of the model at a time and compares two steps.
@@ -107,10 +107,11 @@ FIELDS_WITHOUT_NUMERIC_EFFECT = _make_table(
     optimizer="barrier_with_L1_time timers muon_tp_mode",
     ddp="",
 )
-"""Fields that change no number of a run.
+"""Fields that do not change the numbers of a run.
 
-`precision_backend` chooses the layers, fusions are switched for the machine with a note, Megatron
-computes some of these fields itself, and releases differ in the defaults of others.
+`precision_backend` replaces the field that chooses the layers. Fusions are switched for the machine
+with a note. Megatron computes some of these fields itself. The defaults of others differ between
+releases.
 """
 
 NEED_TE_LAYERS = _make_table(
