@@ -127,7 +127,7 @@ def _print_lines(lines: Sequence[Line]) -> None:
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         plain = []
         for line in lines:
-            plain.append("".join(text for text, _ in line))
+            plain.append("".join(part for part, _ in line))
         print("\n".join(plain))
         return
     from rich.console import Group  # heavy
@@ -153,8 +153,8 @@ def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[s
             **precision_to_dict(report.context),
             **report_to_dict(report, strict=args.strict),
         }
-        text = f"{format_precision(report.context)}; {format_brief(report)}"
-        return RunAnswer(text=text, content=content, code=report.exit_code(strict=args.strict))
+        summary = f"{format_precision(report.context)}; {format_brief(report)}"
+        return RunAnswer(text=summary, content=content, code=report.exit_code(strict=args.strict))
 
     code = answer_many_runs(args, paths, answer_run)
     if args.sarif:

@@ -37,11 +37,11 @@ class RunAnswer:
 
 def add_brief_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that prints a line for each run, also for one file."""
-    text = (
+    help_text = (
         "a line for each run, also of one file; "
         "files that describe no run are named and do not count"
     )
-    parser.add_argument("--brief", action="store_true", help=text)
+    parser.add_argument("--brief", action="store_true", help=help_text)
 
 
 def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())
-    text = sentence.removeprefix(f"{file_run.file}: ")
-    return RunAnswer(text=text, content={"refused": sentence}, code=BridgeError.exit_code)
+    refusal_text = sentence.removeprefix(f"{file_run.file}: ")
+    return RunAnswer(text=refusal_text, content={"refused": sentence}, code=BridgeError.exit_code)
 
 
 def _file_run_to_dict(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:

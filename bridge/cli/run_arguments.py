@@ -80,12 +80,12 @@ def _is_path(word: str) -> bool:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that describe a run."""
-    text = (
+    help_text = (
         "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for "
         "scripts/train.py, mixed_precision=NAME or model.num_layers=8 for example; "
         "a bare NAME is the recipe"
     )
-    parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=text)
+    parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=help_text)
     parser.add_argument(
         "--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)"
     )
@@ -96,13 +96,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes"
     )
     parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
-    text = "the number of the run, if the file is a script that starts several"
-    parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
-    text = (
+    help_text = "the number of the run, if the file is a script that starts several"
+    parser.add_argument("--launch", type=int, dest="number", metavar="N", help=help_text)
+    help_text = (
         "what the file leaves open: variables='NAME=value NAME=value' of a launch script's "
         "environment; checkpoint=FOLDER with the config.json that its model is made of"
     )
-    parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument(
+        "--context", action="append", default=[], metavar="KEY=VALUE", help=help_text
+    )
     parser.add_argument(
         "--ask-megatron-bridge",
         action="store_true",
@@ -111,14 +113,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
-    text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
-    parser.add_argument("--target", metavar="TARGET", help=text)
+    help_text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
+    parser.add_argument("--target", metavar="TARGET", help=help_text)
 
 
 def add_debug_features_option(parser: argparse.ArgumentParser) -> None:
     """Add the argument for a debugger's features, to commands that take them into account."""
-    text = "what the run computes with this features file of Transformer Engine's debugger"
-    parser.add_argument("--debug-features", metavar="FILE", help=text)
+    help_text = "what the run computes with this features file of Transformer Engine's debugger"
+    parser.add_argument("--debug-features", metavar="FILE", help=help_text)
 
 
 def get_file_argument(args: argparse.Namespace) -> str | None:

@@ -46,12 +46,12 @@ def compare_gradients(args: argparse.Namespace) -> int:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = _find_recipes(args)
     reference = _read_config(args, recipes, recipes[0])
-    other = _read_config(args, recipes, recipes[1])
-    band = check_gradients(reference.config, other.config)
+    tested = _read_config(args, recipes, recipes[1])
+    band = check_gradients(reference.config, tested.config)
     if args.json:
-        print_json({"recipes": [reference.label, other.label], **band_to_dict(band)})
+        print_json({"recipes": [reference.label, tested.label], **band_to_dict(band)})
     else:
-        print_report(make_band_table(band, title=f"{other.label} against {reference.label}"))
+        print_report(make_band_table(band, title=f"{tested.label} against {reference.label}"))
         print(describe_band(band))
     return EXIT_CODES[band.verdict]
 

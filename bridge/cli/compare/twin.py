@@ -68,12 +68,12 @@ def write_twin(args: argparse.Namespace) -> None:
     if args.json and not args.output:
         rule = "prints the proof, so the twin needs a file, got no --output"
         raise RunConfigError(f"--json: {rule}. Give --output FILE.")
-    text = _format_twin(run, get_recipe_name(base) or name)
+    twin_yaml = _format_twin(run, get_recipe_name(base) or name)
     if not args.output:
-        print(text, end="")
+        print(twin_yaml, end="")
         return
     path = Path(args.output)
-    write_file(path, text, "--output")
+    write_file(path, twin_yaml, "--output")
     twin = read_without_overrides(args, str(path))
     differences = list(_list_differences(run, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])

@@ -119,10 +119,10 @@ def _make_payload(first: ConvertedRun, args: argparse.Namespace) -> Payload:
 
     if args.to is None or not first.run.imported.mode_is_stated:
         return Payload()
-    text = format_payload(first.run, args.to, first.exported)
+    payload_text = format_payload(first.run, args.to, first.exported)
     if first.exported is None:
-        return Payload(text=text)
-    return Payload(text=text, files=first.exported.files)
+        return Payload(text=payload_text)
+    return Payload(text=payload_text, files=first.exported.files)
 
 
 def _is_faulty_recipe(first: ConvertedRun, args: argparse.Namespace) -> bool:
@@ -162,10 +162,10 @@ def _print_report(
     from bridge.cli.convert.report import format_report
 
     if not args.json:
-        for each in converted:
-            print(*format_report(each, args), sep="\n", file=report)
+        for converted_run in converted:
+            print(*format_report(converted_run, args), sep="\n", file=report)
         return
-    contents = [each.to_dict() for each in converted]
+    contents = [converted_run.to_dict() for converted_run in converted]
     content = contents[0]
     if len(contents) > 1:
         content = {**content, "runs": contents}

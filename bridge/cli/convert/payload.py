@@ -46,9 +46,9 @@ class Payload:
     def print_text(self, report: TextIO) -> None:
         """Print the main file on standard output, and the further files on `report`."""
         sys.stderr.flush()  # the report on stderr comes before the payload
-        text = self.text
-        if not text.endswith("\n"):
-            text += "\n"
-        print(text, end="")
+        main_text = self.text
+        if not main_text.endswith("\n"):
+            main_text += "\n"
+        print(main_text, end="")
         for name, content in self.files.items():
             print(f"{name}, which --out writes too:\n{content}", file=report)

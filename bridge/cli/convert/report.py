@@ -118,8 +118,8 @@ def _name_silent_fields(records: Sequence[Unmapped]) -> list[str]:
 def format_strict_refusal(converted: Sequence[ConvertedRun], args: argparse.Namespace) -> str:
     """Return the line of ``--strict`` about settings whose precision is lost. Empty if none is."""
     lost: dict[str, None] = {}
-    for each in converted:
-        for record in each.losses():
+    for converted_run in converted:
+        for record in converted_run.losses():
             lost[f"{record.field}={record.value!r}"] = None
     if not lost:
         return ""

@@ -70,8 +70,11 @@ def format_in_log(content: Mapping[str, Any], described: DescribedLog) -> str:
     """
     log = described.log
     if described.run is None:
-        text = format_field(content) or content["field"]
-        lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
+        field_text = format_field(content) or content["field"]
+        lines = [
+            field_text,
+            f"  Its value in {log.path} is not known: {log.source} without arguments.",
+        ]
     else:
         lines = [format_in_file(content, described.run.reading.lines)]
     trace = content["in_log"]["ran"]

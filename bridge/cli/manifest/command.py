@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
     add_json_option(parser)
-    text = "folder of a run, or a manifest in JSON, instead"
-    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
+    help_text = "folder of a run, or a manifest in JSON, instead"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=help_text)
     parser.add_argument(
         "--for",
         dest="system",

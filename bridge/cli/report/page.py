@@ -37,8 +37,8 @@ def write_page(args: argparse.Namespace) -> None:
         print(render[report_format](runs))
         return
     # Every file is rendered before the first is written, so that an error leaves no file.
-    texts = {file: render[file_format](runs) for file, file_format in format_of.items()}
-    for file, text in texts.items():
+    text_of_file = {file: render[file_format](runs) for file, file_format in format_of.items()}
+    for file, text in text_of_file.items():
         write_file(file, text, "--out")
         print(file)
 
