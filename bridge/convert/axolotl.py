@@ -321,17 +321,17 @@ def _report_weights(builder: ImportBuilder, top: Settings, semantics: str) -> No
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for other in DTYPE_DECIDERS:
-        if not top.values.get(other) or other == decider:
+    for setting in DTYPE_DECIDERS:
+        if not top.values.get(setting) or setting == decider:
             continue
-        if semantics == "fp32" and other == "deepspeed":
-            builder.record("axolotl.deepspeed-file-may-set-the-mode", other, top[other])
-        elif semantics == "amp_o1" and other == "adapter":
-            builder.record("axolotl.adapter-is-trained-in-fp32", other, top[other], mode=mode)
-        elif semantics != "fp32" and other == "adapter":
-            builder.record("axolotl.adapter-alone-is-trained", other, top[other], mode=mode)
+        if semantics == "fp32" and setting == "deepspeed":
+            builder.record("axolotl.deepspeed-file-may-set-the-mode", setting, top[setting])
+        elif semantics == "amp_o1" and setting == "adapter":
+            builder.record("axolotl.adapter-is-trained-in-fp32", setting, top[setting], mode=mode)
+        elif semantics != "fp32" and setting == "adapter":
+            builder.record("axolotl.adapter-alone-is-trained", setting, top[setting], mode=mode)
         else:
-            builder.map(other)
+            builder.map(setting)
 
 
 def _get_stated_mode(builder: ImportBuilder) -> str:

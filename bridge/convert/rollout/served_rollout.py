@@ -50,8 +50,8 @@ def add_serving_config(rollout: Rollout, path: Path) -> Rollout:
     Raises:
         PayloadError: The file is not a config.json, or has a method that is not supported.
     """
-    data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
-    content = strict_json.loads(data.decode(errors="replace"), str(path))
+    config_bytes = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
+    content = strict_json.loads(config_bytes.decode(errors="replace"), str(path))
     config = ServingConfig.from_mapping(content, str(path))
     settings: Mapping[str, Any] = {}
     if isinstance(content, Mapping):

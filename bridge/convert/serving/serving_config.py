@@ -77,8 +77,8 @@ class ServingConfig:
         Raises:
             PayloadError: The file is not a supported config, or has an unsupported method.
         """
-        data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
-        content = strict_json.loads(data.decode(errors="replace"), str(path))
+        config_bytes = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
+        content = strict_json.loads(config_bytes.decode(errors="replace"), str(path))
         return cls.from_mapping(content, str(path))
 
     @classmethod
