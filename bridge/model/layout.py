@@ -178,8 +178,8 @@ class ParallelLayout:
         try:
             self.split_layers(num_layers)
         except RunConfigError:
-            each, more = divmod(num_layers, chunks)
-            counts = [each + 1] * more + [each] * (chunks - more)
+            layers_per_chunk, more = divmod(num_layers, chunks)
+            counts = [layers_per_chunk + 1] * more + [layers_per_chunk] * (chunks - more)
             return replace(self, layout=_make_chunk_parts(counts))
         return self
 
@@ -215,12 +215,12 @@ class ParallelLayout:
         stated = {stage: count for stage, count in ends.items() if count is not None}
         if stated:
             left = num_layers - sum(stated.values())
-            others = stages - len(stated)
-            each = left // max(1, others)
-            if left < 0 or each * others != left:
-                rule = f"must leave a multiple of the {others} other stages, and leaves {left}"
+            num_others = stages - len(stated)
+            layers_per_stage = left // max(1, num_others)
+            if left < 0 or layers_per_stage * num_others != left:
+                rule = f"must leave a multiple of the {num_others} other stages, and leaves {left}"
                 raise _make_split_error(rule, num_layers)
-            return [stated.get(stage, each) for stage in range(stages)]
+            return [stated.get(stage, layers_per_stage) for stage in range(stages)]
         counted = num_layers + self.embedding_counts + self.loss_counts
         if counted % stages:
             rule = f"must be a multiple of the {stages} pipeline stages"
@@ -356,22 +356,22 @@ def _get_part_name(part: object) -> str:
 
 def _parse_layout_text(value: str) -> tuple[tuple[str, ...], ...]:
     """Return the parts of each chunk in a text, with its repetitions expanded."""
-    text = value.replace(" ", "").replace(",", "")
+    expanded = value.replace(" ", "").replace(",", "")
     while True:
-        match = _REPEATED.search(text)
+        match = _REPEATED.search(expanded)
         if match is None:
             break
         part, times = match[1], match[2]
         if not times:
             part, times = match[3], match[4]
-        if len(times.lstrip("0")) > 6 or len(text) + len(part) * int(times) > MAX_PARTS:
+        if len(times.lstrip("0")) > 6 or len(expanded) + len(part) * int(times) > MAX_PARTS:
             raise WrongValueError(f"must name at most {MAX_PARTS} parts", value)
-        text = text[: match.start()] + part * int(times) + text[match.end() :]
-    wrong = "".join(sorted(set(text) - set(PART_BY_LETTER) - {"|"}))
+        expanded = expanded[: match.start()] + part * int(times) + expanded[match.end() :]
+    wrong = "".join(sorted(set(expanded) - set(PART_BY_LETTER) - {"|"}))
     if wrong:
         raise WrongValueError(f"must consist of {', '.join(PART_BY_LETTER)} and |", wrong)
     chunks = []
-    for letters in text.split("|"):
+    for letters in expanded.split("|"):
         chunks.append(tuple(PART_BY_LETTER[letter] for letter in letters))
     return tuple(chunks)
 

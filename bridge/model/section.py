@@ -94,11 +94,11 @@ class Section:
 
         Fields at their defaults are left out.
         """
-        text = None
+        version_text = None
         if version is not None:
-            text = str(version)
+            version_text = str(version)
         versions: dict[str, str] = {}
-        for name, has in list_absent_fields(section_name, text).items():
+        for name, has in list_absent_fields(section_name, version_text).items():
             if name in self.stated and self.values[name] != OWNER_DEFAULTS[section_name][name]:
                 versions[name] = str(has)
         return versions
