@@ -255,15 +255,15 @@ def _find_strictest_scheme(plan: PrecisionPlan) -> tuple[str | None, str | None]
     """
     settings = plan.settings
     planned = plan.schemes()
-    others = []
+    module_schemes = []
     for row in SCHEMES:
         if row.name in planned and row.name not in (settings.scheme, "custom"):
-            others.append(row)
-    if not others:
+            module_schemes.append(row)
+    if not module_schemes:
         return settings.scheme, settings.family
-    rows = others
+    rows = module_schemes
     if settings.row is not None:
-        rows = [settings.row, *others]
+        rows = [settings.row, *module_schemes]
     strictest = max(rows, key=_get_token_multiple)
     return strictest.name, strictest.family
 

@@ -182,9 +182,11 @@ def _count_bytes(step: ScheduleStep, chunks: Sequence[_ChunkBytes], workload: Wo
             outputs_in_backward = 0.0
     backward = chunks[step.backward]
     if workload.is_combined and forward is not None:
-        others = kept - backward.kept - forward.kept
+        kept_by_others = kept - backward.kept - forward.kept
         return (
-            others + _count_overlap(forward.kept_after, backward.kept_after) + outputs_in_backward
+            kept_by_others
+            + _count_overlap(forward.kept_after, backward.kept_after)
+            + outputs_in_backward
         )
     return max(
         kept + outputs_between,

@@ -479,6 +479,6 @@ def _list_variable_notes(run: Prediction, scheme: str | None) -> Iterator[str]:
     """Yield a sentence about each environment variable of the run that changes its scheme."""
     if scheme is None:
         return
-    for row, text in list_scheme_variables(scheme, run.environment, attention=False):
-        if row.keyword and row.is_active(text) and scheme not in row.refused_by:
-            yield f"{row.name}={text}: it {row.effect}."
+    for row, value in list_scheme_variables(scheme, run.environment, attention=False):
+        if row.keyword and row.is_active(value) and scheme not in row.refused_by:
+            yield f"{row.name}={value}: it {row.effect}."

@@ -191,7 +191,9 @@ def _compare_other_stages(
     modules = _place_modules(plan, ParallelLayout(pipeline=stages))
     there = _apply_matchers(plan.settings.recipes, modules, num_layers, is_foreign=True)
     differing: list[StageDependentMatcher] = []
-    for row, other in zip(here.rows, there.rows, strict=True):
-        if row.numbers != other.numbers:
-            differing.append(StageDependentMatcher(row=row, stages=stages, numbers=other.numbers))
+    for row, other_row in zip(here.rows, there.rows, strict=True):
+        if row.numbers != other_row.numbers:
+            differing.append(
+                StageDependentMatcher(row=row, stages=stages, numbers=other_row.numbers)
+            )
     return differing
