@@ -81,8 +81,8 @@ def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
         parts.append(_format_markdown(comparison, picture))
     (folder / f"{FILE_STEM}.md").write_text("\n".join(parts), encoding="utf-8")
     content = list(map(comparison_to_dict, comparisons))
-    text = json.dumps(content, indent=2)
-    (folder / f"{FILE_STEM}.json").write_text(text + "\n", encoding="utf-8")
+    content_json = json.dumps(content, indent=2)
+    (folder / f"{FILE_STEM}.json").write_text(content_json + "\n", encoding="utf-8")
 
 
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:

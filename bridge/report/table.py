@@ -167,10 +167,10 @@ def format_mib(size_bytes: float | None) -> str:
     """Return a size in MiB as a cell; "-" for None, and "< 0.1" for a small size above 0."""
     if size_bytes is None:
         return "-"
-    text = f"{size_bytes / 2**20:,.1f}"
-    if text == "0.0" and size_bytes > 0:
+    mib = f"{size_bytes / 2**20:,.1f}"
+    if mib == "0.0" and size_bytes > 0:
         return "< 0.1"
-    return text
+    return mib
 
 
 def format_bytes(count: float) -> str:

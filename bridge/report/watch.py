@@ -89,11 +89,11 @@ def _list_quantisation(run: RunFolder) -> list[tuple[str, str]]:
     for operand, measured in group_by_operand(select_last_step(run.quantisation)).items():
         underflow = 100 * max(row.underflow for row in measured)
         saturated = 100 * max(row.saturated for row in measured)
-        text = (
+        shares = (
             f"{underflow:.2g} % to zero, {saturated:.2g} % saturated, at most; "
             f"step {measured[0].step}"
         )
-        rows.append((operand, text))
+        rows.append((operand, shares))
     return rows
 
 

@@ -39,9 +39,9 @@ def render_page(runs: Sequence[RunContent]) -> str:
         heat=_make_heat_tables,
         charts=_draw_charts,
     )
-    text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    template = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _make_names_unique(runs)
-    return environment.from_string(text).render(
+    return environment.from_string(template).render(
         runs=runs,
         overlay=_draw_overlay(runs),
         compared=_collect_answers(runs),
@@ -111,16 +111,16 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
     overrides_of = [PurePath(run.folder).name.split(",") for run in runs]
     named = []
     for run, overrides in zip(runs, overrides_of, strict=True):
-        others = []
-        for other, other_overrides in zip(runs, overrides_of, strict=True):
-            if other.name == run.name and other is not run:
-                others.append(other_overrides)
-        if not others:
+        overrides_of_namesakes = []
+        for other_run, other_overrides in zip(runs, overrides_of, strict=True):
+            if other_run.name == run.name and other_run is not run:
+                overrides_of_namesakes.append(other_overrides)
+        if not overrides_of_namesakes:
             named.append(run)
             continue
         differing = []
         for override in overrides:
-            if any(override not in other_overrides for other_overrides in others):
+            if any(override not in other_overrides for other_overrides in overrides_of_namesakes):
                 differing.append(override)
         name = ", ".join([run.name, *(differing or overrides)])
         named.append(replace(run, name=name))

@@ -19,8 +19,8 @@ def make_alignment_table(report: AlignmentReport) -> RenderableType:
         parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_GEMM_SOURCE})."))
     multiple = report.pad.per_expert
     if multiple > 1 and any(gemm.expert for gemm in report.gemms):
-        text = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
-        parts.append(Text(text))
+        sentence = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
+        parts.append(Text(sentence))
     parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
     return Group(*parts)
 

@@ -134,8 +134,8 @@ def _format_fit_line(
     needed = f"  {least}{format_bytes(rank.total)} of {available} on stage {rank.stage}"
     if unread:
         options = ", ".join(unread)
-        text = f"{needed}: no verdict, since {options} may change what is counted."
-        return Text(text, style="yellow")
+        sentence = f"{needed}: no verdict, since {options} may change what is counted."
+        return Text(sentence, style="yellow")
     if rank.total > memory_bytes:
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
@@ -143,11 +143,11 @@ def _format_fit_line(
     left = memory_bytes - rank.total
     smallest, largest = WORKSPACE_BYTES
     if left < largest:
-        text = (
+        sentence = (
             f"{needed}: may not fit. {format_bytes(left)} are left for what is not counted, of which "
             f"workspaces alone take {format_bytes(smallest)} to {format_bytes(largest)}."
         )
-        return Text(text, style="yellow")
+        return Text(sentence, style="yellow")
     return Text(f"{needed}: {format_bytes(left)} are left for what is not counted.")
 
 
