@@ -104,10 +104,10 @@ def is_at_least(version: Version | None, least: str) -> bool | None:
 @functools.cache
 def get_installed_version(product: str) -> Version | None:
     """Return the installed version of a product, or None. The product is not imported."""
-    text = get_installed_text(product)
-    if text is not None:
+    version_text = get_installed_text(product)
+    if version_text is not None:
         with suppress(RunConfigError):
-            return parse_version(text)
+            return parse_version(version_text)
     return None
 
 
@@ -150,8 +150,8 @@ def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
     package_info = folder / "megatron" / "core" / "package_info.py"
     if not (folder / _COMPLETION_MARKER).is_file() or not package_info.is_file():
         return None
-    text = package_info.read_text(encoding="utf-8")
-    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+    package_info_text = package_info.read_text(encoding="utf-8")
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package_info_text, re.MULTILINE)
     with suppress(RunConfigError):
         return parse_version(".".join(numbers))
     return None
