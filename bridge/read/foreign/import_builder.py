@@ -81,8 +81,8 @@ class ImportBuilder:
             remedy: The advice, as a sentence.
         """
         entry = Unmapped(setting, value, reason, detail, remedy)
-        for other in self.unmapped:
-            if entry == other and type(value) is type(other.value):  # 0 and False are two values
+        for record in self.unmapped:
+            if entry == record and type(value) is type(record.value):  # 0 and False are two values
                 return
         self.unmapped.append(entry)
 

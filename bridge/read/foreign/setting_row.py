@@ -112,7 +112,9 @@ class SettingRow:
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value has no effect. 0 and False are different values here."""
-        return any(value == other and type(value) is type(other) for other in self.harmless)
+        return any(
+            value == harmless and type(value) is type(harmless) for harmless in self.harmless
+        )
 
     def find_unmet_need(self, facts: Mapping[str, object]) -> str | None:
         """Return the first needed fact that is false. None if all are true."""

@@ -35,11 +35,11 @@ def read_logs(path: Path) -> list[RunLog]:
         return tensorboard.read(path, [path])
     if path.is_dir():
         return _read_folder(path)
-    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_LOG_BYTES)
-    if len(data) > MAX_LOG_BYTES:
+    log_bytes = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_LOG_BYTES)
+    if len(log_bytes) > MAX_LOG_BYTES:
         size = f"{MAX_LOG_BYTES // 2**20} MiB"
         raise UnreadFileError(f"{path}: a log must not be larger than {size}. Give a part of it.")
-    return _read_text(data.decode(errors="replace"), path)
+    return _read_text(log_bytes.decode(errors="replace"), path)
 
 
 def _read_folder(path: Path) -> list[RunLog]:

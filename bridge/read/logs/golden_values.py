@@ -87,8 +87,8 @@ def _read_arguments(config: Path) -> dict[str, Any]:
     if not config.is_file():
         return {}
     content = strict_yaml.read_bytes(config, error=UnreadFileError)
-    text = strict_yaml.decode_text(content, str(config), error=UnreadFileError)
-    documents = strict_yaml.load_documents(text, str(config), error=UnreadFileError)
+    config_yaml = strict_yaml.decode_text(content, str(config), error=UnreadFileError)
+    documents = strict_yaml.load_documents(config_yaml, str(config), error=UnreadFileError)
     if not documents or not isinstance(documents[0], dict):
         return {}
     group = documents[0].get(ARGUMENTS_KEY)

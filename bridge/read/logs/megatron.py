@@ -110,7 +110,7 @@ def _parse_iterations(text: str) -> _Iterations:
     for match in ITERATION_LINE_PATTERN.finditer(text):
         step = int(match[1])
         if step < previous:
-            for later in [other for other in cells_by_step if other >= step]:
+            for later in [known_step for known_step in cells_by_step if known_step >= step]:
                 repeated_steps.add(later)
                 del cells_by_step[later]
         cells_by_step[step] = _parse_cells(match[3])

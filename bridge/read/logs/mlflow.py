@@ -79,8 +79,8 @@ def _read_series(folder: Path) -> dict[str, dict[int, float]]:
 def _read_run_name(run: Path) -> str:
     """Return the name of a run, or of its folder if it has none."""
     content = strict_yaml.read_bytes(run / META_FILE, error=UnreadFileError)
-    text = strict_yaml.decode_text(content, str(run / META_FILE), error=UnreadFileError)
-    documents = strict_yaml.load_documents(text, str(run / META_FILE), error=UnreadFileError)
+    meta_yaml = strict_yaml.decode_text(content, str(run / META_FILE), error=UnreadFileError)
+    documents = strict_yaml.load_documents(meta_yaml, str(run / META_FILE), error=UnreadFileError)
     if documents and isinstance(documents[0], dict):
         return str(documents[0].get("run_name") or run.name)
     return run.name

@@ -202,7 +202,7 @@ def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
         else:
             builder.leave_mode("the section trainer of another file")
         return "fp32"
-    (where, value), *others = stated.items()
+    (where, value), *further_settings = stated.items()
     _require_decided(where, value)
     dtype = PRECISION_DTYPES.get(str(value).removesuffix(".0"))
     if dtype is None:
@@ -210,11 +210,13 @@ def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: {rule}, got {value!r:.60}. {remedy}")
     builder.map(where)
-    for other, second in others:
+    for further, second in further_settings:
         if PRECISION_DTYPES.get(str(second).removesuffix(".0")) == dtype:
-            builder.map(other)
+            builder.map(further)
         else:
-            builder.record("nemo1.another-setting-decides", other, second, where=where, value=value)
+            builder.record(
+                "nemo1.another-setting-decides", further, second, where=where, value=value
+            )
     return dtype
 
 
@@ -256,25 +258,25 @@ def _map_reduction_dtype(
 
     The setting of the distributed optimizer decides. Under torch FSDP, the setting of FSDP decides.
     """
-    decides = "model.optim.grad_sync_dtype"
-    other = "model.fsdp_grad_reduce_dtype"
+    decisive_setting = "model.optim.grad_sync_dtype"
+    unread_setting = "model.fsdp_grad_reduce_dtype"
     if fsdp:
-        decides, other = other, decides
-    value = get_dotted_value(file, decides)
-    unread = get_dotted_value(file, other)
-    _require_decided(decides, value)
+        decisive_setting, unread_setting = unread_setting, decisive_setting
+    value = get_dotted_value(file, decisive_setting)
+    unread = get_dotted_value(file, unread_setting)
+    _require_decided(decisive_setting, value)
     if _is_fp32(unread) and not fsdp:
-        builder.map(other)
+        builder.map(unread_setting)
     elif unread is not None:
         row = "nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp"
-        builder.record(row, other, unread)
+        builder.record(row, unread_setting, unread)
     if value is not None:
-        builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
+        builder.map(decisive_setting, grad_reduce_in_fp32=_is_fp32(value))
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
         row = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps"
         state = {"grad_reduce_in_fp32": kept == "fp32"}
-        builder.record(row, decides, kept, state, dtype=dtype, kept=kept.upper())
+        builder.record(row, decisive_setting, kept, state, dtype=dtype, kept=kept.upper())
 
 
 def _is_fp32(dtype: object) -> bool:

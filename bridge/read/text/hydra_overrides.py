@@ -52,11 +52,11 @@ def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
         match = OVERRIDE_PATTERN.match(word)
         if match is None or (match["value"] is None and match["sign"] != "~"):
             continue
-        text = match["value"] or ""
-        is_late = ShellWord(text).is_unknown
-        value: object = text
+        value_text = match["value"] or ""
+        is_late = ShellWord(value_text).is_unknown
+        value: object = value_text
         if not is_late:
-            value = parse_override_value(text)
+            value = parse_override_value(value_text)
         override = HydraOverride(
             key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late
         )

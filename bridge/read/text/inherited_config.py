@@ -139,9 +139,9 @@ def _read_mapping(path: Path) -> ConfigTree:
     Raises:
         PayloadError: The file cannot be read, or is not a mapping.
     """
-    data = strict_yaml.read_bytes(path, error=PayloadError)
-    text = strict_yaml.decode_text(data, str(path), error=PayloadError)
-    documents = strict_yaml.load_documents(text, str(path))
+    file_bytes = strict_yaml.read_bytes(path, error=PayloadError)
+    file_yaml = strict_yaml.decode_text(file_bytes, str(path), error=PayloadError)
+    documents = strict_yaml.load_documents(file_yaml, str(path))
     content = documents[0] if documents else {}
     if not isinstance(content, dict):
         rule = "must hold a mapping, as a file that another one inherits from"
