@@ -59,8 +59,10 @@ def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
     switch = ""
     if context.is_low_precision:
         switch = "state first_last_layers_bf16=True"
-    for found in find_fields_without_effect(context, LAYER_COUNTS):
-        yield Violation(found.path, severity=severity, why=found.words["why"], switch=switch)
+    for violation in find_fields_without_effect(context, LAYER_COUNTS):
+        yield Violation(
+            violation.path, severity=severity, why=violation.words["why"], switch=switch
+        )
         return
 
 

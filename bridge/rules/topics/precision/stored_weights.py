@@ -90,8 +90,8 @@ def find_one_sided_storage(context: RuleContext) -> Iterator[Violation]:
     for family in FAMILIES:
         theirs = gathers[family]
         if stores[family] != theirs:
-            other = f"ddp.{family}_param_gather"
-            yield Violation(f"model.{family}_param", other=other, theirs=theirs)
+            ddp_field = f"ddp.{family}_param_gather"
+            yield Violation(f"model.{family}_param", other=ddp_field, theirs=theirs)
 
 
 def find_conflicting_storage_names(context: RuleContext) -> Iterator[Violation]:

@@ -92,8 +92,8 @@ def find_disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
         second = getattr(context.views[other_owner], other_name)
         is_known = is_check or (first is not None and second is not None)
         if first != second and is_known:
-            other = f"{other_owner}.{other_name}"
-            yield Violation(f"{owner_name}.{name}", value=first, other=other, theirs=second)
+            other_path = f"{other_owner}.{other_name}"
+            yield Violation(f"{owner_name}.{name}", value=first, other=other_path, theirs=second)
 
 
 def _is_compared(context: RuleContext, pair: SharedSetting, *, is_check: bool) -> bool:

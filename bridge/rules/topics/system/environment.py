@@ -55,8 +55,8 @@ def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
             refused.add(row.name)
     if _refuses_fp32_scales(context):
         refused.add(FP32_SCALES)
-    for row, text in variables:
-        if row.keyword and row.is_active(text) is not False and row.name not in refused:
+    for row, value in variables:
+        if row.keyword and row.is_active(value) is not False and row.name not in refused:
             off = "unset it"
             if row.name == FP32_SCALES:
                 off = "set it to 0"
