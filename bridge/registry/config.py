@@ -85,8 +85,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         report = write_precision(
             self, {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config}
         )
-        report.log_overrides(log)
-        report.log_others(log)
+        report.log_warnings(log)
         vars(self)["_held"] = {row.field: row.new for row in report.rows if row.verdict != "absent"}
         return report
 

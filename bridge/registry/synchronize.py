@@ -51,6 +51,8 @@ def synchronize(
     config = get_mixed_precision_config(precision)
     config.finalize()
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    # The steps of a sync read `strict` as `is_last`: this is the last sync before the run.
     report = write_precision(config, owners, on_conflict=on_conflict, is_last=strict)
-    report.log_overrides(log)
+    for row in report.replaced:
+        log.warning("%s", row)
     return report

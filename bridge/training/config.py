@@ -233,7 +233,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
     report = apply_last_sync(config, precision)
     if report is not None:
-        report.log_all(log)
+        report.log_warnings(log)
     return report
 
 
