@@ -6,7 +6,7 @@ Megatron's checks that a config of Megatron Bridge puts off until its `finalize`
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bridge.errors import Finding, SyncCheckError
 from bridge.registry.config import MixedPrecisionConfig
@@ -22,6 +22,7 @@ from bridge.sync.trial import NO_TRANSFORMER_ENGINE, format_validation_error, ma
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Container(Protocol):
     """The sections of a run's container, ours or Megatron Bridge's, that a sync reads and writes.
 
