@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.errors import Finding
 from bridge.runtime.checkpoint.folder import find_load_fault
-from bridge.runtime.megatron.data.corpus import find_path_fault
+from bridge.runtime.megatron.data.pair_path import find_path_fault
 from bridge.training.config import ConfigContainer
 from bridge.training.unsupported_settings import find_unsupported_settings
 from bridge.training.value_checks import find_batch_fault, find_value_faults
