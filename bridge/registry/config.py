@@ -20,7 +20,7 @@ from bridge.errors import Finding, PrecisionConfigError
 from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import get_low_precision_format, get_mode
+from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode, is_family_on
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import (
     get_field_value,
@@ -122,16 +122,10 @@ class MixedPrecisionConfig(PrecisionConfig):
 
         With these values the sync of Megatron Bridge writes the same settings as ours.
         """
-        is_family_on = {
-            None: True,
-            "fp8": self.fp8,
-            "fp4": self.fp4,
-            "low": get_low_precision_format(self),
-        }
-        has_effect = bool(is_family_on[FIELDS[name].family])
+        has_effect = is_family_on(self, FIELDS[name].family)
         if name == "fp8_recipe" and not has_effect:
             return None  # any other value makes the optimizer treat the run as one in FP8
-        if name in MODE_DTYPE_FIELDS and not is_stated(self, name):
+        if name in FILLED_DTYPE_FIELDS and not is_stated(self, name):
             return get_torch_dtype(get_mode(self))
         if is_stated(self, name) or not has_effect or name not in OWNER_BY_FIELD:
             return getattr(self, name)
@@ -186,7 +180,6 @@ def drop_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """The import path of Megatron Bridge's class of the same name."""
-MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype")
 
 
 def _build_owner_table() -> dict[str, str]:

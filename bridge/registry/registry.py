@@ -329,8 +329,7 @@ class Registry:
             )
         token = _recipes_in_progress.set((*in_progress, recipe.name))
         try:
-            # A function that was set through `MIXED_PRECISION_RECIPES` is not wrapped yet.
-            config = _wrap_recipe_function(recipe.function, recipe.name)()
+            config = recipe.function()
         finally:
             _recipes_in_progress.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
@@ -338,7 +337,8 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, "
                 f"got {config!r}. Return one from the decorated function."
             )
-        return config
+        # A function that was set through `MIXED_PRECISION_RECIPES` does not name its recipe itself.
+        return _copy_with_recipe_name(config, recipe.name)
 
     def recipes(self) -> list[Recipe]:
         """Return every recipe, in order of registration."""
@@ -428,13 +428,19 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
 
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
-        config = function(*args, **options)
-        if isinstance(config, MixedPrecisionConfig):
-            config = copy.copy(config)  # the function may return the same object each time
-            mark_recipe(config, name)
-        return config
+        made: Any = function(*args, **options)
+        if isinstance(made, MixedPrecisionConfig):
+            return _copy_with_recipe_name(made, name)
+        return made  # `Registry.get` refuses it
 
     return recipe
+
+
+def _copy_with_recipe_name(config: MixedPrecisionConfig, name: str) -> MixedPrecisionConfig:
+    """Return a copy with the recipe as its source: a function may return the same object twice."""
+    named = copy.copy(config)
+    mark_recipe(named, name)
+    return named
 
 
 BUILT_IN_PREFIX = "precision_bridge_recipes."
