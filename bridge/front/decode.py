@@ -27,8 +27,7 @@ from bridge.model.shape_reader import find_impossible_sizes
 from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.precision.fields import get_field_default
 from bridge.precision.matchers import convert_to_file_content
-from bridge.precision.mode import get_mode, get_scheme
-from bridge.precision.module_row import list_row_schemes
+from bridge.precision.mode import get_mode
 from bridge.precision.statements import get_field_value
 from bridge.preflight import declared_gpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
@@ -62,7 +61,7 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     problems = problems or Problems(run.origins)
     _refuse_other_framework(run)
     require_extra("train", "A training run")
-    _declare_gpu(run)
+    _declare_gpu_for_te_cpu(run)
     from bridge.runtime.megatron.deferred_configs import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
@@ -169,18 +168,14 @@ def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
     problems.raise_any()
 
 
-def _declare_gpu(run: Run) -> None:
+def _declare_gpu_for_te_cpu(run: Run) -> None:
     """Declare the GPU of a run whose backend is te_cpu, before Megatron Core is imported."""
     if run.sections.get("precision_backend") != declared_gpu.TE_CPU_BACKEND:
         return
-    scheme = run.model.get("fp8_recipe")
-    if run.model.get("fp4"):
-        scheme = run.model.get("fp4_recipe")
-    rows = None
+    fields = run.model
     if run.precision is not None:
-        scheme = get_scheme(run.precision)
-        rows = get_field_value(run.precision, "modules")
-    declared_gpu.declare(run.sections.get("target"), schemes=[scheme, *list_row_schemes(rows)])
+        fields = run.precision.to_dict(full=True)
+    declared_gpu.declare_for_run(run.sections.get("target"), fields)
 
 
 def decode_sections(

@@ -427,7 +427,7 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
     """Return a function whose configs are fresh copies and have the recipe's name as their source."""
 
     @functools.wraps(function)
-    def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
+    def recipe(*args: Any, **options: Any) -> Any:
         made: Any = function(*args, **options)
         if isinstance(made, MixedPrecisionConfig):
             return _copy_with_recipe_name(made, name)
