@@ -67,8 +67,8 @@ def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
         model: The model config, with the layout.
     """
     if isinstance(recipe, dict):
-        return made(kind, [recipe], 1)
-    return made(kind, recipe, ParallelLayout.from_model(model).pipeline)
+        return make_module_recipe(kind, [recipe], 1)
+    return make_module_recipe(kind, recipe, ParallelLayout.from_model(model).pipeline)
 
 
 def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
@@ -152,13 +152,13 @@ class _ModuleRecipe:
         """Return the mapping that Megatron Bridge's container writes into the YAML of a run.
 
         Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A single recipe is
-        written as `RecipeConfig` itself. Several recipes are written as a call of `made`. The
+        written as `RecipeConfig` itself. Several recipes are written as a call of `make_module_recipe`. The
         loader of Megatron Bridge accepts that call if the prefix ``bridge.`` is allowed.
         """
         kind = _get_import_path(self.kind)
         if len(self.files) > 1:
             return {
-                "_target_": _get_import_path(made),
+                "_target_": _get_import_path(make_module_recipe),
                 "kind": {"_target_": kind, "_call_": False},
                 "files": list(self.files),
                 "stages": self.stages,
@@ -175,7 +175,7 @@ class _ModuleRecipe:
         return hash(self.stages)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (self.kind, self.files, self.stages)
+        return make_module_recipe, (self.kind, self.files, self.stages)
 
     def __repr__(self) -> str:
         configs = []
@@ -198,7 +198,7 @@ def _make_recipe_class(kind: Any) -> Any:
     return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
 
 
-def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
+def make_module_recipe(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
     """Return a recipe that is an object of a class of Megatron.
 
     YAML files and pickles name this function.

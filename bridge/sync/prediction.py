@@ -65,13 +65,13 @@ class Prediction:
 
     def with_precision(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
-        return self._predicted(precision, self.sections, self.target)
+        return self._predict_again(precision, self.sections, self.target)
 
     def with_target(self, target: Target) -> Prediction:
         """Return the same run on another target."""
-        return self._predicted(self.precision, self.sections, target)
+        return self._predict_again(self.precision, self.sections, target)
 
-    def _predicted(
+    def _predict_again(
         self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
     ) -> Prediction:
         """Return the same run with another precision, other sections or another target."""
@@ -100,7 +100,7 @@ class Prediction:
         for path, value in changes.items():
             section_name, _, name = path.partition(".")
             sections[section_name] = sections[section_name].with_values({name: value})
-        return self._predicted(self.precision, sections, self.target)
+        return self._predict_again(self.precision, sections, self.target)
 
     @tracked_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:

@@ -73,7 +73,7 @@ class Audit:
         with recording.record_gemms():
             yield
         census = take_census(model, optimizer, run.activations)
-        global_record = recording.gathered(census)
+        global_record = recording.gather_record(census)
         step = run.iteration + 1
         # The record has the tensors of this rank. Those of all ranks are only compared.
         self.record = replace(global_record, census=census, backend=run.backend, step=step)

@@ -57,7 +57,7 @@ def trained(place: Path, scheme: str) -> dict[str, Any]:
         with recording.record_gemms():
             run.step()
         debug_api.step()
-        record = recording.gathered(())
+        record = recording.gather_record(())
         owners = {"model": run.model[0].config, "optimizer": run.optimizer.config, "ddp": run.model[0].ddp_config}
         features = DebugFeatures.from_content(yaml.safe_load(file.read_text()))
         plan = make_plan(dataclasses.replace(predict(None, owners), features=features))

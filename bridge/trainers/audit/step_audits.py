@@ -177,7 +177,7 @@ class StepAudits:
         census: tuple[CensusRow, ...] = ()
         if self._has_megatron_ddp():
             census = take_census(self.chunks, self._optimizer, self._activations)
-        global_record = recording.gathered(census)
+        global_record = recording.gather_record(census)
         # The record has the tensors of this rank. Those of all ranks are only compared.
         self.record = replace(
             global_record, census=census, backend=self._detect_backend(), step=self.steps

@@ -3,7 +3,7 @@
     recording = StepRecording(model, optimizer)
     with recording.record_gemms():
         ...                                          # forward, backward and optimizer of one step
-    record = recording.gathered(census)              # of all ranks
+    record = recording.gather_record(census)         # of all ranks
     recording.mismatches(plan, record)
 
 Both the loop of this project and the audits inside other trainers' loops use it.
@@ -37,7 +37,7 @@ class StepRecording:
             yield
         self._copies = copies
 
-    def gathered(self, census: tuple[CensusRow, ...]) -> Record:
+    def gather_record(self, census: tuple[CensusRow, ...]) -> Record:
         """Return the record of all ranks; a collective call.
 
         Args:
@@ -52,7 +52,7 @@ class StepRecording:
 
         Args:
             plan: The plan of the step.
-            record: The record that `gathered` returned.
+            record: The record that `gather_record` returned.
             is_error_bounded: Whether the error of a healthy layer has a limit in this step.
         """
         of_copies = find_wrong_copies(self._copies)
