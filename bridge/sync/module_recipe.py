@@ -21,6 +21,7 @@ from bridge.precision.matchers import TRAINING, QuantRecipe, parse_quant_recipes
 from bridge.precision.mode import get_low_precision_format
 from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.module_schemes import make_chunk_recipes, make_stage_recipes
+from bridge.precision.owners import ConfigObject
 from bridge.precision.statements import get_field_value
 from bridge.sync.owner import OwnerValues
 from bridge.target.fields import parse_integer, read_field
@@ -58,7 +59,7 @@ def _have_same_effect(ours: Sequence[QuantRecipe], theirs: Sequence[QuantRecipe]
     return all(their.has_same_effect(our) for their, our in zip(theirs, ours, strict=True))
 
 
-def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
+def build_recipe_object(kind: type, recipe: Any, model: ConfigObject) -> Any:
     """Return the plain data of `build_module_recipe` as an object of a class of Megatron.
 
     Args:

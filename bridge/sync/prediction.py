@@ -23,6 +23,7 @@ from bridge.model.section import SECTION_NAMES, Section, read_section
 from bridge.model.shape import ModelShape
 from bridge.model.shape_reader import read_shape
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.owners import ConfigObject
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import OwnerValues, get_values_before_sync, unwrap_config
 from bridge.sync.sync_plan import plan_sync
@@ -228,7 +229,9 @@ def predict(
     )
 
 
-def _read_owner_section(section_name: str, owner: Any, *, is_synced: bool) -> Section:
+def _read_owner_section(
+    section_name: str, owner: ConfigObject | None, *, is_synced: bool
+) -> Section:
     """Return the values of an owner as a section.
 
     If a precision is to be written, they are the values before the first sync.
