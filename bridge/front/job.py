@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.compose import read_job_config
-from bridge.front.decode import build_container, require_startable
+from bridge.front.container import build_container, require_startable
 from bridge.front.errors import RUN_FOLDER_NOTE
 from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from bridge.errors import BridgeError
 from bridge.front.command_line import FULL_ERROR_VARIABLE, CommandLine
 from bridge.front.compose import Sweeps, compose, load_named_recipes, register_with_hydra
-from bridge.front.decode import decode_sections
+from bridge.front.container import decode_sections
 from bridge.front.errors import translate_errors
 from bridge.front.job import Job, PrepareRun, is_first_process, prepare_run
 from bridge.front.loader import make_run

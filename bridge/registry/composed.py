@@ -7,18 +7,15 @@ from typing import Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import copy_with_only
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config
+from bridge.registry.registry import (
+    GROUP,
+    REGISTRY,
+    get_mixed_precision_config,
+    get_recipe_flag,
+)
 
 CONFIGURATION_SOURCE = "configuration"
 """The source of fields that come from no recipe."""
-
-
-def get_recipe_flag(name: str) -> str:
-    """Return the flag that marks a node of OmegaConf as the node of a recipe.
-
-    The flag is kept when nodes are merged or pickled.
-    """
-    return f"recipe:{name}"
 
 
 def to_config(node: object) -> MixedPrecisionConfig:

@@ -24,12 +24,12 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
-from bridge.registry.composed import get_recipe_flag
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import (
     GROUP,
     REGISTRY,
     Recipe,
+    get_recipe_flag,
     is_auto,
     load_recipes_from,
 )

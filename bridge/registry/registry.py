@@ -417,6 +417,14 @@ def canonicalise_name(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
+def get_recipe_flag(name: str) -> str:
+    """Return the flag that marks a node of OmegaConf as the node of a recipe.
+
+    The flag is kept when nodes are merged or pickled.
+    """
+    return f"recipe:{name}"
+
+
 def _to_tuple(names: NameOrNames) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)

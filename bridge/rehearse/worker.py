@@ -27,7 +27,7 @@ from bridge.errors import (
     RunConfigError,
     SyncError,
 )
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import make_run
 from bridge.model.section import NULLABLE_FIELDS
 from bridge.plan.fit import PARALLEL_SIZE_FIELDS
