@@ -21,11 +21,11 @@ from bridge.read.foreign.reports import ExportReport
 from bridge.read.foreign.table import load_table
 from bridge.read.megatron_lm.module_recipe.stage_files import build_shared_file
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.saved_entry import PEER_TARGET
 from bridge.sync.routes import ROUTES
 from bridge.target.versions import parse_version
 
 TABLE = load_table("megatron_bridge")
-PRECISION_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
 OWNER_OF_MEGATRON_FIELD = {
     route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS
@@ -103,7 +103,7 @@ def _build_peer_fields(
     config = builder.config
     payload: dict[str, object] = {}
     if shape == "fields":
-        payload["_target_"] = PRECISION_TARGET
+        payload["_target_"] = PEER_TARGET
     has_fp4_fields = _has_fp4_fields(bridge_version)
     for field in MEGATRON_BRIDGE_FIELDS:
         if field in FP4_FIELDS and not has_fp4_fields:

@@ -47,8 +47,8 @@ from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import parse_named_dtype
-from bridge.registry.config import drop_references
 from bridge.registry.registry import REGISTRY
+from bridge.registry.saved_entry import drop_references
 
 __all__ = ["SYSTEM", "export", "import_"]
 
