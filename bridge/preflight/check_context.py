@@ -239,7 +239,7 @@ class CheckContext(RunContext):
     def _describe_gradient_flow(self) -> str:
         """Return the dtypes of a gradient, without the settings that are assumed."""
         weights = self.mode
-        main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
+        main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.target.mcore)
         master: str | None = "fp32"
         if self.has_precision_aware_optimizer and not self.optimizer.optimizer_cpu_offload:
             master = self.optimizer.main_params_dtype

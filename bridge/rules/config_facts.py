@@ -1,6 +1,6 @@
 """`ConfigFacts`: the facts that rules read of a precision, its configs and the target.
 
-    facts.model.fp8, facts.scheme, facts.has_precision_aware_optimizer, facts.capability
+    facts.model.fp8, facts.scheme, facts.has_precision_aware_optimizer, facts.target.mcore
 
 A value that no config states is the class default of Megatron. If Megatron has no default
 (`seq_length`) or the target does not state a version, the value is None, and a rule that needs it
@@ -18,7 +18,6 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import get_stated_values, get_switches_put_aside
 from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.target.target import Target
-from bridge.target.versions import Version
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
@@ -105,7 +104,7 @@ class ConfigFacts:
         """Values of the adapter's section."""
         return cast("PeftValues", self.views["peft"])
 
-    # -- the precision ---------------------------------------------------------------------------
+    # -- the mode, the format and the scheme ----------------------------------------------------
 
     @property
     def mode(self) -> str:
@@ -245,7 +244,7 @@ class ConfigFacts:
         """Whether the loss scale is dynamic."""
         return self.is_fp16 and not self.optimizer.loss_scale
 
-    # -- the owners ------------------------------------------------------------------------------
+    # -- the parts of the run --------------------------------------------------------------------
 
     @property
     def has_model(self) -> bool:
@@ -312,31 +311,6 @@ class ConfigFacts:
         return ()
 
     # -- the target ------------------------------------------------------------------------------
-
-    @property
-    def mcore(self) -> Version | None:
-        """The release of megatron-core, or None if it is not known."""
-        return self.target.mcore
-
-    @property
-    def te(self) -> Version | None:
-        """The release of Transformer Engine, or None if it is not known."""
-        return self.target.te
-
-    @property
-    def cuda(self) -> Version | None:
-        """The release of CUDA, or None if it is not known."""
-        return self.target.cuda
-
-    @property
-    def cudnn(self) -> Version | None:
-        """The release of cuDNN, or None if it is not known."""
-        return self.target.cudnn
-
-    @property
-    def capability(self) -> tuple[int, int] | None:
-        """The compute capability of the GPU, or None if it is not known."""
-        return self.target.capability
 
     @property
     def has_gpu(self) -> bool:
