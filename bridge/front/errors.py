@@ -70,7 +70,7 @@ def translate_errors(
 
     Args:
         overrides: The overrides of the command line.
-        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
+        loader: Hydra's loader, which knows the configs that can be found. None: no near names.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def translate_error(
     Args:
         error: The error of Hydra or of a package below it.
         overrides: The overrides of the command line, which may be the origin of the fault.
-        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
+        loader: Hydra's loader, which knows the configs that can be found. None: no near names.
     """
     if type(error) is ValueError:
         too_long = _find_long_number(overrides)
@@ -233,7 +233,7 @@ def _make_missing_option_error(
         option: The option of the group.
         origin: The source that chose the option.
         error: Hydra's error.
-        loader: Hydra's loader; None: the known groups and options cannot be named.
+        loader: Hydra's loader. None: the known groups and options cannot be named.
     """
     options = list(error.options or ())
     if not options and loader is not None:

@@ -62,7 +62,7 @@ class Job:
         self.run: PreparedRun | None = None
         """The run that was prepared before Hydra started.
 
-        None for a job of a sweep, which prepares the run of the config that Hydra composed for it.
+        None: this is a job of a sweep, which prepares the run of the config that Hydra composed for it.
         """
         self.refused: BridgeError | None = None
         """The error that ended the prepared run.

@@ -57,7 +57,7 @@ def load_run(
         overrides: Settings as on the training script's command line:
             ``mixed_precision=bf16_mixed``, ``target=h100x8``. They override the settings of the
             file or the tree.
-        config_path: Folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        config_path: Folder of the Hydra tree. None: the one that `find_config_folder` finds.
         config_file: A file that describes a run, or a folder with such a file. It is read instead
             of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.

@@ -67,7 +67,7 @@ def main(
             starts it.
         config_path: The folder of the Hydra tree, if the command line names no other.
         name: Hydra's name of the job and of its log.
-        arguments: The arguments of the command line; None: those of this process.
+        arguments: The arguments of the command line. None: those of this process.
         around: The script's work before and after a sweep.
     """
     if arguments is None:

@@ -64,8 +64,8 @@ def main_train(arguments: Sequence[str] | None = None, *, config_path: Path | No
     """Train the run of a command line.
 
     Args:
-        arguments: The arguments of the command line; None: those of this process.
-        config_path: The folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        arguments: The arguments of the command line. None: those of this process.
+        config_path: The folder of the Hydra tree. None: the one that `find_config_folder` finds.
     """
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
@@ -105,7 +105,7 @@ def report_sweep(
     Args:
         folder: The folder of the sweep.
         runs: The folders of its runs. A folder whose run cannot be compared is left out.
-        gate: The largest gap of the losses that passes; None: the default of `compare_arms`.
+        gate: The largest gap of the losses that passes. None: the default of `compare_arms`.
 
     Returns:
         The comparisons; empty for fewer than two runs.

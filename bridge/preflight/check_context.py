@@ -42,8 +42,8 @@ class CheckContext(RunContext):
 
     Args:
         run: The run.
-        prediction: The run after the sync with changed settings; None: the run's own prediction.
-        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+        prediction: The run after the sync with changed settings. None: the run's own prediction.
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs. None: the backend that the
             run states, or else Transformer Engine if the target has a GPU.
     """
 
@@ -195,7 +195,7 @@ class CheckContext(RunContext):
 
     @property
     def mode_decider(self) -> str | None:
-        """What decides the mode if nothing states it; None: the mode is known."""
+        """What decides the mode if nothing states it. None: the mode is known."""
         return self.run.reading.uncertainty.mode_decider
 
     @property

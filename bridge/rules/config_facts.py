@@ -139,12 +139,12 @@ class ConfigFacts:
 
     @property
     def fp8(self) -> str | None:
-        """The FP8 format, or None if FP8 is off."""
+        """The FP8 format. None: FP8 is off."""
         return self.model.fp8 or None
 
     @property
     def fp4(self) -> str | None:
-        """The FP4 format, or None if FP4 is off."""
+        """The FP4 format. None: FP4 is off."""
         return self.model.fp4 or None
 
     @property
@@ -170,7 +170,7 @@ class ConfigFacts:
 
     @property
     def scheme(self) -> str | None:
-        """The scaling scheme, or None without FP8 and FP4."""
+        """The scaling scheme. None: FP8 and FP4 are off."""
         if self._scheme:
             return self._scheme
         if self.is_fp8:

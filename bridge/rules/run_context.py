@@ -119,7 +119,7 @@ class RunContext(RuleContext, ABC):
     @property
     @abstractmethod
     def memory_overflow(self) -> Violation | None:
-        """The violation of the fullest rank, or None if its memory fits the GPU."""
+        """The violation of the fullest rank. None: its memory fits the GPU."""
 
     @property
     def has_experts(self) -> bool:

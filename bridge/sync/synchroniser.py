@@ -74,7 +74,7 @@ def write_precision(
 
     Args:
         config: The precision.
-        objects: Owner name -> config object, or None if the run has no such config.
+        objects: Owner name -> config object. None: the run has no such config.
         on_conflict: A policy of `CONFLICT_POLICIES`.
         is_last: Whether the run begins after this sync.
         prediction: A prediction of this run. Its rows are used if they were made for this precision

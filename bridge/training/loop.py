@@ -107,7 +107,7 @@ def _lock_folder(
     Args:
         stack: Its end releases the lock.
         key: Setting that names the folder.
-        folder: The folder. None locks nothing.
+        folder: The folder. None: nothing is locked.
         locked: A folder that this run has locked already. It is not locked a second time.
 
     Returns:

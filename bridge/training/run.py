@@ -95,7 +95,7 @@ class TrainingRun:
     stuck_in_a_row: int = 0
     """Length of the present series of skipped steps in which the loss scale could not fall."""
     stop_signal: int | None = None
-    """Number of the signal that ended the run before its last step. None if no signal did."""
+    """Number of the signal that ended the run before its last step. None: no signal did."""
     recent_losses: deque[float] = field(default_factory=deque)
     """Losses of the last `logging.log_interval` steps."""
     validation: ValidationRecord | None = None

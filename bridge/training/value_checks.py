@@ -76,7 +76,7 @@ def find_value_faults(
 
     Args:
         config: The run.
-        origin_of: Returns the origin of a dotted key, for the messages. None leaves origins out.
+        origin_of: Returns the origin of a dotted key, for the messages. None: they have no origins.
     """
     faults = [
         *_find_bound_faults(config),
@@ -202,7 +202,7 @@ def find_batch_fault(
 
     Args:
         train: The section.
-        ranks: Data-parallel ranks. None if they are not known, or for a single rank.
+        ranks: Data-parallel ranks. None: they are not known, or there is a single rank.
         origin_of: As for `find_value_faults`.
     """
     samples = train.micro_batch_size * (ranks or 1)
