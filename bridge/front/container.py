@@ -50,10 +50,11 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     _refuse_other_framework(run)
     require_extra("train", "A training run")
     _declare_gpu_for_te_cpu(run)
+    # Megatron Core is heavy, and `--help` does not need it.
     from bridge.runtime.megatron.deferred_configs import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
-    )  # heavy
+    )
     from bridge.runtime.megatron.model.gpt import ACTIVATIONS, GPTConfig
 
     owner_classes = {
@@ -75,7 +76,7 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
                 name, owner_class, owner_arguments[name], needed.get(name, {})
             )
     except RunConfigError:
-        # An impossible size explains the error of Megatron better than its own message.
+        # An impossible size explains the error of Megatron better than its message.
         refuse_impossible_sizes(run, problems)
         raise
     sections = {}
@@ -226,7 +227,7 @@ def _build_config(
     """Return the config of a class of Megatron's, with the stated values.
 
     Megatron checks it with the fields `needed`, which get their stated values afterwards: the sync
-    compares its own values with the stated ones.
+    compares its values with the stated values.
 
     Args:
         name: The section of the config.

@@ -1,7 +1,7 @@
 """`decode_fields`: plain data as the constructor arguments of a dataclass, by its annotations.
 
-The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): a value
-of YAML or of a command line is taken if it can only mean one thing, and refused otherwise.
+Scalars follow the rules of the precision fields (`bridge.precision.coercion.coerce`): a value of YAML
+or of a command line is refused if it can mean two things.
 """
 
 from __future__ import annotations

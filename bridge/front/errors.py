@@ -66,7 +66,7 @@ def translate_errors(
     """Translate the errors of a ``with`` block.
 
     A crash is raised as it is. A crash is an error of the job, which has a note with its folder, or
-    a ValueError of this package's own code.
+    a ValueError of this package's code.
 
     Args:
         overrides: The overrides of the command line.
@@ -87,7 +87,7 @@ def translate_errors(
 def _is_raised_by_composer(error: Exception) -> bool:
     """Return whether a package that composes configs raised an error, and not this package.
 
-    The innermost function of those packages or of this one decides. Functions of the standard
+    The innermost function of those packages or of this package decides. Functions of the standard
     library below it are passed over.
     """
     own_package = __name__.partition(".")[0]

@@ -67,7 +67,7 @@ def main(
             starts it.
         config_path: The folder of the Hydra tree, if the command line names no other.
         name: Hydra's name of the job and of its log.
-        arguments: The arguments of the command line. None: those of this process.
+        arguments: The arguments of the command line. None: the arguments of this process.
         around: The script's work before and after a sweep.
     """
     if arguments is None:
@@ -168,7 +168,7 @@ def _format_override(key: str, value: str) -> str:
 
 
 def _decode_own_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
-    """Return the decoded sections of our own classes, and check the precision.
+    """Return the decoded sections of our classes, and check the precision.
 
     The sections of Megatron's classes would need Megatron Core, so they are not decoded.
 

@@ -41,7 +41,7 @@ class Search:
     def start_hydra_over_folders(self, job_name: str = DEFAULT_JOB_NAME) -> Iterator[ConfigLoader]:
         """Initialise Hydra over the folders in a ``with`` block, and yield its loader of configs.
 
-        If a Hydra application calls this, its own Hydra is restored at the end.
+        If a Hydra application calls this, its Hydra is restored at the end.
 
         Args:
             job_name: The value of `${hydra:job.name}`.

@@ -66,8 +66,8 @@ def main_train(arguments: Sequence[str] | None = None, *, config_path: Path | No
     """Train the run of a command line.
 
     Args:
-        arguments: The arguments of the command line. None: those of this process.
-        config_path: The folder of the Hydra tree. None: the one that `find_config_folder` finds.
+        arguments: The arguments of the command line. None: the arguments of this process.
+        config_path: The folder of the Hydra tree. None: the folder that `find_config_folder` finds.
     """
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log

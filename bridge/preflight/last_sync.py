@@ -158,7 +158,7 @@ def _synchronize_sharding(configs: Mapping[str, ConfigObject | None]) -> None:
 def _finalize_configs(owners: Mapping[str, ConfigObject | None]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    A library that only this machine lacks is no fault of the configs. The run reports it when it
+    A library that only this machine lacks is not a fault of the configs. The run reports it when it
     needs the library.
 
     Raises:

@@ -29,9 +29,9 @@ def to_config(node: object) -> MixedPrecisionConfig:
             a config. Every key of a mapping counts as stated.
 
     Raises:
-        PrecisionTypeError: The node is no such object, or a value has a wrong type, is missing or
+        PrecisionTypeError: The node is not such an object, or a value has a wrong type, is missing or
             cannot be resolved.
-        UnknownFieldError: A key is no field.
+        UnknownFieldError: A key is not a field.
         UnknownRecipeError: There is no such recipe.
         PrecisionConfigError: The precision is wrong in any run.
     """

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class MixedPrecisionConfig(PrecisionConfig):
     """The precision of a training run, written for Megatron Core.
 
-    A field is *stated* if it is given to the constructor, assigned, or overridden on a command line.
+    A field is *stated* if it is passed to the constructor, assigned, or overridden on a command line.
     `del` removes the statement. Copies, pickles and `dataclasses.replace` keep the statements.
     """
 
@@ -88,7 +88,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         """Return this config as an entry of the YAML file of a run of Megatron Bridge.
 
         Megatron's containers call a method of this name on objects that they cannot write. Megatron
-        Bridge builds only objects of its own classes from a file, so the entry names its class. That
+        Bridge builds only objects of its classes from a file, so the entry names its class. That
         class states every field, and ours leaves an unstated field to its owner. After `setup` such a
         field is written with the owner's value. Before `setup` it is written as a reference to the
         owner's value, which the reader of the file resolves.

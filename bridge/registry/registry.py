@@ -73,7 +73,7 @@ RecipeFunctionT = TypeVar("RecipeFunctionT", bound=RecipeFunction)
 NameOrNames: TypeAlias = str | Iterable[str]
 """One name, or several names."""
 
-_recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
+_recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("recipes_in_progress", default=())
 """Names of the recipes whose functions are running, the outermost first."""
 
 
@@ -231,7 +231,7 @@ class Registry:
         Raises:
             DuplicateRecipeError: Another function already has the name. The same definition that is
                 run again, as in a notebook, replaces the earlier function.
-            RecipeSourceError: The object is no function with a name, or needs arguments.
+            RecipeSourceError: The object is not a function with a name, or needs arguments.
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
@@ -320,11 +320,11 @@ class Registry:
         in_progress = _recipes_in_progress.get()
         if recipe.name in in_progress:
             between = in_progress[in_progress.index(recipe.name) + 1 :]
-            through = ""
+            rule = "asks for itself"
             if between:
-                through = f" through {', '.join(map(repr, between))}"
+                rule = f"asks for itself through {', '.join(map(repr, between))}"
             raise RecipeSourceError(
-                f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through}. "
+                f"Recipe {recipe.name!r} ({recipe.place}): {rule}. "
                 "Build it on another recipe, or return a MixedPrecisionConfig."
             )
         token = _recipes_in_progress.set((*in_progress, recipe.name))
@@ -358,7 +358,7 @@ class Registry:
 
     @property
     def listing_hint(self) -> str:
-        """A sentence that says how to list the recipes and how to add one."""
+        """A sentence about how to list the recipes, and how to add a recipe."""
         count = len(self.names())
         return (
             f"`precision-bridge recipes` lists all {count}; {RECIPES_VARIABLE}=FILE.py adds yours."

@@ -42,7 +42,8 @@ def synchronize(
         it, and why. A warning is logged for each set value that was replaced.
 
     Raises:
-        PrecisionTypeError: No config is given; or an object is no config, or of another name.
+        PrecisionTypeError: There is no config, or an object is not a config or is the config of another
+            name.
         PrecisionConfigError: The precision is wrong in any run.
         SyncConflictError: A conflict under `on_conflict="error"`.
         SyncCheckError: Megatron's validation or a rule refuses the result.

@@ -98,7 +98,7 @@ def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list
 
 
 class _ModuleRecipe:
-    """A recipe that gives each pipeline stage its own matchers.
+    """A recipe with different matchers for each pipeline stage.
 
     `_make_recipe_class` makes a class that derives from this class and from Megatron's
     `RecipeConfig`.
@@ -213,7 +213,7 @@ def make_module_recipe(kind: Any, files: Sequence[dict[str, Any]], stages: int) 
 
 
 def _get_pipeline_stage() -> int:
-    """Return the pipeline stage of this process, from Megatron's own state."""
+    """Return the pipeline stage of this process, from Megatron's state."""
     # The code that builds the model has imported Megatron. This room does not import it.
     state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():

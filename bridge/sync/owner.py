@@ -2,7 +2,7 @@
 
     Owner("model", transformer_config).read().value("params_dtype")    # "bf16"
 
-An owner has one of the names "model", "optimizer", "ddp" and "train". It is an object of Megatron's
+The name of an owner is "model", "optimizer", "ddp" or "train". It is an object of Megatron's
 config class, or an object with attributes of the same names.
 
 Values are normalised: a dtype is its token, an enum its value. So the same code plans for an object
@@ -66,7 +66,7 @@ class OwnerValues:
     before: Mapping[str, Any] = field(default_factory=dict)
     """Attribute that a sync changed -> its value before the first sync."""
     defaults: Mapping[str, Any]
-    """Attribute -> Megatron's own class default."""
+    """Attribute -> Megatron's class default."""
     is_megatron: bool = True
     """Whether the owner's class is Megatron's, or a subclass of it."""
     class_name: str
@@ -261,7 +261,7 @@ def refuse_non_owners(owners: Collection[Owner]) -> None:
 
     Raises:
         PrecisionTypeError: There is no owner; or an object is a class or plain data, is the config
-            of another owner name, is given twice, or has no field of a precision.
+            of another owner name, is passed twice, or has no field of a precision.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
@@ -345,7 +345,7 @@ def unwrap_config(config: ConfigObject) -> ConfigObject:
     """Return the Megatron config that an object wraps as its `transformer`, or the object itself.
 
     The model configs of the builders of Megatron-LM and Megatron Bridge wrap a config in this way.
-    They have no precision fields of their own.
+    They have no precision fields themselves.
     """
     transformer = getattr(config, "__dict__", {}).get("transformer")
     if _is_model_config(transformer) and not _is_model_config(config):

@@ -53,7 +53,7 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     no_plan_reason: str | None = None
-    """A sentence that says why the run has no plan: a source of its layers or precision is not read.
+    """The reason why the run has no plan: a source of its layers or precision is not read.
 
     None: the run has a plan.
     """
@@ -198,11 +198,11 @@ def predict(
     Args:
         precision: The precision that is written into the sections. None: they keep their settings.
         sections: Section -> Megatron's object, a mapping of its fields, or a `Section`. A section
-            that is not given has Megatron's defaults. If a sync has written into an object, its
+            that is missing has Megatron's defaults. If a sync has written into an object, its
             values before that sync are read.
         target: The GPUs and versions of the run. Without a version of megatron-core every field
             is known to it.
-        no_plan_reason: A sentence that says why the run has no plan. None: it has one.
+        no_plan_reason: A sentence about why the run has no plan. None: it has a plan.
         uncounted: Options of the run that are not read and may affect its layout, its layers or
             its memory.
         environment: Environment variables of the run. None: they are not known.

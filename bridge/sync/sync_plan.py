@@ -11,7 +11,7 @@ Planning writes nothing. It has four steps:
 4. The last plan before a run resolves the settings that sharding decides.
 
 The fourth step does what Megatron Bridge's runtime does before a run, and not in `setup`: the
-gradient buffer is not reused under Megatron-FSDP, and a switch that is on in one of optimizer and
+gradient buffer is not reused under Megatron-FSDP, and a switch that is on in the optimizer or in
 DDP is turned on in both.
 
 Source: Megatron Bridge 0.6.2, training/config.py, `_validate_and_apply_megatron_fsdp_configs` and

@@ -55,7 +55,7 @@ BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 CONFLICT_POLICIES = ("override", "error", "keep")
 """The reactions to a value that was set in an owner and that differs from the precision."""
 DECIDER_NOUNS = {"stated": "the config that states it"}
-"""Name of a decider -> its noun in the message about a conflict, if the name is no noun."""
+"""Name of a decider -> its noun in the message about a conflict, if the name is not a noun."""
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def write_precision(
             and these values of the owners.
 
     Raises:
-        PrecisionTypeError: An object is no config, or is the config of another owner name.
+        PrecisionTypeError: An object is not a config, or is the config of another owner name.
         SyncConflictError: The policy is "error", and a set value differs from the precision.
         SyncCheckError: Megatron's validation or a rule refuses the result, or an attribute cannot
             be set.

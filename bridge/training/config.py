@@ -258,7 +258,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     Raises:
         UnknownRecipeError: No recipe has this name.
         PrecisionTypeError: The container is of another type or has no model, optimizer and DDP
-            config, or a section is no config.
+            config, or a section is not a config.
         PrecisionConfigError: The precision is wrong for any run.
         SyncError: The precision cannot be written into these configs, or there is no precision and
             model and optimizer disagree. Nothing was changed.

@@ -83,7 +83,7 @@ def update_config_with_precision_overrides(
 
     Raises:
         PrecisionConfigError: The precision is wrong for any run.
-        PrecisionTypeError: `config` is no config object.
+        PrecisionTypeError: `config` is not a config object.
         SyncCheckError: The result would not pass Megatron's validation. The object is not changed.
     """
     # Imported here, so that an import of this module loads no sync.
