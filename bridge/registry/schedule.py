@@ -133,16 +133,16 @@ class PrecisionSchedule:
                 return phase
         return self.phases[-1]
 
-    def models(self) -> list[Any]:
+    def models(self) -> list[ModelOwner]:
         """Return a copy of the model config for each phase."""
-        copies = []
+        copies: list[ModelOwner] = []
         for phase in self.phases:
             model = copy.copy(self._model)
             vars(model).update(phase.values)
             copies.append(model)
         return copies
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: ModelOwner) -> None:
         """Make `apply` write into another model config, for example the copy that the model was built with."""
         self._model, self._entered = model, None
 
