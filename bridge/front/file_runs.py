@@ -26,7 +26,7 @@ class FileRun:
     labels: tuple[str, ...]
     """A short text for each run of the file; empty if the file has one run."""
     values: Run | None
-    """The run; None if it cannot be used."""
+    """The run. None: it cannot be used."""
     refusal: str = ""
     """The reason for which it cannot be used, as sentences."""
 
@@ -96,7 +96,7 @@ def read_file_runs(
 
     Args:
         files: The files.
-        read: Returns the run of a file by its number; None: the first run.
+        read: Returns the run of a file by its number. None: the first run.
     """
     for file in files:
         try:

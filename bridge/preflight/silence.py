@@ -23,6 +23,24 @@ The rows say when each warning is given.
 """
 
 
+REASONS_RULE = "must be a mapping of rules to reasons"
+"""The rule of a section `silence` that is not a mapping."""
+REASONS_REMEDY = "Write PB306: why."
+
+
+def parse_reasons(silence: object) -> dict[str, str]:
+    """Return the section `silence` of a run: name -> the reason why it is silenced.
+
+    Raises:
+        RunConfigError: The section is not a mapping.
+    """
+    if silence is None:
+        return {}
+    if not isinstance(silence, Mapping):
+        raise RunConfigError.of("silence", REASONS_RULE, silence, REASONS_REMEDY)
+    return {str(name): str(reason) for name, reason in silence.items()}
+
+
 def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
     """Refuse a name that is neither a rule nor an early warning, and a name without a reason.
 

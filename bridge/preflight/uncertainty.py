@@ -16,7 +16,7 @@ class Uncertainty:
     open_points: tuple[str, ...] = ()
     """A sentence about each setting that the file leaves open."""
     mode_decider: str | None = None
-    """What decides the mode if the file does not state it; None: the mode is known."""
+    """What decides the mode if the file does not state it. None: the mode is known."""
     default_decider: str | None = None
     """What decides the settings that the file does not state.
 
