@@ -19,7 +19,7 @@ from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision.coercion import parse_number
 from bridge.read.framework.framework_table import find_table_by_clone
 from bridge.read.framework.miles import find_model_arguments
-from bridge.read.launch.script_launches import read_launches
+from bridge.read.launch.script_launches import read_document_launches
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.other_sources import is_handled_source
@@ -89,7 +89,7 @@ def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[
         UnreadFileError: The script starts no run of Megatron-LM.
     """
     model = find_model_arguments(document.text, document.path)
-    launches = read_launches(document.text, document.path, {**model.variables, **variables})
+    launches = read_document_launches(document, {**model.variables, **variables})
     runs: list[WrittenArguments] = []
     for launch in launches:
         if is_megatron_launch(launch):
