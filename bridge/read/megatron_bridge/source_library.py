@@ -30,6 +30,9 @@ BENCHMARK_NAME = re.compile(
 """Name of a benchmark's recipe, which states the number and kind of GPUs.
 
 Source: scripts/training/recipe_metadata.py."""
+CHECKPOINT_CLASS = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
+"""Class that makes a model of a Hugging Face checkpoint. Its methods are modelled, so that its large
+source is not parsed."""
 MAX_MODULE_BYTES = 512 * 1024
 """Largest file that is parsed."""
 MAX_IMPORT_DEPTH = 12
@@ -193,7 +196,7 @@ class Library:
         """
         holder, _, name = path.rpartition(".")
         module = None
-        if holder:
+        if holder and path != CHECKPOINT_CLASS:
             module = self.module(holder)
         if module is None or depth > MAX_IMPORT_DEPTH:
             return ImportedName(path)
