@@ -78,9 +78,7 @@ def read_launches(
     return tuple(_merge_launches(_complete_launches(first, notes), branches))
 
 
-def read_document_launches(
-    document: Document, variables: Mapping[str, str]
-) -> tuple[Launch, ...]:
+def read_document_launches(document: Document, variables: Mapping[str, str]) -> tuple[Launch, ...]:
     """Return the launches of a document that is a script. It is followed once for all readers.
 
     Args:
