@@ -179,6 +179,16 @@ class Library:
             self._modules[module.name] = module
         return module
 
+    def sets_attribute(self, name: str) -> bool:
+        """Return whether a recipe module that was read has a statement about an attribute."""
+        for module in self._modules.values():
+            if module is None or not module.name.startswith((RECIPES_PACKAGE, BENCHMARKS_PACKAGE)):
+                continue
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Attribute) and node.attr == name:
+                    return True
+        return False
+
     def forget_values(self) -> None:
         """Forget the constants that were evaluated. A followed function may have changed their objects."""
         for module in (self._file, *self._modules.values()):
