@@ -268,7 +268,9 @@ def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, te
 
 
 def test_a_program_of_megatron_bridge_next_to_its_script_is_none_of_megatron_lm(tmp_path):
-    script = "torchrun ${HERE}/mine.py --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --bf16\n"
+    script = (
+        "torchrun ${HERE}/mine.py --micro-batch-size 1 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16\n"
+    )
     (tmp_path / "mine.py").write_text("from megatron.bridge.training.config import ConfigContainer\n")
     with pytest.raises(RunConfigError, match=r"starts mine\.py, a program of Megatron Bridge with options of its own"):
         read(tmp_path, script, "run.sh")
