@@ -261,7 +261,8 @@ class _ActivationCounter:
     def _adapter(self, module: Module, *, is_first: bool) -> float:
         """Return the bytes that one of the two layers of an adapter keeps.
 
-        It keeps its input, which is gathered over sequences.
+        It keeps its input. A layer that is whole on each tensor-parallel rank has the tokens of
+        that rank; the input of any other is gathered over sequences.
 
         `is_first`: no other adapter of the same linear layer has the same input.
         """
@@ -269,6 +270,8 @@ class _ActivationCounter:
         tokens, ranks = self.tokens, self.tensor
         if module.is_expert and experts is not None:
             tokens, ranks = self.outside * experts.topk * self.expert_tensor, self.expert_tensor
+        elif not module.split:
+            tokens = self.outside
         if module.name.endswith("linear_out"):
             kept_outputs = 0.0
             if adapter is not None and adapter.kind == "dora":

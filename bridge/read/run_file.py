@@ -45,7 +45,8 @@ MAX_CHECKPOINT_BYTES = 64 * 2**20
 ARGUMENTS_PATTERN = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """A text that every YAML file of Megatron-LM's arguments has."""
 FRAMEWORK_KEY_PATTERN = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|actor_train|defaults|micro_batch_size|system)['\"]?\s*:",
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|actor_train|sft_train|student|student_train|defaults"
+    rb"|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
 """A top-level key that every YAML file of a framework in `framework/yaml_files.py` has.

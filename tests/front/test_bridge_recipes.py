@@ -324,18 +324,76 @@ def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(re
     assert run.reading.uncertainty.uncounted_options == ("$MORE",)
 
 
-def test_gpus_in_the_name_of_a_recipe_do_not_count_where_a_launch_states_parallel_sizes(
+def test_the_number_of_gpus_is_that_of_the_launch_before_that_in_the_name_of_a_recipe(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    name = "tiny_pretrain_32gpu_h100_bf16_config"
+    name = "tiny_pretrain_32gpu_gb200_bf16_config"
     recipes = tmp_path / "src" / "megatron" / "bridge" / "recipes"
     (recipes / "tiny.py").write_text(IMPORTS + TINY.replace("tiny_pretrain_config", name))
     (recipes / "__init__.py").write_text(f"from megatron.bridge.recipes.tiny import {name} as tiny_config\n")
-    of_recipe = launched(recipe, "-mb 4").reading.uncertainty
-    assert any("has 32 of them" in sentence for sentence in of_recipe.open_points)
-    of_launch = launched(recipe, "model.tensor_model_parallel_size=$TP").reading.uncertainty
-    assert not any("has 32 of them" in sentence for sentence in of_launch.open_points)
-    assert any("states parallel sizes over those of the recipe" in sentence for sentence in of_launch.open_points)
+
+    def sentence(runner: str, words: str) -> str:
+        path = recipe(f"{runner} scripts/training/run_recipe.py --recipe tiny_config {words}\n", name="run.sh")
+        points = load_run(config_file=path, strict=False).reading.uncertainty.open_points
+        (found,) = [point for point in points if point.startswith("The number of GPUs")]
+        return found
+
+    assert "has 32 of them. Add --target gb200x32" in sentence("srun python", "-mb 4")
+    sizes = "model.tensor_model_parallel_size=$TP"
+    assert "states parallel sizes over those of the recipe" in sentence("srun python", sizes)
+    started = sentence("torchrun --nproc_per_node=4 --nnodes=${NODES:-4}", sizes)
+    assert "16, as many as the processes of the launch. Add --target gb200x16" in started
+
+
+def test_the_data_of_the_option_have_the_length_of_the_recipes_model(recipe: Recipe) -> None:
+    run = launched(recipe, "--dataset mock")
+    assert run.section("data")["seq_length"] == run.model["seq_length"] == 32
+    assert (
+        run.origin_of("data.seq_length") == "run_recipe.py gives the data of --dataset the length of the recipe's model"
+    )
+    assert launched(recipe, "--dataset mock --seq_length 128").model["seq_length"] == 128
+
+
+LAYOUT = "[['embedding', 'decoder', 'decoder'], ['decoder', 'decoder', 'loss']]"
+
+
+@pytest.mark.parametrize(
+    ("statements", "words", "answer"),
+    [
+        (f"pipeline_model_parallel_layout = {LAYOUT}", "", (2, False)),
+        (f"pipeline_model_parallel_layout = {LAYOUT}", "-pp 1", (2, False)),
+        (
+            f"pipeline_model_parallel_layout = {LAYOUT}\n    cfg.model._pipeline_model_parallel_layout_builder = tuned",
+            "-pp 1",
+            (None, True),
+        ),
+        (
+            f"pipeline_model_parallel_layout = {LAYOUT}\n    cfg.model._pipeline_model_parallel_layout_builder = tuned",
+            f'-pp 2 "model.pipeline_model_parallel_layout={LAYOUT}"',
+            (2, False),
+        ),
+    ],
+    ids=["no other sizes", "no builder", "a builder", "stated"],
+)
+def test_a_layout_that_the_recipe_builds_is_open_for_other_stages(
+    recipe: Recipe, tmp_path: Path, statements: str, words: str, answer: tuple[int | None, bool]
+) -> None:
+    tiny = tmp_path / "src" / "megatron" / "bridge" / "recipes" / "tiny.py"
+    tiny.write_text(IMPORTS + TINY.replace("    return cfg", f"    cfg.model.{statements}\n    return cfg"))
+    run = launched(recipe, words)
+    layout = run.model.get("pipeline_model_parallel_layout")
+    is_open = "model.pipeline_model_parallel_layout" in run.reading.uncertainty.unread_sources
+    assert (layout and len(layout), is_open) == answer
+
+
+@pytest.mark.parametrize(("words", "first"), [("-pp 2", 1), ("-pp 4", None), ("-mb 1", 1)])
+def test_the_layers_of_a_first_stage_that_do_not_fit_other_stages_are_dropped(
+    recipe: Recipe, tmp_path: Path, words: str, first: int | None
+) -> None:
+    tiny = tmp_path / "src" / "megatron" / "bridge" / "recipes" / "tiny.py"
+    stage = "    cfg.model.num_layers_in_first_pipeline_stage = 1\n    cfg.model.num_layers = 6\n    return cfg"
+    tiny.write_text(IMPORTS + TINY.replace("    return cfg", stage))
+    assert launched(recipe, words).model.get("num_layers_in_first_pipeline_stage") == first
 
 
 def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

@@ -335,6 +335,11 @@ def test_a_switch_of_experts_is_no_finding_in_a_dense_model_of_primus(tmp_path: 
     assert [one for one in check(primus(tmp_path, *dense, "num_experts: 4")).findings if one.id == "PB801"]
 
 
+def test_a_field_that_primus_itself_reads_is_not_said_to_be_without_effect(tmp_path: Path) -> None:
+    run = primus(tmp_path, "num_experts: 4", "moe_grouped_gemm: true", "moe_use_legacy_grouped_gemm: true")
+    assert not any("moe_use_legacy_grouped_gemm has no effect" in note for note in run.plan.settings.notes)
+
+
 def test_experts_of_primus_turbo_that_are_not_padded_are_no_finding(tmp_path: Path) -> None:
     experts = ("num_experts: 4", "moe_grouped_gemm: true", "fp8_recipe: tensorwise", "use_turbo_grouped_gemm: true")
     padded = check(primus(tmp_path, *experts, "enable_primus_turbo: true")).findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
@@ -22,8 +23,8 @@ from bridge.read.megatron_lm.sections import (
     collect_late_fields,
 )
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.target.fields import list_known_releases
-from bridge.target.versions import parse_version
+from bridge.target.fields import OWNER_FIELDS, list_known_releases
+from bridge.target.versions import Version, parse_version
 
 
 def build_reading_from_arguments(
@@ -63,6 +64,7 @@ def build_reading_from_arguments(
     release, reason = list_known_releases()[-1], NEWEST_ASSUMED
     if table.release:
         release, reason = parse_version(table.release["megatron_core"]), table.release["because"]
+    _drop_framework_fields(sections, table, values.all, release)
     return FileReading(
         framework=table.title,
         base=MEGATRON_LM,
@@ -96,6 +98,26 @@ def build_reading_from_arguments(
         option_faults=OptionFaults(misdirected=own.faulty_options),
         added_schemes=tuple(table.schemes),
     )
+
+
+def _drop_framework_fields(
+    sections: Mapping[str, dict[str, Any]],
+    table: FrameworkTable,
+    arguments: Mapping[str, object],
+    release: Version,
+) -> None:
+    """Remove the fields that this release of Megatron Core lacks, and that the framework itself reads.
+
+    They are not without effect: the row of the framework says what they do.
+    """
+    for name in arguments:
+        if table.find_option(name) is None:
+            continue
+        for setting in get_argument_fields(name):
+            owner_name, _, attribute = setting.partition(".")
+            row = OWNER_FIELDS[owner_name].get(attribute)
+            if row is not None and row.has is not None and not row.has.holds(release):
+                sections.get(owner_name, {}).pop(attribute, None)
 
 
 def _describe_late_arguments(late: Mapping[str, str]) -> list[str]:

@@ -31,7 +31,12 @@ from bridge.read.launch.nested_script import find_nested_script
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
 from bridge.read.launch.recognition import find_launch
-from bridge.read.launch.shell_word import DEFAULT_PATTERN, UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import (
+    DEFAULT_PATTERN,
+    UNKNOWN_PATTERN,
+    ShellWord,
+    get_variable_name,
+)
 from bridge.read.launch.sourced_file import find_file_text, find_named_file, maybe_read_text
 from bridge.read.launch.syntax_tree import (
     WORD_NODES,
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
 
     from bridge.read.launch.launch import Launch
 
+DEFAULT_SEPARATORS = " \t\n"
+"""The value of IFS that nothing sets."""
 MAX_NESTED_SCRIPTS = 12
 """Functions, strings and sourced files within each other that are followed."""
 COMMAND_NODES = frozenset(
@@ -120,10 +127,30 @@ class ScriptInterpreter(LoopInterpreter):
         elif words and assigned:  # `NAME=value command` sets it for the command only
             self.exported = {**exported, **assigned}
             self._run_simple_command(words, self.line_of(node))
+            self._read_herestring(node, words)
             self.exported = exported
             self._restore_variables(assigned, before)
         elif words:
             self._run_simple_command(words, self.line_of(node))
+            self._read_herestring(node, words)
+
+    def _read_herestring(self, command: Node, words: list[str]) -> None:
+        """Set the variables of `IFS=, read A B <<< "$TEXT"`, if the text and IFS are known.
+
+        Args:
+            command: The command.
+            words: Its words, expanded.
+        """
+        string = _find_child(command, "herestring_redirect")
+        if words[0] != "read" or string is None or not string.named_children:
+            return
+        text = ShellWord.from_text(self.text(string.named_children[-1]))
+        separators = "".join(self.get_elements("IFS"))
+        if not separators or get_variable_name(separators):  # unset, or `IFS=$OLD_IFS`
+            separators = DEFAULT_SEPARATORS
+        is_plain = separators.isspace() or len(separators) == 1
+        if is_plain and not text.is_unknown and "\n" not in text:
+            self.read_text(words, str(text), separators)
 
     def _restore_variables(
         self, names: Iterable[str], before: Mapping[str, VariableElements]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
     from bridge.read.launch.trace import UndecidedCondition
+    from bridge.read.text.document import Document
 
 MAX_BRANCHES = 48
 """Undecided conditions of a script for which it is followed again."""
@@ -75,6 +76,23 @@ def read_launches(
         launches = _complete_launches(interpreter, notes)
         branches.append(_Branch(condition=condition, launches=launches))
     return tuple(_merge_launches(_complete_launches(first, notes), branches))
+
+
+def read_document_launches(document: Document, variables: Mapping[str, str]) -> tuple[Launch, ...]:
+    """Return the launches of a document that is a script. It is followed once for all readers.
+
+    Args:
+        document: The script.
+        variables: Variables that its environment sets.
+
+    Raises:
+        PayloadError: The script is no bash that can be read, or is nested too deeply.
+    """
+    key = tuple(sorted(variables.items()))
+    if key not in document.launches:
+        document.launches[key] = read_launches(document.text, document.path, variables)
+    launches: tuple[Launch, ...] = document.launches[key]
+    return launches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from bridge.read.megatron_bridge.modelled_calls import (
     is_config_model,
 )
 from bridge.read.megatron_bridge.plain_data import convert_to_plain, get_decider, has_open
-from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, PACKAGE
+from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, CHECKPOINT_CLASS, PACKAGE
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
 from bridge.read.megatron_bridge.values import Class, FieldValue, Object, Value, is_open
 from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY
@@ -34,8 +34,6 @@ from bridge.registry.registry import REGISTRY
 from bridge.target.fields import OWNER_FIELDS
 
 CONTAINER_CLASS = f"{PACKAGE}.training.config.ConfigContainer"
-CHECKPOINT_CLASS = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
-"""A class in the place of that of a checkpoint's model, which is not known."""
 CONVERTER_FIELDS = (
     "attention_backend",
     "bias_activation_fusion",
@@ -305,6 +303,7 @@ def _build_section(
     if holder.kind:
         fields[saved_container.TARGET_KEY] = holder.kind
     elif key == "model":
+        # The class of a checkpoint's model is not known, and that of its converter stands for it.
         fields[saved_container.TARGET_KEY] = CHECKPOINT_CLASS
     if key in OWNER_SECTIONS and holder.kind:
         _add_defaults(sections, key, holder, evaluator)

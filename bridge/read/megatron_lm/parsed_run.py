@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bridge.errors import RunConfigError, UnreadFileError
+from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.coercion import parse_number
+from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.read import framework_signs
 from bridge.read.framework.framework_table import find_table_by_clone
 from bridge.read.framework.miles import find_model_arguments
-from bridge.read.launch.script_launches import read_launches
+from bridge.read.launch.launch import Launch
+from bridge.read.launch.script_launches import read_document_launches
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.other_sources import is_handled_source
@@ -34,6 +37,7 @@ from bridge.read.megatron_lm.written_arguments import (
 )
 from bridge.read.refusals import make_no_megatron_run_error
 from bridge.read.text.document import Document
+from bridge.read.text.repository_files import find_repository_file
 
 TEST_GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
@@ -42,6 +46,10 @@ SLIME_OR_MILES = "slime_or_miles"
 decide it."""
 EVALUATION_PROGRAMS = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
 """Programs that evaluate a checkpoint."""
+BRIDGE_PROGRAM = (
+    "{path}: starts {program}, a program of Megatron Bridge with options of its own, which are not read. "
+    "Give the run_config.yaml of a checkpoint of the run."
+)
 CHECKPOINT_SIZES = (
     "num_layers",
     "hidden_size",
@@ -89,10 +97,11 @@ def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[
         UnreadFileError: The script starts no run of Megatron-LM.
     """
     model = find_model_arguments(document.text, document.path)
-    launches = read_launches(document.text, document.path, {**model.variables, **variables})
+    launches = read_document_launches(document, {**model.variables, **variables})
     runs: list[WrittenArguments] = []
     for launch in launches:
         if is_megatron_launch(launch):
+            _refuse_bridge_program(launch, document.path)
             runs += parse_runs([launch])
     if not runs:
         raise make_no_megatron_run_error(document.path, launches)
@@ -103,6 +112,28 @@ def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[
         if framework is not None and framework.name == SLIME_OR_MILES:
             written.framework = find_table_by_clone(Path(document.path)) or framework
     return runs
+
+
+def _refuse_bridge_program(launch: Launch, path: str) -> None:
+    """Refuse a launch whose program is at hand and imports Megatron Bridge.
+
+    Such a program has a parser and defaults that are not those of Megatron-LM.
+
+    Raises:
+        UnreadFileError: The program is one of Megatron Bridge.
+    """
+    if not launch.program.endswith(".py"):
+        return
+    program = find_repository_file(launch.program, Path(path))
+    if program is None:
+        return
+    try:
+        framework = framework_signs.recognise_file(Document.load(program))
+    except PayloadError:
+        return
+    if framework is not None and framework.name == MEGATRON_BRIDGE:
+        sentence = BRIDGE_PROGRAM.format(path=path, program=launch.name)
+        raise UnreadFileError(sentence, kind="a program of Megatron Bridge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,26 @@ class Builtins(Shell):
         else:
             self._forget_all(names[:1] or ["MAPFILE"])
 
+    def read_text(self, words: list[str], text: str, separators: str) -> None:
+        """Set the variables of `read NAME...` or `read -a NAME` to the fields of a text.
+
+        Args:
+            words: The words of the command.
+            text: The first line of its input.
+            separators: The value of IFS: blanks alone, or a single other character.
+        """
+        options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE["read"])
+        if not set(options) <= {"a", "r"} or not all(map(NAME_PATTERN.fullmatch, names)):
+            return
+        for array in options.get("a", []):
+            self.set(array, split_fields(text, separators, 0), is_array=True)
+        if "a" in options or not names:
+            return
+        fields = split_fields(text, separators, len(names))
+        fields += [""] * (len(names) - len(fields))
+        for name, field in zip(names, fields, strict=True):
+            self.set(name, [field])
+
     def _printf(self, words: list[str]) -> None:
         """Follow `printf -v NAME FORMAT ARGUMENT...` with the fields `%s` and `%d`."""
         if words[1:2] != ["-v"] or len(words) < 3:
@@ -202,6 +222,22 @@ def parse_short_options(
             options.update(later[0])
             return options, later[1]
     return options, []
+
+
+def split_fields(text: str, separators: str, count: int) -> list[str]:
+    """Return the first fields of a text, as `read` with this IFS splits it.
+
+    Args:
+        text: The text.
+        separators: Blanks alone, or a single other character.
+        count: The most fields; the last one is the rest of the text. 0: every field.
+    """
+    if separators.isspace():
+        return text.strip().split(None, count - 1)
+    fields = text.split(separators, count - 1)
+    if count == 0 and fields[-1] == "":
+        return fields[:-1]
+    return fields
 
 
 def find_whole_read_variable(words: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ by itself. A value outside of quotes is split at its blanks into several words, 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +59,20 @@ DEFAULT_OPERATORS = (":-", "-", ":=", "=")
 """Operators with a default: `${name:-default}`. Those with `=` set the variable too."""
 ASK_OPERATORS = ("", ":?", "?")
 """Operators that leave the value as it is."""
+
+
+@lru_cache(maxsize=1024)
+def _cut_word(word: str, *, is_quoted: bool) -> tuple[tuple[str, str], ...]:
+    """Return kind and text of each piece of a word as it is written.
+
+    A script with undecided conditions is followed many times, each time with the same words.
+    """
+    pattern = QUOTED_PIECE_PATTERN if is_quoted else PIECE_PATTERN
+    pieces: list[tuple[str, str]] = []
+    for match in pattern.finditer(word):
+        kind = str(match.lastgroup)
+        pieces.append((kind, match[kind]))
+    return tuple(pieces)
 
 
 class _Parameter(NamedTuple):
@@ -184,10 +199,7 @@ class Variables:
             is_split: Whether values are split at their blanks.
             is_quoted: Whether the word is the inside of `"..."`.
         """
-        pattern = QUOTED_PIECE_PATTERN if is_quoted else PIECE_PATTERN
-        for match in pattern.finditer(word):
-            kind = str(match.lastgroup)
-            piece = match[kind]
+        for kind, piece in _cut_word(word, is_quoted=is_quoted):
             if kind == "parameter":
                 yield from self._expand_parameter(piece, is_split=is_split, is_quoted=is_quoted)
             elif kind == "string" and piece:
