@@ -103,7 +103,7 @@ class BranchInterpreter(CommandInterpreter):
 
     def _run_case(self, node: Node) -> None:
         """Follow a `case`."""
-        subject = self.text(node.children_by_field_name("value")[0])
+        subject = self.expand_node_text(node.children_by_field_name("value")[0])
         items = [child for child in node.named_children if child.type == "case_item"]
         for item in items:
             if item.children[-1].type in (";&", ";;&"):
@@ -127,7 +127,9 @@ class BranchInterpreter(CommandInterpreter):
         pattern_nodes = item.children_by_field_name("value")
         before_commands = get_node_text(item).removeprefix("(").partition(")")[0]
         shown_patterns = " ".join(before_commands.split())
-        patterns = [self.text(node) for node in pattern_nodes if node.type in WORD_NODES]
+        patterns = [
+            self.expand_node_text(node) for node in pattern_nodes if node.type in WORD_NODES
+        ]
         return Arm(
             result=match_case_patterns(subject, patterns),
             text=f"case {shown_subject} in {shown_patterns})",

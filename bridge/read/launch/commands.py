@@ -99,9 +99,9 @@ class CommandInterpreter(Builtins):
             return words
         for child in node.children:
             if child.type == "command_name":
-                words += self.words(child.children[:1])
+                words += self.expand_node_words(child.children[:1])
             elif child.type in WORD_NODES:
-                words += self.words([child])
+                words += self.expand_node_words([child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append(get_node_text(child))
         return words

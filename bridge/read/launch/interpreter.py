@@ -2,7 +2,8 @@
 
 It is built in layers. Each class adds to the class before it:
 
-    Variables           the values of variables, and words expanded       bash/variables.py
+    Variables           the values of variables                           bash/variables.py
+    WordExpansion       words expanded                                    bash/expansion.py
     Shell               scopes, functions, environment, assignments       bash/shell.py
     Builtins            `unset`, `read`, `printf -v`, `set`, `shift`      bash/builtins.py
     CommandInterpreter  the order of commands                             commands.py
@@ -110,7 +111,7 @@ class ScriptInterpreter(LoopInterpreter):
             words_after_redirect: Words of the command after a redirection.
         """
         self.executed.add(node.id)
-        words = self.expand_command(node) + self.words(words_after_redirect)
+        words = self.expand_command(node) + self.expand_node_words(words_after_redirect)
         before = self.values.copy()
         exported = self.exported
         assigned = self.assign(node)
@@ -333,7 +334,7 @@ class ScriptInterpreter(LoopInterpreter):
         variable = find_whole_read_variable(self.expand_command(command))
         if variable is None or len(heredocs) != 1:
             return False
-        self.set(variable, [self._get_heredoc_text(heredocs[0]).strip()])
+        self.set_text(variable, self._get_heredoc_text(heredocs[0]).strip())
         return True
 
     def _record_written_file(self, command: str, redirects: Sequence[Node]) -> None:
@@ -349,7 +350,7 @@ class ScriptInterpreter(LoopInterpreter):
         for target in targets:
             if target.type not in WORD_NODES:
                 continue
-            name = self.text(target)
+            name = self.expand_node_text(target)
             self.trace.files.pop(name, None)
             if command == "cat" and len(targets) == len(heredocs) == 1:
                 self.trace.files[name] = self._get_heredoc_text(heredocs[0])

@@ -64,7 +64,7 @@ class LoopInterpreter(BranchInterpreter):
             return
         before = self.state()
         for variable in variables:
-            self.set(variable, [f"${variable}"])
+            self.set_text(variable, f"${variable}")
         goes_on = self._run_iteration(body)
         if not self._is_changed(before, variables):
             return
@@ -116,16 +116,16 @@ class LoopInterpreter(BranchInterpreter):
         if not values:
             return
         before = self.state()
-        self.set(counter, [values[0]])
+        self.set_text(counter, values[0])
         if not self._run_iteration(body):
             return
 
         def run_further_turns() -> None:
             for value in values[1:]:
-                self.set(counter, [value])
+                self.set_text(counter, value)
                 if not self._run_iteration(body):
                     return
-            self.set(counter, [str(int(values[-1]) + 1)])
+            self.set_text(counter, str(int(values[-1]) + 1))
 
         after_one_turn = self.state()
         self._run_again(run_further_turns)
@@ -136,7 +136,7 @@ class LoopInterpreter(BranchInterpreter):
     def _expand_for_words(self, node: Node) -> list[str] | None:
         """Return the words of a `for`; None if only the run knows one, or if there are too many."""
         if any(child.type == "in" for child in node.children):
-            words = self.words(node.children_by_field_name("value"))
+            words = self.expand_node_words(node.children_by_field_name("value"))
         elif "@" in self.values:  # `for NAME; do` is over the positional parameters
             words = self.get_elements("@")
         else:
@@ -205,7 +205,7 @@ class LoopInterpreter(BranchInterpreter):
 
         def run_turns() -> None:
             for word in words:
-                self.set(variable, [word])
+                self.set_text(variable, word)
                 if not self._run_iteration(body):
                     return
 

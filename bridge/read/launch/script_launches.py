@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.read.launch.bash.variables import split_words
 from bridge.read.launch.command_line_rows import STATED_PRECISION_PATTERN
 from bridge.read.launch.commands import MAX_COMMANDS
 from bridge.read.launch.interpreter import ScriptInterpreter
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.notes import Note, NoteKind
-from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.shell_word import ShellWord, split_words
 from bridge.read.launch.syntax_tree import find_error_line, find_unexecuted_text, parse_script
 
 if TYPE_CHECKING:

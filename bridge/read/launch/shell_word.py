@@ -94,6 +94,32 @@ def get_variable_name(text: str) -> str:
     return match[1] or match[2] or ""
 
 
+def format_default(name: str, default: str) -> str:
+    """Return `${name:-default}`: the default, and the variable that may replace it."""
+    return f"${{{name}:-{default}}}"
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text that bash splits at blanks.
+
+    A default with blanks, `${A:-x y}`, becomes a word for each of its words: `${A:-x} ${A:-y}`. So
+    each word still names the variable that may replace it.
+    """
+    if not any(mark in text for mark in "$`<>"):
+        return text.split()
+    with_split_defaults = DEFAULT_PATTERN.sub(_split_default, text)
+    fields = [match[0] for match in FIELD_PATTERN.finditer(with_split_defaults)]
+    return [field for field in fields if ShellWord.from_text(field)]
+
+
+def _split_default(default: re.Match[str]) -> str:
+    """Return `${A:-x y}` as `${A:-x} ${A:-y}`."""
+    name, text = default[1], default[2]
+    if " " not in text:
+        return default[0]
+    return " ".join(format_default(name, field) for field in split_words(text))
+
+
 def join_words(words: Iterable[ShellWord]) -> ShellWord:
     """Return several words as one word, with blanks between them."""
     words = list(words)

@@ -105,7 +105,7 @@ class Builtins(Shell):
         is_plain = has_a_field_each and not has_other_signs and not is_unknown
         if NAME_PATTERN.fullmatch(name) and is_plain:
             remaining = iter(arguments)
-            self.set(name, [PRINTF_FIELD_PATTERN.sub(lambda _: next(remaining), template)])
+            self.set_text(name, PRINTF_FIELD_PATTERN.sub(lambda _: next(remaining), template))
         else:
             self._forget_all([name])
 

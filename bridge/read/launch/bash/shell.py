@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.bash.variables import VariableElements, Variables
+from bridge.read.launch.bash.expansion import WordExpansion
+from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 
@@ -54,7 +55,7 @@ class ShellState:
     is_all_exported: bool
 
 
-class Shell(Variables):
+class Shell(WordExpansion):
     """Variables, functions and the environment of programs at one point of a script."""
 
     def __init__(self, stated: Mapping[str, str]) -> None:
@@ -118,28 +119,35 @@ class Shell(Variables):
         """Set a variable or an element of an array, and return the name of the variable."""
         target = get_node_text(node.children[0])
         name, _, index = target.removesuffix("]").partition("[")
-        append = len(node.children) > 1 and node.children[1].type == "+="
+        is_appended = len(node.children) > 1 and node.children[1].type == "+="
         value = node.child_by_field_name("value")
         if value is not None and value.type == "array":
-            self._assign_array(name, value, append=append)
+            self._assign_array(name, value, is_appended=is_appended)
             return name
         text = ""
         if value is not None:
-            text = self.text(value)
-        if index:
-            self.set_element(name, index, text, append=append)
+            text = self.expand_node_text(value)
+        if index and is_appended:
+            self.append_element(name, index, text)
+        elif index:
+            self.set_element(name, index, text)
+        elif is_appended:
+            self.append_text(name, text)
         else:
-            self.set(name, [text], append=append)
+            self.set_text(name, text)
         return name
 
-    def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
-        """Set an array, `A=(x y)`. An array with keys, `A=([2]=x)`, becomes unknown."""
+    def _assign_array(self, name: str, array: Node, *, is_appended: bool) -> None:
+        """Follow `A=(x y)` or `A+=(x y)`. An array with keys, `A=([2]=x)`, becomes unknown."""
         nodes = [child for child in array.named_children if child.type in WORD_NODES]
         if any(KEYED_ELEMENT_PATTERN.match(get_node_text(node)) for node in nodes):
             self.forget(name)
             return
         words = self.expand_words(join_adjacent_nodes(nodes))
-        self.set(name, words, append=append, is_array=True)
+        if is_appended:
+            self.append_array(name, words)
+        else:
+            self.set_array(name, words)
 
     def declare(
         self, words: list[str], assigned: Iterable[str], before: Mapping[str, VariableElements]
@@ -168,7 +176,7 @@ class Shell(Variables):
             if is_local:
                 self._declare_local(name, before)
             if sign:
-                self.set(name, [value])
+                self.set_text(name, value)
         if is_local:
             for name in names:
                 self.frames[-1].setdefault(name, before.get(name))
