@@ -158,7 +158,7 @@ def report_skipped_launch(launch: Launch, line: CommandLine | None) -> list[Unma
         return records
     words: list[str] = []
     for word in launch.arguments:
-        may_be_arguments = word.is_unknown and ARGUMENTS_VARIABLE_PATTERN.search(word)
+        may_be_arguments = word.is_open and ARGUMENTS_VARIABLE_PATTERN.search(word)
         if may_be_arguments or may_affect_precision(word.partition("=")[0]):
             words.append(word)
     if not words:

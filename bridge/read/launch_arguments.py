@@ -75,7 +75,7 @@ class LaunchArguments:
         for name, variable in launch.environment.items():
             if not may_affect_precision(name.lower()):
                 continue
-            if variable.is_unknown:
+            if variable.is_open:
                 yield make_unmapped("megatron_lm.only-the-run-decides", name, variable)
             else:
                 yield make_unmapped("command_lines.variable", name, variable)

@@ -32,7 +32,7 @@ from bridge.read.launch.nested_script import find_nested_script
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
 from bridge.read.launch.recognition import find_launch
-from bridge.read.launch.shell_word import DEFAULT_PATTERN, UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import DEFAULT_PATTERN, OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.launch.sourced_file import find_file_text, find_named_file, maybe_read_text
 from bridge.read.launch.syntax_tree import (
     WORD_NODES,
@@ -74,7 +74,7 @@ class ScriptInterpreter(LoopInterpreter):
         root: The syntax tree of the script.
         path: Its path; the files that it sources are looked for from its folder.
         stated: Variables that its environment sets.
-        forced_results: Condition as it is written -> whether it holds, for undecided conditions.
+        forced_results: Condition as it is written -> whether it holds, for open conditions.
         is_lenient: Whether a branch that ends the script before any launch is skipped.
     """
 
@@ -120,11 +120,11 @@ class ScriptInterpreter(LoopInterpreter):
             self.declare(words, assigned, before)
         elif words and assigned:  # `NAME=value command` sets it for the command only
             self.exported = {**exported, **assigned}
-            self._run_simple_command(words, self.line_of(node))
+            self._run_simple_command(words, self.get_line(node))
             self.exported = exported
             self._restore_variables(assigned, before)
         elif words:
-            self._run_simple_command(words, self.line_of(node))
+            self._run_simple_command(words, self.get_line(node))
 
     def _restore_variables(
         self, names: Iterable[str], before: Mapping[str, VariableElements]
@@ -193,7 +193,7 @@ class ScriptInterpreter(LoopInterpreter):
 
     def _call_function(self, function: Node, words: list[str]) -> None:
         """Follow the commands of a function with its arguments."""
-        outer_parameters = self.positional()
+        outer_parameters = self.get_positional()
         for name in outer_parameters:
             self.values.pop(name)
         self.set_positional(words)
@@ -203,7 +203,7 @@ class ScriptInterpreter(LoopInterpreter):
         self._run_nested(function.children_by_field_name("body"), self.line)
         self.loop_depth = loop_depth
         self.leave_function()
-        for name in self.positional():
+        for name in self.get_positional():
             self.values.pop(name)
         self.values |= outer_parameters
 
@@ -232,23 +232,23 @@ class ScriptInterpreter(LoopInterpreter):
         expands the string then, and has it.
         """
         names: set[str] = set()
-        for pattern in (DEFAULT_PATTERN, UNKNOWN_PATTERN):
+        for pattern in (DEFAULT_PATTERN, OPEN_PIECE_PATTERN):
             for groups in pattern.findall(text):
                 names.update(groups)
         hidden: dict[str, VariableElements] = {}
-        unknown: dict[str, VariableElements] = {}
+        opened: dict[str, VariableElements] = {}
         for name in names & self.values.keys() - self.exported.keys():
             hidden[name] = self.values[name]
-            unknown[name] = {0: f"${name}"}
-            self.values[name] = unknown[name]
+            opened[name] = {0: f"${name}"}
+            self.values[name] = opened[name]
         self._run_script(text, line, Note(f"the string on line {line}"))
         for name, value in hidden.items():
-            if self.values.get(name) is unknown[name]:  # the string has not set it
+            if self.values.get(name) is opened[name]:  # the string has not set it
                 self.values[name] = value
 
     def _run_in_new_shell(self, text: str, line: int, environment: Mapping[str, ShellWord]) -> None:
         """Follow a string that another shell runs, with only the variables of its environment."""
-        state = self.state()
+        state = self.copy_state()
         names = [name for name in self.functions if name in self.shared_functions]
         shared = {name: self.functions[name] for name in names}
         self.values = {name: {0: str(value)} for name, value in environment.items()}
@@ -311,7 +311,7 @@ class ScriptInterpreter(LoopInterpreter):
         if get_command_name(inner) == "read":
             is_followed = self._read_heredoc(inner, redirects)
         if not is_followed and any(map(_has_precision_text, redirects)):
-            noun = f"heredoc on line {self.line_of(node)}"
+            noun = f"heredoc on line {self.get_line(node)}"
             self.trace.note(Note(noun, NoteKind.HERE_DOCUMENT))
 
     def _get_heredoc_text(self, redirect: Node) -> str:
@@ -364,7 +364,9 @@ class ScriptInterpreter(LoopInterpreter):
         if script is not None:
             environment: dict[str, ShellWord] = {}
             if not script.is_remote:
-                environment = compute_environment(words[: script.shell_index], self.environment())
+                environment = compute_environment(
+                    words[: script.shell_index], self.get_environment()
+                )
             self._run_in_new_shell(script.text, line, environment)
         launch = find_launch([ShellWord.from_text(word) for word in words], line)
         if launch is None:
@@ -386,7 +388,7 @@ class ScriptInterpreter(LoopInterpreter):
             job = read_ray_job_environment(words, lambda name: find_file_text(self.path, name))
             launch = replace(launch, environment=job.variables, unread_environment=job.unread)
         else:
-            environment = compute_environment(launch.runner, self.environment())
+            environment = compute_environment(launch.runner, self.get_environment())
             launch = replace(launch, environment=environment)
         self.trace.launches.append(launch)
 

@@ -129,7 +129,7 @@ def _select_precision_words(words: Sequence[ShellWord]) -> tuple[ShellWord, ...]
     chosen: list[ShellWord] = []
     for option, word in pairwise((ShellWord(), *words)):
         is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
-        if option in MODE_OPTIONS and word.is_unknown:
+        if option in MODE_OPTIONS and word.is_open:
             is_value = False  # `--bf16 $ARGS`: a switch of Megatron-LM, and further arguments
         is_path = "/" in word and not word.startswith("-")
         if is_value:

@@ -124,7 +124,7 @@ def _add_launch_notes(
         sentences.append(NOTE_NOT_READ.format(note=note))
     environment = dict(reading.environment)
     for key, value in launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[key] = str(value)
     uncertainty = replace(
         reading.uncertainty,

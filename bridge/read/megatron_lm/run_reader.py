@@ -205,7 +205,7 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
     """Return the arguments and variables that the run's framework reads by its names."""
     environment: dict[str, str] = {}
     for name, value in parsed.written.launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[name] = str(value)
     own_fields: dict[str, object] = {}
     framework = parsed.written.framework

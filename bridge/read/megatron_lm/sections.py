@@ -86,7 +86,7 @@ def add_malformed_values(sections: dict[str, dict[str, object]], arguments: Argu
     """Move stated values of a wrong type from `arguments.late` into the sections, where a rule names them."""
     for name, text in list(arguments.late.items()):
         paths = flags.get_argument_fields(name)
-        if paths and not ShellWord(text).is_unknown:
+        if paths and not ShellWord(text).is_open:
             del arguments.late[name]
             for path in paths:
                 owner_name, _, attribute = path.partition(".")

@@ -19,7 +19,12 @@ from bridge.read.framework.framework_table import FrameworkTable, load_framework
 from bridge.read.launch.command_line_rows import ARGUMENTS_VARIABLE_PATTERN, MEGATRON_ARGUMENTS
 from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.notes import NoteKind
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord, get_variable_name, join_words
+from bridge.read.launch.shell_word import (
+    OPEN_PIECE_PATTERN,
+    ShellWord,
+    get_variable_name,
+    join_words,
+)
 from bridge.read.launch.syntax_tree import MODE_OPTIONS
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.printed_arguments import PrintedBlock
@@ -75,7 +80,7 @@ def parse_options(tokens: Sequence[ShellWord]) -> Iterator[Option]:
     if tokens and bounds[0] != 0:
         yield Option("", following=tokens[: bounds[0]])
     for index, end in pairwise(bounds):
-        name, value = tokens[index].option()
+        name, value = tokens[index].split_option()
         yield Option(name, value, tokens[index + 1 : end])
 
 
@@ -261,7 +266,7 @@ def _parse_words(tokens: Sequence[ShellWord]) -> WrittenArguments:
         if option.name:
             value_count = _add_option(written, option)
         for index, word in enumerate(option.following[value_count:], value_count):
-            if word.is_unknown and _may_be_options(word, option.name, is_first=index == 0):
+            if word.is_open and _may_be_options(word, option.name, is_first=index == 0):
                 written.undecided_words.append(str(word))
     return written
 
@@ -281,8 +286,8 @@ def _may_be_options(word: ShellWord, option: str, *, is_first: bool) -> bool:
         return False
     if option and get_variable_name(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
         return False
-    rest = UNKNOWN_PATTERN.sub("", word)
-    if rest.strip() and ("/" in rest or UNKNOWN_PATTERN.match(word) is None):
+    rest = OPEN_PIECE_PATTERN.sub("", word)
+    if rest.strip() and ("/" in rest or OPEN_PIECE_PATTERN.match(word) is None):
         return False  # a path, or a word with a known beginning: data-$N
     if ARGUMENTS_VARIABLE_PATTERN.search(word) or flags.may_affect_precision(word.lower()):
         return True
@@ -299,7 +304,7 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     """
     name = option.name
     value = option.value
-    if isinstance(name, ShellWord) and name.is_unknown:
+    if isinstance(name, ShellWord) and name.is_open:
         written.undecided_words.append(_format_undecided_option(name, value))
         return 0
     if not (_is_precision_argument(name) or flags.may_affect_precision(name)):
@@ -351,7 +356,7 @@ def _get_following_values(option: Option) -> list[ShellWord]:
     """Return the words after an option that are its values: one, or several for an option that names files."""
     values = [*option.following[:1]]
     if flags.get_dest(option.name) in flags.FILE_SETTINGS:
-        values += takewhile(lambda word: not word.is_unknown, option.following[1:])
+        values += takewhile(lambda word: not word.is_open, option.following[1:])
     return values
 
 
@@ -386,7 +391,7 @@ def is_late(value: object) -> bool:
     Such a value is a word with an unknown piece, or a text of a file with a variable in it.
     """
     if isinstance(value, ShellWord):
-        return value.is_unknown
+        return value.is_open
     return isinstance(value, str) and "$" in value
 
 

@@ -58,8 +58,8 @@ class CommandArguments:
 
     def _add_option(self, word: ShellWord) -> str:
         """Add an option; return its name if the next word may be its value, else an empty text."""
-        name, value = word.option()
-        if name.is_unknown:
+        name, value = word.split_option()
+        if name.is_open:
             self.unknown_words.append(str(word))
             return ""
         key = name.lstrip("-").replace("-", "_")
@@ -81,9 +81,9 @@ class CommandArguments:
                 variable is no value.
         """
         is_option = values is self.options
-        if value.is_unknown and is_option and OPTIONS_VARIABLE_PATTERN.search(value):
+        if value.is_open and is_option and OPTIONS_VARIABLE_PATTERN.search(value):
             self.unknown_words.append(str(value))
-        elif value.is_unknown:
+        elif value.is_open:
             self.undecided[key] = str(value)
             values.pop(key, None)
         else:
@@ -92,14 +92,14 @@ class CommandArguments:
 
     def _add_override(self, word: ShellWord) -> None:
         """Add an override, or a word that only the run decides; any other word is ignored."""
-        name, value = word.option()
+        name, value = word.split_option()
         match = OVERRIDE_KEY_PATTERN.fullmatch(name)
-        if match is not None and value is not None and not name.is_unknown:
+        if match is not None and value is not None and not name.is_open:
             if word.startswith("~"):
                 self.overrides.pop(match[1], None)
             else:
                 self._set_value(self.overrides, match[1], value)
-        elif word.is_unknown:
+        elif word.is_open:
             self.unknown_words.append(str(word))
 
 

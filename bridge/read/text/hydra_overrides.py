@@ -53,7 +53,7 @@ def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
         if match is None or (match["value"] is None and match["sign"] != "~"):
             continue
         text = match["value"] or ""
-        is_late = ShellWord(text).is_unknown
+        is_late = ShellWord(text).is_open
         value: object = text
         if not is_late:
             value = parse_override_value(text)

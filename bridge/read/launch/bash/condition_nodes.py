@@ -31,7 +31,7 @@ def evaluate_condition(node: Node, expansion: WordExpansion) -> ConditionResult 
     """Return the result of a condition.
 
     Returns:
-        The result, undecided if the script does not decide it. None for a command that is no
+        The result, open if the script does not decide it. None for a command that is no
         condition, such as `mkdir logs`.
     """
     kind = node.type
@@ -54,7 +54,7 @@ def evaluate_condition(node: Node, expansion: WordExpansion) -> ConditionResult 
         value = evaluate_arithmetic(f"${get_node_text(node)}", expansion.values)
         if value is None:
             return ConditionResult(holds=False)
-        return ConditionResult(holds=value != "0", is_undecided=False)
+        return ConditionResult(holds=value != "0", is_open=False)
     if kind == "test_command":
         return ConditionResult(holds=False)
     return None
@@ -67,23 +67,23 @@ def _evaluate_command(node: Node, expansion: WordExpansion) -> ConditionResult |
         words = [child for child in node.children[1:] if child.type in WORD_NODES]
         return evaluate_test_words([expansion.expand_node_text(word) for word in words])
     if name in CONSTANT_COMMANDS:
-        return ConditionResult(holds=CONSTANT_COMMANDS[name], is_undecided=False)
+        return ConditionResult(holds=CONSTANT_COMMANDS[name], is_open=False)
     return None
 
 
 def _evaluate_pair(node: Node, expansion: WordExpansion) -> ConditionResult | None:
-    """Return the result of `left && right` or `left || right`, undecided unless both are decided."""
+    """Return the result of `left && right` or `left || right`, open unless both are decided."""
     left = evaluate_condition(node.children[0], expansion)
     right = evaluate_condition(node.children[-1], expansion)
     if left is None or right is None:
         return None
-    if left.is_undecided or right.is_undecided:
+    if left.is_open or right.is_open:
         return ConditionResult(holds=False)
     if node.children[1].type == "&&":
         holds = left.holds and right.holds
     else:
         holds = left.holds or right.holds
-    return ConditionResult(holds, is_undecided=False)
+    return ConditionResult(holds, is_open=False)
 
 
 def _expand_test_words(node: Node, expansion: WordExpansion) -> list[str]:

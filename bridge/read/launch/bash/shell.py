@@ -2,7 +2,7 @@
 
 The state is the variables with their scopes, the functions, and the environment of the programs
 that the script starts. After a change a variable never keeps its old value: the new value is
-computed, or the variable becomes unknown, which means that only the run knows its value.
+computed, or the variable becomes open, which means that only the run knows its value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ARITHMETIC_CHANGE_PATTERN = re.compile(
 
 @dataclass
 class ShellState:
-    """A copy of the state, which a subshell changes instead of the state itself.
+    """A copy of the state, to which `Shell.restore` goes back after a subshell or a branch.
 
     The fields are those of `Shell` with the same name.
     """
@@ -72,8 +72,8 @@ class Shell(WordExpansion):
         self.is_all_exported = False
         """Whether `set -a` is on."""
 
-    def state(self) -> ShellState:
-        """Return a copy of the state that a subshell can change."""
+    def copy_state(self) -> ShellState:
+        """Return a copy of the state."""
         return ShellState(
             values=self.values.copy(),
             exported=self.exported.copy(),
@@ -83,14 +83,14 @@ class Shell(WordExpansion):
         )
 
     def restore(self, state: ShellState) -> None:
-        """Go back to a state that `state` returned."""
-        self.values = state.values
-        self.exported = state.exported
-        self.functions = state.functions
-        self.frames = state.frames
+        """Go back to a state that `copy_state` returned. The state itself is not changed later."""
+        self.values = state.values.copy()
+        self.exported = state.exported.copy()
+        self.functions = state.functions.copy()
+        self.frames = [frame.copy() for frame in state.frames]
         self.is_all_exported = state.is_all_exported
 
-    def environment(self) -> dict[str, ShellWord]:
+    def get_environment(self) -> dict[str, ShellWord]:
         """Return the environment of the programs that the shell starts."""
         variables: dict[str, ShellWord] = {}
         for name in self.exported:
@@ -138,7 +138,7 @@ class Shell(WordExpansion):
         return name
 
     def _assign_array(self, name: str, array: Node, *, is_appended: bool) -> None:
-        """Follow `A=(x y)` or `A+=(x y)`. An array with keys, `A=([2]=x)`, becomes unknown."""
+        """Follow `A=(x y)` or `A+=(x y)`. An array with keys, `A=([2]=x)`, becomes open."""
         nodes = [child for child in array.named_children if child.type in WORD_NODES]
         if any(KEYED_ELEMENT_PATTERN.match(get_node_text(node)) for node in nodes):
             self.forget(name)
@@ -191,12 +191,12 @@ class Shell(WordExpansion):
             self.values[name] = {}
 
     def _forget_typed(self, names: Iterable[str], *, is_reference: bool) -> None:
-        """Make variables unknown that get a type.
+        """Make variables open that get a type.
 
         Args:
             names: The variables.
             is_reference: Whether they become other names of variables (`declare -n`). The script
-                may then change a variable by its other name, so that variable becomes unknown too.
+                may then change a variable by its other name, so that variable becomes open too.
         """
         for name in names:
             if is_reference:
@@ -220,7 +220,7 @@ class Shell(WordExpansion):
                 self.values[name] = hidden
 
     def forget_computed(self, expression: str) -> None:
-        """Make the variables unknown that an arithmetic expression changes."""
+        """Make the variables open that an arithmetic expression changes."""
         for match in ARITHMETIC_CHANGE_PATTERN.finditer(expression):
             self.forget(match[1] or match[3])
 
@@ -232,18 +232,18 @@ class Shell(WordExpansion):
         A word such as `$@` may be any number of words. Neither the parameters after it nor `$#` are
         known then.
         """
-        for name in self.positional():
+        for name in self.get_positional():
             if name.isdigit():
                 self.values[name] = {}
         if len(words) > MAX_POSITIONAL:
-            for name in self.positional():
+            for name in self.get_positional():
                 self.values.pop(name)
             return
         for name in ("@", "*"):
             self.values[name] = dict(enumerate(words))
         count = find_list_index(words)
         if count < len(words):
-            for name in self.positional():
+            for name in self.get_positional():
                 if name not in ("@", "*"):
                     self.values.pop(name)
         else:
@@ -251,7 +251,7 @@ class Shell(WordExpansion):
         for number, word in enumerate(words[: count + 1], 1):
             self.values[str(number)] = {0: word}
 
-    def positional(self) -> dict[str, VariableElements]:
+    def get_positional(self) -> dict[str, VariableElements]:
         """Return the positional parameters that are known, in a copy."""
         names = [name for name in self.values if not NAME_PATTERN.fullmatch(name)]
         return {name: self.values[name] for name in names}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, join_texts, split_words
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, join_texts, split_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,12 +103,12 @@ class Variables:
 
     def _is_decided_by_environment(self, name: str, words: Sequence[str]) -> bool:
         """Return whether the run decides a value, and the environment states the variable."""
-        return name in self.stated and any(map(UNKNOWN_PATTERN.search, words))
+        return name in self.stated and any(map(OPEN_PIECE_PATTERN.search, words))
 
     def set_element(self, name: str, index: str, text: str) -> None:
         """Follow `A[index]=text`.
 
-        An index that is no plain number, such as `$i`, makes the array unknown.
+        An index that is no plain number, such as `$i`, makes the array open.
         """
         if not index.isdecimal():
             self.forget(name)
@@ -123,6 +123,6 @@ class Variables:
         self.set_element(name, index, text)
 
     def forget(self, name: str) -> None:
-        """Make a variable unknown: its value becomes `$NAME`, which only the run decides."""
+        """Make a variable open: its value becomes `$NAME`, which only the run decides."""
         if name in self.values:
             self.set_array(name, [f"${name}"])
