@@ -24,7 +24,7 @@ from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
-from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
+from bridge.read.run_file import MAPPING_SECTIONS, load_file_reading
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
     MAPPING_REMEDY,
@@ -69,7 +69,7 @@ def read_config_file(
         UnreadFileError: The file cannot be read, or describes no run.
         RunConfigError: A section or an override cannot be used.
     """
-    file = ConfigFile(read_run_file(path, choice), path.name, trust=trust)
+    file = ConfigFile(load_file_reading(path, choice), path.name, trust=trust)
     if overrides:
         file.write_overrides(overrides)
     file.apply_start()

@@ -195,7 +195,7 @@ class FileReading:
             "read_too": list(self.notes),
             "open": list(self.uncertainty.sentences),
             "unplanned": self.uncertainty.no_plan_reason,
-            "uncounted": list(self.uncertainty.uncounted_options),
+            "uncounted": list(self.uncertainty.unread_options),
             "generation": dict(self.generation),
             "dropped": [dropped.to_dict() for dropped in self.option_faults.dropped_fields],
             "mode_decided_by": self.uncertainty.mode_decider,

@@ -283,7 +283,7 @@ class Run:
             self._predicted_sections,
             target=self.target,
             no_plan_reason=uncertainty.no_plan_reason,
-            uncounted=uncertainty.uncounted_options,
+            unread_options=uncertainty.unread_options,
             environment=self.stated_environment,
         )
         prediction = replace(prediction, file_gpus=self.reading.training_gpus)
@@ -377,9 +377,9 @@ class Run:
         return Deciders(reading=self.reading, origins=self.origins, model=self.model)
 
     @property
-    def has_unsettled_values(self) -> bool:
-        """Whether values of the run are assumed, or decided when it starts."""
-        return self.reading.uncertainty.is_any_value_open or self.reading.release.is_assumed
+    def has_any_decider(self) -> bool:
+        """Whether a setting of the run has a decider: its value is assumed or open."""
+        return self.reading.uncertainty.has_any_decider or self.reading.release.is_assumed
 
     def find_decider(self, path: str) -> str | None:
         """Return the decider of a setting that is assumed or open; None if its value is known."""
@@ -418,7 +418,7 @@ class Run:
         """
         with track_reads() as paths:
             compute()
-        if not self.has_unsettled_values:
+        if not self.has_any_decider:
             return {}
         deciders = {}
         for path in paths:

@@ -200,7 +200,7 @@ def _describe_bridge_recipe(line: LaunchArguments) -> str:
     if framework is None or framework.name != MEGATRON_BRIDGE_TITLE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):
-        name = line.program.options.get(option) or line.program.undecided.get(option)
+        name = line.program.options.get(option) or line.program.open_values.get(option)
         if isinstance(name, str):
             return f"{noun} {name}"
     return f"the recipe that {line.launch.name} loads"
@@ -307,7 +307,7 @@ def _describe_trainer_evidence(line: LaunchArguments, payload: Mapping[str, Any]
 def _has_trainer_arguments(line: LaunchArguments) -> bool:
     """Return whether the options are those of transformers' Trainer."""
     options = line.program.options.keys()
-    names = options | line.program.undecided.keys()
+    names = options | line.program.open_values.keys()
     has_two_arguments = len(TRAINER_ARGUMENTS & names) > 1
     if BATCH_SIZE_ARGUMENT in names or (has_two_arguments and TRAINING_ARGUMENTS & names):
         return True
@@ -320,7 +320,7 @@ def _has_trainer_arguments(line: LaunchArguments) -> bool:
 def _find_swift_switch(line: LaunchArguments, payload: Mapping[str, Any]) -> str | None:
     """Return the switch that ms-swift turns on for its `--torch_dtype`; None if one is stated."""
     is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
-    stated = line.program.options.keys() | line.program.undecided.keys()
+    stated = line.program.options.keys() | line.program.open_values.keys()
     if not is_swift or {"bf16", "fp16"} & stated:
         return None
     switches: dict[str, str] = COMMAND_LINE_ROWS["swift"]

@@ -95,11 +95,11 @@ def _report_unread_values(arguments: CommandArguments, files: Sequence[str]) -> 
         file = arguments.options.get(name)
         if isinstance(file, str):
             yield make_unmapped("command_lines.file", arguments.spellings[name], file)
-    for name, value in arguments.undecided.items():
+    for name, value in arguments.open_values.items():
         if may_affect_precision(name) or name in (*PRECISION_FILE_OPTIONS, *arguments.overrides):
             spelling = arguments.spellings.get(name, name)
             yield make_unmapped("megatron_lm.only-the-run-decides", spelling, value)
-    for word in dict.fromkeys(arguments.unknown_words):
+    for word in dict.fromkeys(arguments.open_words):
         yield make_unmapped("command_lines.loose-word", word, None)
 
 

@@ -112,7 +112,7 @@ class WrittenArguments:
     """All options as they are written, also those that do not affect the precision."""
     settings: dict[str, WrittenSetting] = field(default_factory=dict)
     """Name of an argument that may affect the precision -> its last setting, which counts in argparse."""
-    undecided_words: list[str] = field(default_factory=list)
+    open_words: list[str] = field(default_factory=list)
     """Words that are decided when the run starts, and that may hold further options."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
     """The command of the arguments. Its line is 0 if a script sets them for other scripts."""
@@ -160,7 +160,7 @@ class WrittenArguments:
     @property
     def possible_sources(self) -> list[str]:
         """Other sources that may set the precision and are not read, each once."""
-        sources = list(self.undecided_words)
+        sources = list(self.open_words)
         for key, setting in self.settings.items():
             if key in flags.FILE_SETTINGS:
                 sources.append(f"{setting.name} {setting.shown}")
@@ -247,7 +247,7 @@ def _iterate_mode_deciders(written: WrittenArguments) -> Iterator[str]:
         yield f"{name}, a program whose defaults are not known here,"
     for source in written.launch.unread_sources:
         yield f"{source.noun}, which the script sources,"
-    for word in written.undecided_words:
+    for word in written.open_words:
         yield f"{word}, which only the run knows,"
     yield from written.possible_sources
     for note in notes:
@@ -267,7 +267,7 @@ def _parse_words(tokens: Sequence[ShellWord]) -> WrittenArguments:
             value_count = _add_option(written, option)
         for index, word in enumerate(option.following[value_count:], value_count):
             if word.is_open and _may_be_options(word, option.name, is_first=index == 0):
-                written.undecided_words.append(str(word))
+                written.open_words.append(str(word))
     return written
 
 
@@ -305,7 +305,7 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     name = option.name
     value = option.value
     if isinstance(name, ShellWord) and name.is_open:
-        written.undecided_words.append(_format_undecided_option(name, value))
+        written.open_words.append(_format_open_option(name, value))
         return 0
     if not (_is_precision_argument(name) or flags.may_affect_precision(name)):
         return 0
@@ -324,7 +324,7 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     return len(values)
 
 
-def _format_undecided_option(name: ShellWord, value: object) -> str:
+def _format_open_option(name: ShellWord, value: object) -> str:
     """Return the text of an option whose name is decided when the run starts."""
     if value is None:
         return str(name)
@@ -369,7 +369,7 @@ def _make_setting(option: Option, value: object, *, refused: str | None = None) 
         refused: The value of a switch on a command line.
     """
     name = option.name
-    if is_late(value) or isinstance(value, Mapping | list):
+    if is_open_value(value) or isinstance(value, Mapping | list):
         text = f"a {type(value).__name__}"
         if isinstance(value, str):
             text = str(value)
@@ -385,7 +385,7 @@ def _make_setting(option: Option, value: object, *, refused: str | None = None) 
     return WrittenSetting(name, value)
 
 
-def is_late(value: object) -> bool:
+def is_open_value(value: object) -> bool:
     """Return whether a value is decided when the run starts.
 
     Such a value is a word with an unknown piece, or a text of a file with a variable in it.

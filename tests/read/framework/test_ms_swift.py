@@ -74,7 +74,7 @@ def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) 
     run = run_of(text, "conf/sft.yaml")
     assert (run.model["bf16"], run.model.get("recompute_granularity")) == (True, None)
     assert run.reading.environment == {"NVTE_FUSED_ATTN": "1"}
-    assert "tuner_type" in run.reading.uncertainty.uncounted_options
+    assert "tuner_type" in run.reading.uncertainty.unread_options
     assert "loss_scale" not in run.section("optimizer")
     run = run_of("#!/bin/bash\nmegatron sft conf/sft.yaml --bf16 false --fp16 true\n", "run.sh")
     assert (run.model["bf16"], run.model["fp16"]) == (False, True)
