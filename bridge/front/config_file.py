@@ -40,7 +40,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import find_near_names
 from bridge.rules.topics.precision.mode import MODE_NAMES
-from bridge.target.declaration import parse_target
+from bridge.target.declaration import format_target_text, parse_target
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.target import Target
 
@@ -218,11 +218,10 @@ class ConfigFile:
         target states replaces that of the file.
         """
         stated = self.sections.get("target")
-        if isinstance(stated, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-            stated = ",".join(map(str, stated))
         target = Target()
         if stated is not None:
-            target = parse_target(str(stated))
+            stated = format_target_text(stated)
+            target = parse_target(stated)
         self.reading = apply_startup_values(self.reading, self.sections, target)
         for row in self.reading.derived:
             self.origins[row.path] = f"{row.set_by or self.reading.settings_of} at start"

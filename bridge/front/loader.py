@@ -4,7 +4,8 @@ Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the 
 Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
 training script in both cases. Neither torch nor Megatron Core is imported.
 
-`make_run_and_problems` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
+`make_run_and_problems` makes the `Run` of both. Its precision is the recipe with the stated fields
+over it. A fault is not raised at once, since one error reports all faults of a run.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from bridge.model.section import SECTION_NAMES, read_section
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
-from bridge.preflight.silence import refuse_unknown_names
+from bridge.preflight.silence import REASONS_RULE, parse_reasons, refuse_unknown_names
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
-from bridge.target.declaration import make_target
+from bridge.target.declaration import format_target_text, make_target
 from bridge.target.fields import OWNER_FIELD_NAMES
 
 
@@ -148,7 +149,9 @@ def make_run_and_problems(
         resolves_auto: Whether ``mixed_precision=auto`` is resolved. If not, such a run has no
             precision.
     """
-    stated_target = _get_stated_target(run_input)
+    stated_target = run_input.sections.get("target")
+    if stated_target is not None:
+        stated_target = format_target_text(stated_target)
     target = make_target(stated_target)
     run_input = _resolve_named_recipe(run_input)
     choice = None
@@ -176,16 +179,6 @@ def make_run_and_problems(
     return run, problems
 
 
-def _get_stated_target(run_input: RunInput) -> str | None:
-    """Return the text of the target that a run states; None if it states none."""
-    target = run_input.sections.get("target")
-    if target is None:
-        return None
-    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        return ",".join(map(str, target))
-    return str(target)
-
-
 def _resolve_named_recipe(run_input: RunInput) -> RunInput:
     """Return the sections with the recipe that ``mixed_precision: NAME`` names.
 
@@ -210,6 +203,6 @@ def _add_section_faults(sections: Mapping[str, Any], problems: Problems) -> None
     add_malformed_sections(sections, dict.fromkeys((*SECTION_NAMES, *SECTION_CLASSES)), problems)
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
-        refuse_unknown_names({str(rule): reason for rule, reason in silence.items()})
+        refuse_unknown_names(parse_reasons(silence))
     else:
-        problems.add("silence", "must be a mapping of rules to reasons", silence)
+        problems.add("silence", REASONS_RULE, silence)

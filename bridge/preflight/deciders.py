@@ -86,7 +86,7 @@ class Deciders:
         uncertainty = self.reading.uncertainty
         if path in uncertainty.open_values:
             return f"the value {uncertainty.open_values[path]}"
-        if path in self.reading.settled_at_start:
+        if path in self.reading.mode_dependent_settings:
             return self._unstated_mode_decider
         if self._is_stated(path):
             return None

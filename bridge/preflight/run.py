@@ -6,9 +6,13 @@
     run.plan, run.planned.memory                       # what follows from that
 
 A run has the sections as they are stated, the precision, the target and the source of each value.
-It is never written to. A command makes a run once, of the values of a file or of the config tree:
-`Run.from_configs`. A run that is about to begin is made once more, of the container that holds
-Megatron's objects: `Run.from_container`. `bridge.preflight.check.check` checks a run.
+It is never written to. It is made in one of three ways:
+
+    make_run_and_problems    of a file or the config tree, by `bridge.front.loader`, with all faults
+    Run.from_configs         of configs in Python, without a file
+    Run.from_container       of the container with Megatron's objects, when the run is about to begin
+
+`bridge.preflight.check.check` checks a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The names of `silence.NAME=REASON`: rules, and early warnings of a run in progress."""
+"""`silence`: the rules and early warnings that a run leaves out, each with a reason.
+
+A reason is stated in the section `silence` of the run, by the override `silence.NAME=REASON`, or by
+the option ``--silence NAME=REASON`` of the check.
+"""
 
 from collections.abc import Mapping
 
@@ -21,6 +25,36 @@ EARLY_WARNINGS = (
 
 The rows say when each warning is given.
 """
+
+
+REASONS_RULE = "must be a mapping of rules to reasons"
+"""Rule of the section."""
+
+
+def parse_reasons(section: object) -> dict[str, str]:
+    """Return the section `silence` of a run: name -> the reason why it is silenced.
+
+    Raises:
+        RunConfigError: It is not a mapping.
+    """
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise RunConfigError.of("silence", REASONS_RULE, section, "Write PB306: why.")
+    return {str(name): str(reason) for name, reason in section.items()}
+
+
+def parse_silence_option(argument: str) -> tuple[str, str]:
+    """Return the name and the reason of ``--silence NAME=REASON``.
+
+    Raises:
+        RunConfigError: It has no reason.
+    """
+    name, _, reason = argument.partition("=")
+    if not reason.strip():
+        remedy = f"Write {name or 'PB306'}=why it is all right."
+        raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
+    return name.strip(), reason.strip()
 
 
 def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
