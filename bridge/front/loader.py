@@ -23,7 +23,12 @@ from bridge.model.section import SECTION_NAMES, read_section
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
-from bridge.preflight.silence import REASONS_RULE, parse_reasons, refuse_unknown_names
+from bridge.preflight.silence import (
+    REASONS_REMEDY,
+    REASONS_RULE,
+    parse_reasons,
+    refuse_unknown_names,
+)
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
@@ -205,4 +210,4 @@ def _add_section_faults(sections: Mapping[str, Any], problems: Problems) -> None
     if isinstance(silence, Mapping):
         refuse_unknown_names(parse_reasons(silence))
     else:
-        problems.add("silence", REASONS_RULE, silence)
+        problems.add("silence", REASONS_RULE, silence, REASONS_REMEDY)

@@ -28,20 +28,21 @@ The rows say when each warning is given.
 
 
 REASONS_RULE = "must be a mapping of rules to reasons"
-"""Rule of the section."""
+"""The rule of a section `silence` that is not a mapping."""
+REASONS_REMEDY = "Write PB306: why."
 
 
-def parse_reasons(section: object) -> dict[str, str]:
+def parse_reasons(silence: object) -> dict[str, str]:
     """Return the section `silence` of a run: name -> the reason why it is silenced.
 
     Raises:
-        RunConfigError: It is not a mapping.
+        RunConfigError: The section is not a mapping.
     """
-    if section is None:
+    if silence is None:
         return {}
-    if not isinstance(section, Mapping):
-        raise RunConfigError.of("silence", REASONS_RULE, section, "Write PB306: why.")
-    return {str(name): str(reason) for name, reason in section.items()}
+    if not isinstance(silence, Mapping):
+        raise RunConfigError.of("silence", REASONS_RULE, silence, REASONS_REMEDY)
+    return {str(name): str(reason) for name, reason in silence.items()}
 
 
 def parse_silence_option(argument: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,6 +102,22 @@ ExpandedPiece = str | WordBreak
 """An expanded piece of a word. A value that bash splits has word breaks between its texts."""
 
 
+@lru_cache(maxsize=1024)
+def _cut_word(word: str, *, is_quoted: bool) -> tuple[tuple[str, str], ...]:
+    """Return kind and text of each piece of a word as it is written.
+
+    A script with open conditions is followed many times, each time with the same words.
+    """
+    pattern = PIECE_PATTERN
+    if is_quoted:
+        pattern = QUOTED_PIECE_PATTERN
+    pieces: list[tuple[str, str]] = []
+    for match in pattern.finditer(word):
+        kind = str(match.lastgroup)
+        pieces.append((kind, match[kind]))
+    return tuple(pieces)
+
+
 class _Parameter(NamedTuple):
     """The parts of `$name` or `${name[index]operator argument}`."""
 
@@ -163,12 +180,7 @@ class WordExpansion(Variables):
             is_split: Whether values are split at their blanks.
             is_quoted: Whether the word is the inside of `"..."`.
         """
-        pattern = PIECE_PATTERN
-        if is_quoted:
-            pattern = QUOTED_PIECE_PATTERN
-        for match in pattern.finditer(word):
-            kind = str(match.lastgroup)
-            piece = match[kind]
+        for kind, piece in _cut_word(word, is_quoted=is_quoted):
             if kind == "parameter":
                 yield from self._expand_parameter(piece, is_split=is_split, is_quoted=is_quoted)
             elif kind == "string" and piece:
