@@ -26,7 +26,7 @@ class FileRun:
     labels: tuple[str, ...]
     """A short text for each run of the file; empty if the file has one run."""
     run: Run | None
-    """The run; None if it cannot be used."""
+    """The run. None: it cannot be used."""
     refusal: str = ""
     """The reason for which it cannot be used, as sentences."""
 

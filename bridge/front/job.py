@@ -19,7 +19,7 @@ from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.compose import read_job_config
 from bridge.front.decode import build_container, require_startable
 from bridge.front.errors import RUN_FOLDER_NOTE
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
 from bridge.registry.hydra_group import restore_environment
 from bridge.training.config import ConfigContainer
@@ -144,7 +144,7 @@ def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
     Raises:
         BridgeError: The run cannot begin.
     """
-    run, problems = make_run_and_problems(composed)
+    run, problems = make_run(composed)
     config = build_container(run, problems)
     start = prepare(config)
     # After the sync: some faults are about values that the precision decides.

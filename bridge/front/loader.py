@@ -4,8 +4,8 @@ Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the 
 Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
 training script in both cases. Neither torch nor Megatron Core is imported.
 
-`make_run_and_problems` makes the `Run` of both. Its precision is the recipe with the stated fields
-over it. A fault is not raised at once, since one error reports all faults of a run.
+`make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
+It returns the faults of the run too, since one error reports all of them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def load_run(
         from bridge.front.config_file import read_config_file
 
         file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
-        run, problems = make_run_and_problems(file.to_run_input(str(config_file)))
+        run, problems = make_run(file.to_run_input(str(config_file)))
         run = replace(run, reading=file.reading)
     else:
         folder = find_config_folder(config_path)
@@ -106,7 +106,7 @@ def _compose_tree_run(
     from bridge.front.search import Search
 
     composition = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
-    run, problems = make_run_and_problems(composition.run_input)
+    run, problems = make_run(composition.run_input)
     add_decoding_faults(run, SECTION_CLASSES, problems)
     return run, problems
 
@@ -144,9 +144,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
         run.precision.finalize()
 
 
-def make_run_and_problems(
-    run_input: RunInput, *, resolves_auto: bool = True
-) -> tuple[Run, Problems]:
+def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, Problems]:
     """Return the run of the sections that were read, and its problems, which are not raised yet.
 
     Args:

@@ -28,7 +28,7 @@ from bridge.front.compose import Sweeps, compose, load_named_recipes, register_w
 from bridge.front.decode import decode_sections
 from bridge.front.errors import translate_errors
 from bridge.front.job import Job, PrepareRun, is_first_process, prepare_run
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.front.search import DEFAULT_JOB_NAME
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import SECTION_CLASSES
@@ -175,7 +175,7 @@ def _decode_own_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
     Raises:
         BridgeError: A value of these sections, or the precision, is refused.
     """
-    run, problems = make_run_and_problems(composed, resolves_auto=False)
+    run, problems = make_run(composed, resolves_auto=False)
     sections = decode_sections(run, SECTION_CLASSES, problems)
     problems.raise_any()
     if run.precision is not None:

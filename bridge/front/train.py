@@ -145,7 +145,7 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
     run = Run.from_container(config, target=config.target or "auto")
     check_report = check(run)
     _require_no_errors(check_report)
-    # `make_run_and_problems` of front/loader.py has resolved the name of a recipe to its config.
+    # `make_run` of front/loader.py has resolved the name of a recipe to its config.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
     sync_report = apply_last_sync(config, precision, run.prediction)
     return partial(train, config, check_report, sync_report)

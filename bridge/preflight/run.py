@@ -8,7 +8,7 @@
 A run has the sections as they are stated, the precision, the target and the source of each value.
 It is never written to. It is made in one of three ways:
 
-    make_run_and_problems    of a file or the config tree, by `bridge.front.loader`, with all faults
+    make_run                 of a file or the config tree, by `bridge.front.loader`, with all faults
     Run.from_configs         of configs in Python, without a file
     Run.from_container       of the container with Megatron's objects, when the run is about to begin
 

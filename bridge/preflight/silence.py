@@ -45,19 +45,6 @@ def parse_reasons(silence: object) -> dict[str, str]:
     return {str(name): str(reason) for name, reason in silence.items()}
 
 
-def parse_silence_option(argument: str) -> tuple[str, str]:
-    """Return the name and the reason of ``--silence NAME=REASON``.
-
-    Raises:
-        RunConfigError: It has no reason.
-    """
-    name, _, reason = argument.partition("=")
-    if not reason.strip():
-        remedy = f"Write {name or 'PB306'}=why it is all right."
-        raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
-    return name.strip(), reason.strip()
-
-
 def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
     """Refuse a name that is neither a rule nor an early warning, and a name without a reason.
 
@@ -84,3 +71,16 @@ def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(
                 f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right."
             )
+
+
+def parse_silence_option(argument: str) -> tuple[str, str]:
+    """Return the name and the reason of ``--silence NAME=REASON``.
+
+    Raises:
+        RunConfigError: It has no reason.
+    """
+    name, _, reason = argument.partition("=")
+    if not reason.strip():
+        remedy = f"Write {name or 'PB306'}=why it is all right."
+        raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
+    return name.strip(), reason.strip()

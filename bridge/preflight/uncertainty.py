@@ -21,7 +21,7 @@ class Uncertainty:
     open_points: tuple[str, ...] = ()
     """A sentence about each setting that is open."""
     mode_decider: str | None = None
-    """The decider of the mode if the file does not state it; None: the mode is known."""
+    """The decider of the mode if the file does not state it. None: the mode is known."""
     default_decider: str | None = None
     """The decider of the settings that the file does not state.
 

@@ -70,6 +70,7 @@ def load_file_reading(path: Path, choice: RunChoice | None = None) -> FileReadin
         UnreadFileError: The file cannot be read, or describes no run.
         RunConfigError: Its sections cannot be those of a run.
     """
+    choice = choice or RunChoice()
     limit = strict_yaml.MAX_BYTES
     if path.suffix == CHECKPOINT_SUFFIX:
         limit = MAX_CHECKPOINT_BYTES
@@ -80,16 +81,15 @@ def load_file_reading(path: Path, choice: RunChoice | None = None) -> FileReadin
         from bridge.read.framework.yaml_files import read_framework  # few files are a framework's
 
         config = _parse_yaml_mapping(data, path)
-        reading = read_framework(config, path, choice or RunChoice())
+        reading = read_framework(config, path, choice)
         if reading is not None:
             return reading
     if not is_yaml or ARGUMENTS_PATTERN.search(data):
-        reading = _maybe_read_arguments(data, path, choice or RunChoice())
+        reading = _maybe_read_arguments(data, path, choice)
         if reading is not None:
             return reading
-    if choice is not None:
-        choice.refuse_for(path)
-        choice.refuse_checkpoint(path)
+    choice.refuse_for(path)
+    choice.refuse_checkpoint(path)
     if config is None:
         config = _parse_yaml_mapping(data, path)
     return _read_sections(config, path)
@@ -181,6 +181,9 @@ def _states_a_run(config: Mapping[str, Any]) -> bool:
 
 def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
     """Refuse unknown sections, and sections that are no mappings.
+
+    They are refused before overrides are written: an override of a field would replace a section
+    that is no mapping.
 
     Args:
         config: The sections.

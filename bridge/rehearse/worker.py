@@ -28,7 +28,7 @@ from bridge.errors import (
     SyncError,
 )
 from bridge.front.decode import build_container
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.model.section import NULLABLE_FIELDS
 from bridge.plan.fit import PARALLEL_SIZE_FIELDS
 from bridge.precision.fields import get_field_default
@@ -424,9 +424,7 @@ def _train_rank(
     if work == "resume":
         outcome["phase"] = PHASE_OF_WORK[work]
     checkpoint = _build_checkpoint_section(work, str(folder / CHECKPOINT_FOLDER), job["steps"])
-    run, problems = make_run_and_problems(
-        RunInput(sections=_build_sections(job, launch, checkpoint))
-    )
+    run, problems = make_run(RunInput(sections=_build_sections(job, launch, checkpoint)))
     config = build_container(run, problems)
     # `build_container` has resolved a recipe's name.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)

@@ -12,7 +12,7 @@ from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.decode import build_container, decode_fields, decode_value
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.precision.statements import get_recipe_name
 from bridge.preflight.last_sync import apply_last_sync
 from bridge.preflight.origins import Origins
@@ -146,9 +146,7 @@ def test_a_per_module_recipe_stands_in_a_run_as_the_content_of_its_file() -> Non
 def test_a_run_can_be_described_in_plain_python_data() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
     run = build_container(
-        *make_run_and_problems(
-            RunInput(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"})
-        )
+        *make_run(RunInput(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
     )
     assert run.model is not None
     assert run.optimizer is not None
@@ -161,7 +159,7 @@ def test_a_run_can_be_described_in_plain_python_data() -> None:
 def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "attention_backend": 5}
     run = build_container(
-        *make_run_and_problems(RunInput(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}}))
+        *make_run(RunInput(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}}))
     )
     assert run.model is not None
     assert (run.model.activation_func, run.model.attention_backend.name) == (torch.nn.functional.silu, "auto")
@@ -169,9 +167,7 @@ def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
 
 def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
-    run = build_container(
-        *make_run_and_problems(RunInput(sections={"model": model, "mixed_precision": {"bf16": True}}))
-    )
+    run = build_container(*make_run(RunInput(sections={"model": model, "mixed_precision": {"bf16": True}})))
     assert run.model is not None
     assert run.model.pipeline_dtype is None
     report = apply_last_sync(run, run.mixed_precision)
@@ -186,7 +182,7 @@ def test_gradient_buffers_are_reused_for_weights_that_the_precision_stores() -> 
     reused = {"reuse_grad_buf_for_mxfp8_param_ag": True, "use_distributed_optimizer": True}
     sections = {"model": model, "ddp": reused, "optimizer": reused, "mixed_precision": {**precision, **reused}}
     del sections["mixed_precision"]["use_distributed_optimizer"]
-    run = build_container(*make_run_and_problems(RunInput(sections=sections)))
+    run = build_container(*make_run(RunInput(sections=sections)))
     assert run.ddp is not None
     assert run.ddp.fp8_param_gather is False, "the sync writes it"
     apply_last_sync(run, run.mixed_precision)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 
 from bridge.front.decode import build_container
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
 from bridge.runtime.megatron.backend import choose_backend, use_backend
 from bridge.runtime.megatron.model import gpt
@@ -39,7 +39,7 @@ def live(case: dict) -> dict[str, int]:
     if not isinstance(getattr(adapter, "TELinear", object), type):  # without Transformer Engine there is no such layer
         adapter.TELinear = ()
     ddp = case.pop("ddp")
-    config = build_container(*make_run_and_problems(RunInput(sections=case)))
+    config = build_container(*make_run(RunInput(sections=case)))
     runtime_config_update(config)
     for name, value in ddp.items():
         setattr(config.ddp, name, value)

@@ -157,7 +157,7 @@ def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
 def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import build_container
-    from bridge.front.loader import make_run_and_problems
+    from bridge.front.loader import make_run
     from bridge.read.run_input import RunInput
     from bridge.runtime.megatron.backend import choose_backend, use_backend
     from bridge.runtime.megatron.model import gpt
@@ -168,7 +168,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     backend, stated = "te_cpu", "te_cpu"
     if is_local:
         backend, stated = "local", "emulated"
-    config = build_container(*make_run_and_problems(RunInput(sections={**case, "precision_backend": stated})))
+    config = build_container(*make_run(RunInput(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
     gpt._CUDA_ONLY_SWITCHES = {name: why for name, why in gpt._CUDA_ONLY_SWITCHES.items() if name not in FUSED}
     with training_process(config.model, seed=1) as process, use_backend(choose_backend(stated, config.model)):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from bridge.front.decode import build_container
-from bridge.front.loader import make_run_and_problems
+from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
 from bridge.runtime.megatron.backend import choose_backend, use_backend
 from bridge.runtime.megatron.model.gpt import adapt_config, build_gpt
@@ -24,7 +24,7 @@ VOCABULARY = 256
 def built(case: dict):
     """Build a case as a training run does; yields (settled config, model chunks, optimizer)."""
     config = build_container(
-        *make_run_and_problems(
+        *make_run(
             RunInput(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")})
         )
     )
