@@ -1,10 +1,12 @@
 """`LaunchArguments`: the options of a launch, and the records of those that were not read.
 
-# accelerate launch --mixed_precision fp8 train.py --output_dir out
-line = LaunchArguments(launch)
-line.program.options                    # {"output_dir": "out"}
-line.launcher.options                   # {"mixed_precision": "fp8"}
-line.list_unread(read=("output_dir",))  # records of options, files and variables
+    # accelerate launch --mixed_precision fp8 train.py --output_dir out
+    line = LaunchArguments(launch)
+    line.program.options                    # {"output_dir": "out"}
+    line.launcher.options                   # {"mixed_precision": "fp8"}
+    line.list_unread(read=("output_dir",))  # records of options, files and variables
+
+The launches of Megatron-LM's programs are not read here: `megatron_lm/written_arguments.py`.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -44,7 +44,7 @@ class FrameworkEffects:
     no_plan_reason: str | None = None
     unread_options: tuple[str, ...] = ()
     unread_sources: Mapping[str, str] = field(default_factory=dict)
-    """As in `FileReading`."""
+    """As in `Uncertainty`."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     quant_recipe: Mapping[str, Any] | None = None
     """Megatron's per-module recipe that has the effect of what the framework does to single modules; None: nothing."""

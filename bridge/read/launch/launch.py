@@ -1,7 +1,9 @@
 """`Launch`: one start of a training program, and the words of it that affect precision.
 
-torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
-runner                      program         arguments
+    torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
+    runner                      program         arguments
+
+A launch has the environment of its program too, and the parts of the script that were not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`find_named_file`: the file that a script sources, found next to the script.
 
-source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
-source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script is in
+    source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
+    source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script is in
+
+A file that is not found stays open: it may set any variable.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ SPLIT_NOT_READ = (
 class OtherSources:
     """Settings that the arguments of a run do not decide.
 
-    A field of the same name in `FileReading` has the same meaning.
+    A field of the same name in `Uncertainty` or `FileReading` has the same meaning.
     """
 
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

@@ -1,8 +1,10 @@
 """`ParsedRun`: a run of Megatron-LM by its arguments, before it is read as sections.
 
-written = list_written_arguments(document, variables)[0]
-parsed = ParsedRun.from_arguments(written, document)
-parsed.values.known, parsed.is_inference
+    written = list_written_arguments(document, variables)[0]
+    parsed = ParsedRun.from_arguments(written, document)
+    parsed.values.known, parsed.is_inference
+
+`run_reader.py` makes the sections of it, and `open_points.py` the sentences about it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """`ConditionResult`: the result of a condition of a script, with nothing set in its environment.
 
-evaluate_test_words(["$MODE", "==", "fp8"])
-# holds=False, is_open=True, equal=("MODE", "fp8"): with MODE=fp8 it holds
-evaluate_test_words(["2", "-gt", "1"])
-# holds=True, is_open=False: the script decides
+    evaluate_test_words(["$MODE", "==", "fp8"])
+    # holds=False, is_open=True, equal=("MODE", "fp8"): with MODE=fp8 it holds
+    evaluate_test_words(["2", "-gt", "1"])
+    # holds=True, is_open=False: the script decides
+
+An open condition is followed with both results, each in a run of the interpreter.
 """
 
 from __future__ import annotations
