@@ -19,7 +19,7 @@ class Uncertainty:
     """The settings of a run that are open, and the deciders of those that the file does not state."""
 
     open_points: tuple[str, ...] = ()
-    """A sentence about each setting that is open."""
+    """Sentences about open settings, and about arguments and sources that are not read."""
     mode_decider: str | None = None
     """The decider of the mode if the file does not state it. None: the mode is known."""
     default_decider: str | None = None
