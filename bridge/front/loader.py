@@ -20,6 +20,7 @@ from bridge.front.decode import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
@@ -78,18 +79,19 @@ def load_run(
         PrecisionConfigError: The precision can never be right.
         UnknownRecipeError: No such recipe.
     """
+    reading = FileReading()
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
         file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
         run, problems = make_run(file.to_run_input(str(config_file)))
-        run = replace(run, reading=file.reading)
+        reading = file.reading
     else:
         folder = find_config_folder(config_path)
         run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    reading = run.reading.with_target_release(run.target, is_stated=run.states_target)
+    reading = reading.with_target_release(run.target, is_stated=run.states_target)
     run = replace(run, reading=reading)
     refuse_impossible_sizes(run, problems)
     if strict:
