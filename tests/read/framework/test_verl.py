@@ -152,7 +152,7 @@ def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide
     assert "h100" not in lines
     assert "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend." in lines
     assert str(run.reading.release.version) == "0.16.1"
-    assert "trainer.device" in run.prediction.uncounted
+    assert "trainer.device" in run.prediction.unread_options
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
