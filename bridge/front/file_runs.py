@@ -96,7 +96,7 @@ def read_file_runs(
 
     Args:
         files: The files.
-        read: Returns the run of a file by its number; None: the first run.
+        read: Returns the run of a file by its number. None: the first run.
     """
     for file in files:
         try:

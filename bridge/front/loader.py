@@ -1,6 +1,6 @@
 """`load_run`: the `Run` of a file that describes a run, or of the training script's Hydra tree.
 
-Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
+Such a file is a file of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
 Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
 training script in both cases. Neither torch nor Megatron Core is imported.
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.decode import add_decoding_faults, refuse_impossible_sizes
+from bridge.front.container import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
@@ -59,11 +59,11 @@ def load_run(
         overrides: Settings as on the training script's command line:
             ``mixed_precision=bf16_mixed``, ``target=h100x8``. They override the settings of the
             file or the tree.
-        config_path: Folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        config_path: Folder of the Hydra tree. None: the folder that `find_config_folder` finds.
         config_file: A file that describes a run, or a folder with such a file. It is read instead
             of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
-        config_dir: Another folder, of a team's own groups.
+        config_dir: Another folder, with the groups of a team.
         strict: Whether to refuse a run that cannot be planned: a precision that can never be right,
             a mode that nothing states, misspelt fields. A check passes False, since it reports
             all of these itself.
@@ -103,7 +103,7 @@ def load_run(
 def _compose_tree_run(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> tuple[Run, Problems]:
-    """Return the run of a Hydra tree, and its problems with those of our own sections."""
+    """Return the run of a Hydra tree, and its problems. The sections of our classes are decoded."""
     from bridge.front.compose import compose  # Hydra is heavy
     from bridge.front.search import Search
 
@@ -137,7 +137,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             continue
         for name, value in section.unknown.items():
             near = find_near_fields(key, name)
-            # A model provider has fields of its own, which resemble none of Megatron's.
+            # The further fields of a model provider resemble no field of Megatron.
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)

@@ -306,7 +306,7 @@ class _ActivationCounter:
         kept = module.copies.saved_input
         if kept.scheme is None:
             return self.element
-        scheme = self.plan.settings.row_of(kept.scheme)
+        scheme = self.plan.settings.find_scheme_row(kept.scheme)
         is_dense_column = module.module.split == "column" and not module.module.is_expert
         copies = 1
         if self.is_gathered and is_dense_column and scheme is not None and scheme.family == "fp4":

@@ -96,9 +96,9 @@ def check(
     Args:
         run: The run. The rules that it silences itself are silenced too.
         silenced: Id of a rule -> the reason why it is silenced.
-        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs. None: the backend that the
             run states.
-        prediction: The run after the sync with changed settings; None: the run's own prediction.
+        prediction: The run after the sync with changed settings. None: the run's own prediction.
 
     Returns:
         The findings of every phase. A finding that only a later phase has names that phase.

@@ -43,7 +43,7 @@ class Deciders:
     reading: FileReading
     """The file of the run."""
     origins: Origins | None
-    """The sources of each key; None: not known."""
+    """The sources of each key. None: not known."""
     model: Mapping[str, Any]
     """The values of the model's section."""
 

@@ -69,7 +69,7 @@ class CheckpointModel:
     may_be_stated: bool = False
     """Whether `config.json` makes the model, so that the folder of a checkpoint may be stated."""
     no_sizes_reason: str | None = None
-    """Why `config.json` gives no sizes, as a sentence; None: it gives them, or it is not read."""
+    """Why `config.json` gives no sizes, as a sentence. None: it gives them, or it is not read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

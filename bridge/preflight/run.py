@@ -99,19 +99,19 @@ class Run:
     None. The other keys are `target`, `silence`, `precision_backend` and `precision_schedule`.
     """
     precision: MixedPrecisionConfig | None = None
-    """The precision, with the origin of each stated field; None: the owners keep their settings."""
+    """The precision, with the origin of each stated field. None: the owners keep their settings."""
     target: Target = field(default_factory=Target)
     """The machines and releases of the run; empty if nothing states them."""
     choice: Choice | None = None
     """The recipe that ``mixed_precision=auto`` was resolved to, with the reason; None without auto."""
     origins: Origins | None = None
-    """The sources of each key; None: a finding names no source."""
+    """The sources of each key. None: a finding names no source."""
     reading: FileReading = field(default_factory=FileReading)
     """The facts of the file besides its sections: framework, release, open settings."""
     environment: Mapping[str, str] | None = None
-    """Environment variables of the run; None: the variables that the file sets, if any."""
+    """Environment variables of the run. None: the variables that the file sets, if any."""
     starting_program: Program | None = None
-    """The program that starts the run; None: it is inferred from the sections and the file."""
+    """The program that starts the run. None: it is inferred from the sections and the file."""
     name: str = "config"
     """The file, or the primary config, that was read."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
@@ -134,10 +134,10 @@ class Run:
 
         Args:
             precision: A recipe's name, ``auto``, a config, a mapping of stated fields, or None.
-            target: The machines and releases; None: nothing is known of them.
-            environment: Environment variables of the run; None: not known.
-            origins: The sources of each key; None: not known.
-            program: The program that starts the run; None: it is inferred from the sections.
+            target: The machines and releases. None: nothing is known of them.
+            environment: Environment variables of the run. None: not known.
+            origins: The sources of each key. None: not known.
+            program: The program that starts the run. None: it is inferred from the sections.
             **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of
                 a run.
 
@@ -270,7 +270,7 @@ class Run:
 
     @property
     def backend(self) -> str | None:
-        """The backend of low-precision GEMMs that the run states; None: the machine decides."""
+        """The backend of low-precision GEMMs that the run states. None: the machine decides."""
         backend: str | None = self.sections.get("precision_backend")
         if backend in STATED_BACKENDS:
             return backend
@@ -467,7 +467,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
 
     Args:
         precision: A recipe's name, ``auto``, or any other form of a precision.
-        model: The model's config or its values, whose size `auto` may depend on; None: not known.
+        model: The model's config or its values, whose size `auto` may depend on. None: not known.
         target: The machines and releases, which `auto` depends on.
 
     Returns:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         judged = converted
         if not args.json:  # without --json only the payload of the first run is printed
             judged = converted[:1]
-        refusal = format_strict_refusal(judged, args)
+        refusal = format_strict_refusal(judged, args.file, args.to)
     if args.out is not None and payload.text and not is_faulty and not refusal:
         payload.write(args.out)
     report = _choose_report_stream(args)
@@ -162,10 +162,11 @@ def _print_report(
     from bridge.cli.convert.report import format_report
 
     if not args.json:
-        for each in converted:
-            print(*format_report(each, args), sep="\n", file=report)
+        for converted_run in converted:
+            lines = format_report(converted_run, args.to, is_verbose=args.verbose)
+            print(*lines, sep="\n", file=report)
         return
-    contents = [each.to_dict() for each in converted]
+    contents = [converted_run.to_dict() for converted_run in converted]
     content = contents[0]
     if len(contents) > 1:
         content = {**content, "runs": contents}
