@@ -63,10 +63,10 @@ def _is_path(word: str) -> bool:
 
     It is one if it ends like a file, has a slash, or exists and is not the name of a recipe.
     """
-    key, is_override, _ = word.partition("=")
+    key, sign, _ = word.partition("=")
     if word.startswith(("~", "+")):
         return False
-    if is_override:
+    if sign:  # an override
         # The folder of a sweep's run has a `=` in its name; Path.exists raises for long names.
         return "/" in key and os.path.exists(word)  # noqa: PTH110
     if "/" in word or word.endswith(FILE_SUFFIXES):

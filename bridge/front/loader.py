@@ -5,6 +5,7 @@ Bridge `ConfigContainer`, or another file that `bridge.read` reads. The override
 training script in both cases. Neither torch nor Megatron Core is imported.
 
 `make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
+It returns the faults of the run too, since one error reports all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bridge.front.container import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
@@ -33,7 +35,7 @@ from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
-from bridge.target.declaration import make_target
+from bridge.target.declaration import format_target_text, make_target
 from bridge.target.fields import OWNER_FIELD_NAMES
 
 
@@ -77,18 +79,19 @@ def load_run(
         PrecisionConfigError: The precision can never be right.
         UnknownRecipeError: No such recipe.
     """
+    reading = FileReading()
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
         file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
         run, problems = make_run(file.to_run_input(str(config_file)))
-        run = replace(run, reading=file.reading)
+        reading = file.reading
     else:
         folder = find_config_folder(config_path)
         run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    reading = run.reading.with_target_release(run.target, is_stated=run.states_target)
+    reading = reading.with_target_release(run.target, is_stated=run.states_target)
     run = replace(run, reading=reading)
     refuse_impossible_sizes(run, problems)
     if strict:
@@ -151,7 +154,9 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
         resolves_auto: Whether ``mixed_precision=auto`` is resolved. If not, such a run has no
             precision.
     """
-    stated_target = _get_stated_target(run_input)
+    stated_target = run_input.sections.get("target")
+    if stated_target is not None:
+        stated_target = format_target_text(stated_target)
     target = make_target(stated_target)
     run_input = _resolve_named_recipe(run_input)
     choice = None
@@ -177,16 +182,6 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
         name=run_input.name,
     )
     return run, problems
-
-
-def _get_stated_target(run_input: RunInput) -> str | None:
-    """Return the text of the target that a run states; None if it states none."""
-    target = run_input.sections.get("target")
-    if target is None:
-        return None
-    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        return ",".join(map(str, target))
-    return str(target)
 
 
 def _resolve_named_recipe(run_input: RunInput) -> RunInput:

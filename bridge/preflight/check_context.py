@@ -56,7 +56,7 @@ class CheckContext(RunContext):
         if run.origins is not None:
             origins = run.origin_of
         find_decider = None
-        if run.has_unsettled_values:
+        if run.has_any_decider:
             find_decider = run.find_decider_after_sync
         views = {}
         for section, values in self.prediction.values.items():
@@ -89,7 +89,7 @@ class CheckContext(RunContext):
 
     def is_value_before_sync_known(self, path: str) -> bool:
         """Return whether an owner's value before the sync is stated, or a known default."""
-        return not self.run.has_unsettled_values or self.run.find_decider(path) is None
+        return not self.run.has_any_decider or self.run.find_decider(path) is None
 
     # -- the model ---------------------------------------------------------------------------------
 

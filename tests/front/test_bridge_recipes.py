@@ -188,7 +188,7 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
         "if not wide:\n    raise ValueError\nelse:\n    cfg.train.micro_batch_size = 8"
     )
     run = of_function(recipe, statements, parameters="wide")
-    assert run.reading.uncertainty.late_values == {}
+    assert run.reading.uncertainty.open_values == {}
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
@@ -321,7 +321,7 @@ def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(rec
 def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(recipe: Recipe) -> None:
     run = launched(recipe, "$MORE")
     assert "$MORE: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
-    assert run.reading.uncertainty.uncounted_options == ("$MORE",)
+    assert run.reading.uncertainty.unread_options == ("$MORE",)
 
 
 def test_the_number_of_gpus_is_that_of_the_launch_before_that_in_the_name_of_a_recipe(
