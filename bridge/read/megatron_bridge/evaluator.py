@@ -129,6 +129,8 @@ class Evaluator(ExpressionEvaluator):
         self._depth += 1
         outcome = self._evaluate_block(function.node.body, frame)
         self._depth -= 1
+        for decider, value in frame.early_returns.items():
+            outcome = _join_outcomes(outcome, Returned(value), decider)
         if isinstance(outcome, Returned):
             return outcome.value
         if isinstance(outcome, Raised):
@@ -307,10 +309,12 @@ class Evaluator(ExpressionEvaluator):
 
         Args:
             statements: The statements.
-            frame: The names of the function.
+            frame: The names of the function. The value that the statements return is added to it.
             decider: The source that decides how often they run.
         """
         branch = self._follow_branch(statements, frame)
+        if isinstance(branch.outcome, Returned):
+            frame.early_returns[decider] = branch.outcome.value
         self.journal.join(branch.changes, {}, decider)
 
     # -- branches ----------------------------------------------------------------------------------

@@ -2,6 +2,22 @@
 
 A function whose source is found is followed by its subclass `Evaluator`. An expression whose value
 is known only when the program runs has an open value, whose decider is the text of the expression.
+
+These expressions are followed:
+
+    64, "adam", None, name, cfg.model.num_layers
+    [a, b], (a, b), {a, b}, {key: value, **mapping}
+    [f(x) for x in items], {f(x) for x in items}     one loop over known items, with one name
+    a + b, -a, not a, a and b, a or b, a < b, a in b, a is None
+    a if test else b, mapping[key], lambda x: value
+    f(a, name=b, **mapping)      a function or class with source, a modelled call (`modelled_calls.py`),
+                                 a builtin function or a method in the tables of `operations.py`,
+                                 `getattr`, `typing.cast`
+    Name(field=value)            a class without source: an object with these fields
+
+Any other expression is open: f-strings, items and slices of lists, `**` as an operator, chained
+comparisons, generators, comprehensions with conditions, `:=`, `await`, and calls with `*`. A function
+without source, or with a decorator, may change the objects that it gets.
 """
 
 from __future__ import annotations
@@ -17,8 +33,8 @@ from bridge.read.megatron_bridge.journal import ABSENT, Journal, Namespace
 from bridge.read.megatron_bridge.modelled_calls import (
     CHECKPOINT_MODEL_DEFAULTS,
     CONVERTER_CLASS,
-    MODEL_METHODS,
     NOT_MODELLED,
+    TEXT_MODEL_METHOD,
     Call,
     Starts,
     evaluate_modelled_call,
@@ -43,13 +59,10 @@ from bridge.read.text.python_calls import format_source
 
 CHANGING_FUNCTIONS = ("setattr", "delattr")
 """Builtin functions that change an object."""
-HARMLESS_PACKAGES = (
-    *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
-    *("warnings", "megatron.bridge.utils"),
-)
-"""Packages whose functions do not change a config."""
-START_PACKAGES = (f"{PACKAGE}.training.", "megatron.core.")
-"""Packages whose functions do not change a container before the run starts."""
+HARMLESS_PACKAGE = "dataclasses."
+"""Package whose functions do not change an object."""
+START_PACKAGE = f"{PACKAGE}.training."
+"""Package whose functions do not change a container before the run starts."""
 
 
 @dataclass(slots=True)
@@ -61,6 +74,8 @@ class Frame:
     """Local names of the function."""
     closure: Mapping[str, Value] = field(default_factory=dict)
     """Names of the function around it."""
+    early_returns: dict[str, Value] = field(default_factory=dict)
+    """Decider of statements that may run -> the value that they return."""
 
     @property
     def visible(self) -> dict[str, Value]:
@@ -218,7 +233,7 @@ class ExpressionEvaluator:
             if isinstance(default, Object):  # kept, since a later statement may write into it
                 self.state(holder, name, default, "")
             return default
-        is_method = name in MODEL_METHODS or holder.kind == CONVERTER_CLASS
+        is_method = name == TEXT_MODEL_METHOD or holder.kind == CONVERTER_CLASS
         if is_method or find_method(self.library, holder.kind, name) is not None:
             return Method(holder, name)
         decider = holder.decider or f"the default of {holder.kind.rpartition('.')[2]}"
@@ -428,7 +443,7 @@ class ExpressionEvaluator:
             if isinstance(value, Object) and not _is_harmless(path, value):
                 value.unknown_functions.append(name or format_source(call.node.func))
         decider = f"`{format_source(call.node)}`"
-        if path.startswith(PACKAGE):
+        if path.startswith(PACKAGE) and isinstance(call.called, ImportedName):
             module = path.rpartition(".")[0]
             decider += f" of {module}, whose source is not at hand,"
         return Object(decider=decider)
@@ -447,9 +462,9 @@ class ExpressionEvaluator:
 
 def _is_harmless(path: str, value: Object) -> bool:
     """Return whether a function without source does not change an object."""
-    if PRECISION_KEY in value.fields and path.startswith(START_PACKAGES):
+    if PRECISION_KEY in value.fields and path.startswith(START_PACKAGE):
         return True
-    return path.startswith(HARMLESS_PACKAGES)
+    return path.startswith(HARMLESS_PACKAGE)
 
 
 def make_open_value(node: ast.AST) -> Object:

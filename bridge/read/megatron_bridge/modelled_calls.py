@@ -45,8 +45,8 @@ CONFIG_LOADER = "from_hf_config"
 """Function of the class that takes a config, which the program may have changed."""
 CHECKPOINT_LOADERS = ("from_hf_pretrained", CONFIG_LOADER)
 """Functions of the class that take a checkpoint or its config."""
-MODEL_METHODS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
-"""Methods that return the config of such a model."""
+TEXT_MODEL_METHOD = "to_text_provider"
+"""Method of such a model that returns the config of its language model."""
 CHECKPOINT_PREFIX = "the checkpoint "
 """Beginning of the decider of a model that a checkpoint makes."""
 CONFIG_PREFIX = "of the config "
@@ -167,7 +167,7 @@ def _evaluate_converter_call(call: Call) -> Value:
         return Object(kind=CONVERTER_CLASS, decider=decider)
     if isinstance(call.called, Method) and isinstance(call.called.holder, Object):
         converter = call.called.holder
-        if converter.kind == CONVERTER_CLASS or call.called.name in MODEL_METHODS:
+        if converter.kind == CONVERTER_CLASS or call.called.name == TEXT_MODEL_METHOD:
             return Object(decider=converter.decider or f"`{format_source(call.node)}`")
     return NOT_MODELLED
 
