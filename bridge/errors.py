@@ -249,6 +249,14 @@ class MissingExtraError(BridgeError):
 class DataError(BridgeError):
     """Training data cannot be used."""
 
+    @classmethod
+    def of(
+        cls, path: str, rule: str, value: object, remedy: str, *, where: str | None = None
+    ) -> Self:
+        """Return the error with the message of a `Finding`."""
+        finding = Finding(path=path, rule=rule, value=value, remedy=remedy, where=where)
+        return cls(str(finding))
+
 
 class CheckpointError(BridgeError):
     """A checkpoint cannot be written, or a run cannot be resumed from it."""

@@ -229,7 +229,7 @@ def be_rank(plan: Path) -> None:
 
 def trained(words: Sequence[str], folder: Path) -> Cell:
     """Train with overrides, and return the result: `rows` and `equal`, and `refused` or `failed`."""
-    from bridge.front.decode import build_container
+    from bridge.front.container import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.audit.record import Record
     from bridge.training.config import runtime_config_update

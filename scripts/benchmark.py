@@ -243,7 +243,7 @@ def _started(*words: str, backend: str = "local") -> Iterator[Any]:
     """Start the process of `make train`, for the runs that are built in it."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front.decode import build_container
+    from bridge.front.container import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.megatron.backend import Backend, use_backend
     from bridge.runtime.megatron.process.training_process import training_process
@@ -255,7 +255,7 @@ def _started(*words: str, backend: str = "local") -> Iterator[Any]:
 
 def _built(process: Any, *words: str) -> Any:
     """Build a run of `make train` with some overrides."""
-    from bridge.front.decode import build_container
+    from bridge.front.container import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.megatron.backend import choose_backend
     from bridge.training.config import runtime_config_update

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import figure  # noqa: F401  (for the forks, whose first rank draws)
 
 from bridge.errors import BridgeError
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import load_run
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.training.config import runtime_config_update

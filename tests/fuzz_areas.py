@@ -314,7 +314,7 @@ def logs(folder: Path, _more: Path | None) -> Area:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         described = read_described_logs([sound, path])
-        comparison_to_dict(compare_logs([log.compared() for log in described]))
+        comparison_to_dict(compare_logs([log.to_logged_run() for log in described]))
         for log in described:
             make_log_view(log.log)
             json.dumps(asdict(collect_log_content(log.log, name=log.name)))

@@ -3,13 +3,14 @@
 `precision-bridge check train.sh` has these stages. The input of each stage is the output of the
 stage before:
 
-    argparse.Namespace  -> FileReading     bridge.read         the file as its framework's reader has it
-    FileReading         -> RunInput        bridge.front        overrides, and values set at start
-    RunInput            -> Run             bridge.front        `auto` resolved, fields stated
-    Run                 -> Prediction      bridge.sync         every owner's values after the sync
-    Prediction          -> CheckContext    bridge.preflight    the facts that rules read
-    CheckContext        -> Report          bridge.preflight    findings of every rule
-    Report              -> text, JSON      bridge.report       what this command prints
+    argparse.Namespace  -> FileReading    read/run_file.py            the file, by its framework's reader
+    FileReading         -> ConfigFile     front/config_file.py        overrides, and values set at start
+    ConfigFile          -> RunInput       front/config_file.py        sections, and the origin of each value
+    RunInput            -> Run            front/loader.py             `auto` resolved, fields stated
+    Run                 -> Prediction     sync/prediction.py          every owner's values after the sync
+    Prediction          -> CheckContext   preflight/check_context.py  the facts that rules read
+    CheckContext        -> Report         preflight/check.py          the findings of every rule
+    Report              -> text, JSON     report/findings.py          the output of this command
 
 A script may start the same launch on several branches. Then each branch has a `Run` and a `Report`.
 For several files, or a folder, the command prints a line for each run.
@@ -48,7 +49,6 @@ from bridge.cli.run_arguments import (
     get_file_argument,
     read_branches,
 )
-from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.preflight.check import Report
@@ -81,12 +81,13 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         2 with errors, 1 with warnings under ``--strict``, else 0.
     """
-    silenced = dict(map(_parse_silence, args.silence))
+    from bridge.preflight.check import check
+    from bridge.preflight.silence import parse_silence_option
+
+    silenced = dict(map(parse_silence_option, args.silence))
     paths = get_many_paths(args)
     if paths:
         return _check_many(args, paths, silenced)
-    from bridge.preflight.check import check
-
     runs = read_branches(args, strict=False)
     reports = [check(run, silenced=silenced, backend=args.backend) for run in runs]
     if args.sarif:
@@ -160,20 +161,6 @@ def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[s
     if args.sarif:
         _write_sarif(args.sarif, make_sarif_of_files(checked, version=_get_version()))
     return code
-
-
-def _parse_silence(argument: str) -> tuple[str, str]:
-    """Return the rule and the reason of ``--silence RULE=REASON``.
-
-    Raises:
-        RunConfigError: The argument has no reason.
-    """
-    name, _, reason = argument.partition("=")
-    if not reason.strip():
-        raise RunConfigError(
-            f"--silence: needs a reason, got {argument!r}. Write {name or 'PB306'}=why it is all right."
-        )
-    return name.strip(), reason.strip()
 
 
 def _get_main_file(args: argparse.Namespace) -> Path:

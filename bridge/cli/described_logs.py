@@ -71,7 +71,7 @@ class DescribedLog:
                 fields[name] = self.log.arguments[name]
         return fields
 
-    def compared(self) -> LoggedRun:
+    def to_logged_run(self) -> LoggedRun:
         """Return the log in the form that a comparison needs."""
         from bridge.runtime.compare.logged_run import LoggedRun
 

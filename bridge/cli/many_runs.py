@@ -144,9 +144,9 @@ def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
 def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or the reason for which it cannot be used."""
     refusal = file_run.refusal
-    if file_run.values is not None:
+    if file_run.run is not None:
         try:
-            return answer_of(file_run.values)
+            return answer_of(file_run.run)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())

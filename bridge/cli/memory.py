@@ -108,7 +108,7 @@ def _list_open_settings(planned: PlannedRun, unknown: Mapping[str, str]) -> tupl
         planned: The planned run.
         unknown: Setting without a known value -> the source that decides it.
     """
-    return tuple(dict.fromkeys((*planned.prediction.uncounted, *unknown.values())))
+    return tuple(dict.fromkeys((*planned.prediction.unread_options, *unknown.values())))
 
 
 def _memory_to_dict(run: Run, *, with_fit: bool) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _write_files(folder: Path, rows: Sequence[QuantisationRow], title: str) -> N
 def _measure_run(args: argparse.Namespace) -> None:
     """Measure a run on this machine, print its rows, and write a proposed recipe if asked for."""
     require_extra("train", "precision-bridge quantisation-error")
-    from bridge.front.decode import build_container, require_startable
+    from bridge.front.container import build_container, require_startable
     from bridge.report.quantisation_table import make_quantisation_table
     from bridge.training.measurements import measure_quantisation
 

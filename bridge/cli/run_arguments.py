@@ -63,10 +63,10 @@ def _is_path(word: str) -> bool:
 
     It is a path if it has the suffix of a file, has a slash, or exists and is not a recipe's name.
     """
-    key, is_override, _ = word.partition("=")
+    key, sign, _ = word.partition("=")
     if word.startswith(("~", "+")):
         return False
-    if is_override:
+    if sign:  # an override
         # The folder of a run of a sweep has a `=` in its name. Path.exists raises for long names.
         return "/" in key and os.path.exists(word)  # noqa: PTH110
     if "/" in word or word.endswith(FILE_SUFFIXES):

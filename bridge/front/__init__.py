@@ -14,7 +14,8 @@
     loader.py           `load_run`: the `Run` of a composed config or a file
       stated_precision.py   the precision of a run: its recipe, and the fields stated over it
       folders.py        the folder of the Hydra tree, and the file that a path names
-    decode.py           `build_container`: the `ConfigContainer` of a `Run`
+    container.py        `build_container`: the `ConfigContainer` of a `Run`
+      decode.py         plain data as the arguments of a dataclass
     check.py            `check` in Python
     file_runs.py        the runs of several files and folders
     nemo_run.py         a plugin of nemo-run that asks the check before it submits a task

@@ -69,7 +69,7 @@ class CommandLine:
 
     flags: argparse.Namespace
     overrides: list[str]
-    """The words that are no flags, in Hydra's spelling."""
+    """The words that are not flags, in Hydra's spelling."""
     search: Search
     name: str
     """Hydra's name of the job and of its log."""

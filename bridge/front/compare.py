@@ -54,8 +54,8 @@ def main_compare(
     """Run the sweep of a command line, print the comparison, and end with its exit code.
 
     Args:
-        arguments: The arguments of the command line; None: those of this process.
-        config_path: The folder of the Hydra tree; None: the usual one.
+        arguments: The arguments of the command line. None: those of this process.
+        config_path: The folder of the Hydra tree. None: the usual one.
     """
     if arguments is None:
         arguments = sys.argv[1:]

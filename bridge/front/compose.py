@@ -72,7 +72,7 @@ class Composition(NamedTuple):
     run_input: RunInput
     """The sections of the run, without the values that are swept over."""
     hydra_settings: Any
-    """Hydra's own node of the config, with the folders of the job resolved."""
+    """Hydra's node of the config, with the folders of the job resolved."""
 
 
 def compose(
@@ -116,7 +116,7 @@ def compose(
         origins, recipes = _collect_origins(config.hydra, loader)
         plain: Any = OmegaConf.to_container(config)
         refuse_expanding_references(plain, origins)
-        # Hydra instantiates the callbacks of its own node.
+        # Hydra instantiates the callbacks of its node.
         problems = Problems(Origins())
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
@@ -274,7 +274,7 @@ def _refuse_unknown_keys(overrides: Sequence[Override], loader: ConfigLoader) ->
 
 
 def _refuse_sweeps(overrides: Sequence[Override], *, is_sweep: bool) -> None:
-    """Refuse overrides with several values, except for those of the run's settings in a sweep.
+    """Refuse overrides with several values. In a sweep the settings of the run may have several.
 
     Raises:
         RunConfigError: The first of them.
@@ -371,7 +371,7 @@ def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Reci
 
 
 def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
-    """Return the sources of configs in Hydra's order, with those of ``hydra.searchpath``."""
+    """Return the sources of configs in Hydra's order, with the sources of ``hydra.searchpath``."""
     # The last source has the configs that code defines.
     *sources, structured = loader.get_sources()
     kinds: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
-from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
+from bridge.read.run_file import MAPPING_SECTIONS, load_file_reading
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
     MAPPING_REMEDY,
@@ -40,7 +40,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import find_near_names
 from bridge.rules.topics.precision.mode import MODE_NAMES
-from bridge.target.declaration import parse_target
+from bridge.target.declaration import format_target_text, parse_target
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.target import Target
 
@@ -69,7 +69,7 @@ def read_config_file(
         UnreadFileError: The file cannot be read, or describes no run.
         RunConfigError: A section or an override cannot be used.
     """
-    file = ConfigFile(read_run_file(path, choice), path.name, trust=trust)
+    file = ConfigFile(load_file_reading(path, choice), path.name, trust=trust)
     if overrides:
         file.write_overrides(overrides)
     file.apply_start()
@@ -218,11 +218,10 @@ class ConfigFile:
         target states replaces that of the file.
         """
         stated = self.sections.get("target")
-        if isinstance(stated, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-            stated = ",".join(map(str, stated))
         target = Target()
         if stated is not None:
-            target = parse_target(str(stated))
+            stated = format_target_text(stated)
+            target = parse_target(stated)
         self.reading = apply_startup_values(self.reading, self.sections, target)
         for row in self.reading.derived:
             self.origins[row.path] = f"{row.set_by or self.reading.settings_of} at start"

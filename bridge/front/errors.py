@@ -66,11 +66,11 @@ def translate_errors(
     """Translate the errors of a ``with`` block.
 
     A crash is raised as it is. A crash is an error of the job, which has a note with its folder, or
-    a ValueError of this package's own code.
+    a ValueError of this package's code.
 
     Args:
         overrides: The overrides of the command line.
-        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
+        loader: Hydra's loader, which knows the configs that can be found. None: no near names.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def translate_errors(
 def _is_raised_by_composer(error: Exception) -> bool:
     """Return whether a package that composes configs raised an error, and not this package.
 
-    The innermost function of those packages or of this one decides. Functions of the standard
+    The innermost function of those packages or of this package decides. Functions of the standard
     library below it are passed over.
     """
     own_package = __name__.partition(".")[0]
@@ -107,7 +107,7 @@ def translate_error(
     Args:
         error: The error of Hydra or of a package below it.
         overrides: The overrides of the command line, which may be the origin of the fault.
-        loader: Hydra's loader, which knows the configs that can be found; None: no near names.
+        loader: Hydra's loader, which knows the configs that can be found. None: no near names.
     """
     if type(error) is ValueError:
         too_long = _find_long_number(overrides)
@@ -233,7 +233,7 @@ def _make_missing_option_error(
         option: The option of the group.
         origin: The source that chose the option.
         error: Hydra's error.
-        loader: Hydra's loader; None: the known groups and options cannot be named.
+        loader: Hydra's loader. None: the known groups and options cannot be named.
     """
     options = list(error.options or ())
     if not options and loader is not None:

@@ -37,7 +37,7 @@ def find_path(name: Path | str) -> Path:
 
 
 def find_run_file(name: Path | str) -> Path:
-    """Return the file that describes a run: the named one, or that in the named folder."""
+    """Return the file that describes a run: the named file, or the file in the named folder."""
     if not str(name).isprintable():
         rule, remedy = "must be a path of printable characters", "Rename the file."
         raise RunConfigError.of("--config", rule, str(name), remedy)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.compose import read_job_config
-from bridge.front.decode import build_container, require_startable
+from bridge.front.container import build_container, require_startable
 from bridge.front.errors import RUN_FOLDER_NOTE
 from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
@@ -25,7 +25,7 @@ from bridge.registry.hydra_group import restore_environment
 from bridge.training.config import ConfigContainer
 
 StartRun = Callable[[Path], None]
-"""Starts a run that was checked, in the run folder that it is given."""
+"""Starts a run that was checked, in a run folder."""
 PrepareRun = Callable[[ConfigContainer], StartRun]
 """Checks a run, writes its precision into the configs in memory, and returns what starts it.
 
@@ -62,12 +62,12 @@ class Job:
         self.run: PreparedRun | None = None
         """The run that was prepared before Hydra started.
 
-        None for a job of a sweep, which prepares the run of the config that Hydra composed for it.
+        None: this is a job of a sweep, which prepares the run of the config that Hydra composed for it.
         """
         self.refused: BridgeError | None = None
         """The error that ended the prepared run.
 
-        It is kept and not raised, because Hydra would add a line of its own.
+        It is kept and not raised, because Hydra would add a line to it.
         """
 
     def __call__(self, config: DictConfig) -> None:
@@ -139,7 +139,7 @@ def is_first_process() -> bool:
 
 
 def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
-    """Check a composed run, write its precision into its configs, and make the folder that it names.
+    """Check a composed run, write its precision into its configs, and make its folder.
 
     Raises:
         BridgeError: The run cannot begin.

@@ -1,10 +1,11 @@
 """`load_run`: the `Run` of a file that describes a run, or of the training script's Hydra tree.
 
-Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
+Such a file is a file of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
 Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
 training script in both cases. Neither torch nor Megatron Core is imported.
 
 `make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
+It returns the faults of the run too, since one error reports all of them.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.decode import add_decoding_faults, refuse_impossible_sizes
+from bridge.front.container import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
-from bridge.preflight.silence import refuse_unknown_names
+from bridge.preflight.silence import (
+    REASONS_REMEDY,
+    REASONS_RULE,
+    parse_reasons,
+    refuse_unknown_names,
+)
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
-from bridge.target.declaration import make_target
+from bridge.target.declaration import format_target_text, make_target
 from bridge.target.fields import OWNER_FIELD_NAMES
 
 
@@ -52,11 +59,11 @@ def load_run(
         overrides: Settings as on the training script's command line:
             ``mixed_precision=bf16_mixed``, ``target=h100x8``. They override the settings of the
             file or the tree.
-        config_path: Folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        config_path: Folder of the Hydra tree. None: the folder that `find_config_folder` finds.
         config_file: A file that describes a run, or a folder with such a file. It is read instead
             of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
-        config_dir: Another folder, of a team's own groups.
+        config_dir: Another folder, with the groups of a team.
         strict: Whether to refuse a run that cannot be planned: a precision that can never be right,
             a mode that nothing states, misspelt fields. A check passes False, since it reports
             all of these itself.
@@ -72,18 +79,19 @@ def load_run(
         PrecisionConfigError: The precision can never be right.
         UnknownRecipeError: No such recipe.
     """
+    reading = FileReading()
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
         file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
         run, problems = make_run(file.to_run_input(str(config_file)))
-        run = replace(run, reading=file.reading)
+        reading = file.reading
     else:
         folder = find_config_folder(config_path)
         run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    reading = run.reading.with_target_release(run.target, is_stated=run.states_target)
+    reading = reading.with_target_release(run.target, is_stated=run.states_target)
     run = replace(run, reading=reading)
     refuse_impossible_sizes(run, problems)
     if strict:
@@ -95,7 +103,7 @@ def load_run(
 def _compose_tree_run(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> tuple[Run, Problems]:
-    """Return the run of a Hydra tree, and its problems with those of our own sections."""
+    """Return the run of a Hydra tree, and its problems. The sections of our classes are decoded."""
     from bridge.front.compose import compose  # Hydra is heavy
     from bridge.front.search import Search
 
@@ -129,7 +137,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             continue
         for name, value in section.unknown.items():
             near = find_near_fields(key, name)
-            # A model provider has fields of its own, which resemble none of Megatron's.
+            # The further fields of a model provider resemble no field of Megatron.
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
@@ -146,7 +154,9 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
         resolves_auto: Whether ``mixed_precision=auto`` is resolved. If not, such a run has no
             precision.
     """
-    stated_target = _get_stated_target(run_input)
+    stated_target = run_input.sections.get("target")
+    if stated_target is not None:
+        stated_target = format_target_text(stated_target)
     target = make_target(stated_target)
     run_input = _resolve_named_recipe(run_input)
     choice = None
@@ -174,16 +184,6 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
     return run, problems
 
 
-def _get_stated_target(run_input: RunInput) -> str | None:
-    """Return the text of the target that a run states; None if it states none."""
-    target = run_input.sections.get("target")
-    if target is None:
-        return None
-    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        return ",".join(map(str, target))
-    return str(target)
-
-
 def _resolve_named_recipe(run_input: RunInput) -> RunInput:
     """Return the sections with the recipe that ``mixed_precision: NAME`` names.
 
@@ -208,6 +208,6 @@ def _add_section_faults(sections: Mapping[str, Any], problems: Problems) -> None
     add_malformed_sections(sections, dict.fromkeys((*SECTION_NAMES, *SECTION_CLASSES)), problems)
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
-        refuse_unknown_names({str(rule): reason for rule, reason in silence.items()})
+        refuse_unknown_names(parse_reasons(silence))
     else:
-        problems.add("silence", "must be a mapping of rules to reasons", silence)
+        problems.add("silence", REASONS_RULE, silence, REASONS_REMEDY)

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from bridge.errors import BridgeError
 from bridge.front.command_line import FULL_ERROR_VARIABLE, CommandLine
 from bridge.front.compose import Sweeps, compose, load_named_recipes, register_with_hydra
-from bridge.front.decode import decode_sections
+from bridge.front.container import decode_sections
 from bridge.front.errors import translate_errors
 from bridge.front.job import Job, PrepareRun, is_first_process, prepare_run
 from bridge.front.loader import make_run
@@ -67,7 +67,7 @@ def main(
             starts it.
         config_path: The folder of the Hydra tree, if the command line names no other.
         name: Hydra's name of the job and of its log.
-        arguments: The arguments of the command line; None: those of this process.
+        arguments: The arguments of the command line. None: the arguments of this process.
         around: The script's work before and after a sweep.
     """
     if arguments is None:
@@ -168,7 +168,7 @@ def _format_override(key: str, value: str) -> str:
 
 
 def _decode_own_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
-    """Return the decoded sections of our own classes, and check the precision.
+    """Return the decoded sections of our classes, and check the precision.
 
     The sections of Megatron's classes would need Megatron Core, so they are not decoded.
 

@@ -37,7 +37,7 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
     """
 
     target: str | None = None
-    """Machines of the run, ``h100x64,te2.9,cuda12.9``; None: rules about a GPU are not evaluated."""
+    """Machines of the run, ``h100x64,te2.9,cuda12.9``. None: rules about a GPU are not evaluated."""
     strict: bool = False
     """Whether warnings stop the submission too."""
 

@@ -27,19 +27,24 @@ def container_to_dict(config: ConfigContainer) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         if field.name not in FIELDS_OF_OTHER_FILES:
             sections[field.name] = getattr(config, field.name)
-    stated = sections.pop("mixed_precision")
+    precision = sections.pop("mixed_precision")
+    if isinstance(precision, MixedPrecisionConfig):
+        precision = _precision_to_dict(precision)
     schedule = sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
-    if isinstance(stated, MixedPrecisionConfig):
-        fields = stated.to_dict()
-        name = get_recipe_name(stated)
-        stated = fields
-        if name:
-            stated = {RECIPE_NAME_KEY: name, **fields}
-    plain = {"mixed_precision": stated}
+    plain = {"mixed_precision": precision}
     for name, section in sections.items():
         plain[name] = value_to_plain(section)
     return plain
+
+
+def _precision_to_dict(precision: MixedPrecisionConfig) -> dict[str, Any]:
+    """Return the stated fields of a precision, with the name of its recipe before them."""
+    fields = precision.to_dict()
+    name = get_recipe_name(precision)
+    if name:
+        return {RECIPE_NAME_KEY: name, **fields}
+    return fields
 
 
 def origins_to_dict(config: ConfigContainer) -> dict[str, Any]:

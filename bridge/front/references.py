@@ -87,7 +87,7 @@ class _ExpandedSizes:
         return self.size_at[path]
 
     def compute_reference_size(self, path: str, reference: str, depth: int) -> int:
-        """Return the size of the value that a reference names; 0 if it is no key of the config.
+        """Return the size of the value that a reference names; 0 if it is not a key of the config.
 
         Args:
             path: The key of the text with the reference.

@@ -35,13 +35,13 @@ class Search:
     """The folder of the primary config, or ``pkg://module``."""
     config_name: str = "config"
     extra: Path | str | None = None
-    """A further folder with a team's groups; None: there is none."""
+    """A further folder with a team's groups. None: there is none."""
 
     @contextmanager
     def start_hydra_over_folders(self, job_name: str = DEFAULT_JOB_NAME) -> Iterator[ConfigLoader]:
         """Initialise Hydra over the folders in a ``with`` block, and yield its loader of configs.
 
-        If a Hydra application calls this, its own Hydra is restored at the end.
+        If a Hydra application calls this, its Hydra is restored at the end.
 
         Args:
             job_name: The value of `${hydra:job.name}`.
@@ -82,7 +82,7 @@ class TreeSearchPath(SearchPathPlugin):
     """
 
     search: ClassVar[Search | None] = None
-    """The active search; None: the search path is not changed."""
+    """The active search. None: the search path is not changed."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the further folder as ``--config-dir`` would, and the guards of both folders.

@@ -49,7 +49,7 @@ def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrec
         problems: It gets the fields that do not exist, and the values of a wrong type.
 
     Returns:
-        The config; None if no recipe is chosen and no field is stated.
+        The config. None: no recipe is chosen and no field is stated.
     """
     fields = run_input.sections.get(PRECISION_KEY)
     if not fields and run_input.choice is None:

@@ -1,18 +1,20 @@
 """The training command: check a run, write its precision into the configs, record it, and train.
 
-`train.py mixed_precision=bf16_mixed` goes through these stages. Each one takes the type that the
-stage before it returns:
+`train.py mixed_precision=bf16_mixed` goes through these stages. Each function gets the result of the
+function before it:
 
-    arguments               -> CommandLine          command_line.py    flags and overrides
-    CommandLine             -> Composition          compose.py         YAML files and recipes
-      .run_input: RunInput                                             sections, recipe, origins
-    RunInput                -> Run                  loader.py          `auto` resolved, fields stated
-    Run                     -> ConfigContainer      decode.py          Megatron's config objects
-    ConfigContainer         -> Report               check_and_sync     findings of every rule
-    ConfigContainer         -> SyncReport           check_and_sync     the precision is written
-    ConfigContainer         -> StartRun             check_and_sync     what `Job` calls in its folder
-    StartRun                -> the trained run      train              records, then the loop
+    result            function                          content
+    CommandLine       command_line.py, from_arguments   flags and overrides
+    RunInput          compose.py, compose               sections, recipe and origins of the YAML files
+    Run               loader.py, make_run               `auto` resolved, fields stated over the recipe
+    ConfigContainer   container.py, build_container     Megatron's config objects
+    Run               check_and_sync                    the same run, with the values of these objects
+    Report            preflight/check.py, check         the findings of every rule
+    SyncReport        preflight/last_sync.py            the precision, written into the objects
+    StartRun          check_and_sync                    the function that `Job` calls in its folder
+    a trained run     train                             records of the check and the sync, the loop
 
+`main` calls the first two functions, `prepare_run` of job.py the others, and Hydra calls the `Job`.
 The stages up to the last one run in memory before Hydra starts, so that a refused run leaves no
 folder.
 """
@@ -64,8 +66,8 @@ def main_train(arguments: Sequence[str] | None = None, *, config_path: Path | No
     """Train the run of a command line.
 
     Args:
-        arguments: The arguments of the command line; None: those of this process.
-        config_path: The folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        arguments: The arguments of the command line. None: the arguments of this process.
+        config_path: The folder of the Hydra tree. None: the folder that `find_config_folder` finds.
     """
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
@@ -105,7 +107,7 @@ def report_sweep(
     Args:
         folder: The folder of the sweep.
         runs: The folders of its runs. A folder whose run cannot be compared is left out.
-        gate: The largest gap of the losses that passes; None: the default of `compare_arms`.
+        gate: The largest gap of the losses that passes. None: the default of `compare_arms`.
 
     Returns:
         The comparisons; empty for fewer than two runs.
@@ -142,6 +144,7 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
         CheckError: The check has errors. Errors of the rules about scripts/train.py are left to
             `require_startable`, which evaluates these rules next.
     """
+    # Megatron computes values when it makes its objects. So the run is read again from the objects.
     run = Run.from_container(config, target=config.target or "auto")
     check_report = check(run)
     _require_no_errors(check_report)

@@ -5,10 +5,13 @@
     adapter.added_to(modules, shape, path)      # and linear_qkv.adapter.linear_in, ...linear_out
 
 The weights of the model are frozen: they have no gradient, no master and no state, and their linear
-layers keep no input. The two layers of the adapter are Megatron's layers, not Transformer Engine's.
-So they compute in the mode's dtype under each scheme.
+layers keep no input. In Megatron Bridge, the two layers of an adapter are Megatron's layers, not
+Transformer Engine's. So they compute in the mode's dtype under each scheme. In mcore-bridge and
+FlagScale, they are Transformer Engine's layers, and every tensor-parallel rank has one of the two
+layers as a whole.
 
-Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge/peft.
+Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge/peft; mcore-bridge 1.6.5
+tuners/lora.py LoraParallelLinear; FlagScale da4935ec flagscale/train/peft/utils.py.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from bridge.errors import RunConfigError
 from bridge.model.modules import Module
 from bridge.model.section import Section
 from bridge.model.shape import ModelShape
+from bridge.target.fields import TE_ADAPTER
 
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The linear layers that have adapters by default."""
@@ -29,8 +33,19 @@ CANONICAL_LORA_TARGETS = (
     *("linear_fc1_up", "linear_fc1_gate", "linear_fc2"),
 )
 """The default for the kind `canonical`: each part of a fused layer has a separate adapter."""
-ADAPTER_KINDS = {"LoRA": "lora", "VLMLoRA": "lora", "CanonicalLoRA": "canonical", "DoRA": "dora"}
-"""Class of Megatron Bridge -> kind."""
+ADAPTER_KINDS = {
+    "LoRA": "lora",
+    "VLMLoRA": "lora",
+    "CanonicalLoRA": "canonical",
+    "DoRA": "dora",
+    TE_ADAPTER: "te",
+}
+"""Class of an adapter -> kind."""
+TE_SPLITS = {"column": ("", "column"), "row": ("row", ""), "": ("", "")}
+"""Split of a linear layer -> the splits of the two layers of a `TE_ADAPTER`.
+
+A layer with an empty split is whole on each rank.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +62,8 @@ class Adapter:
     """Whether all experts of a rank share a single adapter."""
     expert_dim: int = 32
     has_dropout: bool = False
+    is_high_precision: bool = True
+    """Whether its layers compute in high precision under each scheme."""
 
     @classmethod
     def from_sections(cls, peft: Section, model: Section) -> Adapter | None:
@@ -76,6 +93,8 @@ class Adapter:
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
             has_dropout=peft.values["dropout"] > 0,
+            # mcore-bridge leaves FP8 for its adapters if the weights are stored in FP8.
+            is_high_precision=kind != "te" or bool(model.values["fp8_param"]),
         )
 
     def add_to_modules(
@@ -97,8 +116,16 @@ class Adapter:
             dim = self.expert_dim
             if not self.shares_experts:
                 count = base.count
+        split_in, split_out = base.split or "column", "column"
+        if self.kind == "te":
+            split_in, split_out = TE_SPLITS[base.split]
         adapter = replace(
-            base, kind="adapter", is_high_precision=True, bias=False, vectors=(), count=count
+            base,
+            kind="adapter",
+            is_high_precision=self.is_high_precision,
+            bias=False,
+            vectors=(),
+            count=count,
         )
         for part, outputs in self._parts(base, path, shape).items():
             name = f"{base.name}.adapter{part}"
@@ -115,7 +142,7 @@ class Adapter:
                 adapter,
                 name=f"{name}.linear_in",
                 outputs=dim,
-                split=base.split or "column",
+                split=split_in,
                 vectors=vectors_in,
             )
             yield replace(
@@ -123,7 +150,7 @@ class Adapter:
                 name=f"{name}.linear_out",
                 inputs=dim,
                 outputs=outputs,
-                split="column",
+                split=split_out,
                 vectors=vectors_out,
             )
 

@@ -262,8 +262,8 @@ def _find_strictest_scheme(plan: PrecisionPlan) -> tuple[str | None, str | None]
     if not module_schemes:
         return settings.scheme, settings.family
     rows = module_schemes
-    if settings.row is not None:
-        rows = [settings.row, *module_schemes]
+    if settings.scheme_row is not None:
+        rows = [settings.scheme_row, *module_schemes]
     strictest = max(rows, key=_get_token_multiple)
     return strictest.name, strictest.family
 
@@ -320,7 +320,7 @@ def _find_misfits(
     plan: PrecisionPlan, module: Module, layers: str, scheme: str
 ) -> Iterator[Misfit]:
     """Yield the dimensions of the model that do not fit. Tokens are checked once for all layers."""
-    row = plan.settings.row_of(scheme)
+    row = plan.settings.find_scheme_row(scheme)
     if row is None or not row.alignment:
         return
     ranks = plan.parallel.get_tensor_ranks(is_expert=module.is_expert)

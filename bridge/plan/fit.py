@@ -165,8 +165,8 @@ def get_memory_to_fit(run: PlannedRun) -> int:
     if run.sharded_by is not None:
         rule = f"weights that are sharded are not counted, got {run.sharded_by}=True"
         raise RunConfigError(f"--fit: {rule}. Drop --fit, or that setting.")
-    if run.prediction.uncounted:
-        unread = ", ".join(run.prediction.uncounted)
+    if run.prediction.unread_options:
+        unread = ", ".join(run.prediction.unread_options)
         rule = f"a run with options that are not read cannot be fitted, got {unread}"
         raise RunConfigError(f"--fit: {rule}. Drop --fit.")
     if not run.plan.shape.vocab_size:

@@ -262,7 +262,8 @@ class _ActivationCounter:
     def _adapter(self, module: Module, *, is_first: bool) -> float:
         """Return the bytes that one of the two layers of an adapter keeps.
 
-        It keeps its input, which is gathered over sequences.
+        It keeps its input. A layer that is whole on each tensor-parallel rank has the tokens of
+        that rank; the input of any other is gathered over sequences.
 
         Args:
             module: The layer of the adapter.
@@ -272,6 +273,8 @@ class _ActivationCounter:
         tokens, ranks = self.tokens, self.tensor
         if module.is_expert and experts is not None:
             tokens, ranks = self.outside * experts.topk * self.expert_tensor, self.expert_tensor
+        elif not module.split:
+            tokens = self.outside
         if module.name.endswith("linear_out"):
             kept_outputs = 0.0
             if adapter is not None and adapter.kind == "dora":
@@ -309,7 +312,7 @@ class _ActivationCounter:
         kept = module.copies.saved_input
         if kept.scheme is None:
             return self.element
-        scheme = self.plan.settings.row_of(kept.scheme)
+        scheme = self.plan.settings.find_scheme_row(kept.scheme)
         is_dense_column = module.module.split == "column" and not module.module.is_expert
         copies = 1
         if self.is_gathered and is_dense_column and scheme is not None and scheme.family == "fp4":

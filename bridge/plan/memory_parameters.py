@@ -288,9 +288,9 @@ class _Chunk:
     def _scheme(self, planned: PlanModule, storage: str) -> Scheme | None:
         """Return the scheme in which GEMMs read a weight, or else in which it is stored."""
         if planned.scheme is not None:
-            return self.plan.settings.row_of(planned.scheme)
+            return self.plan.settings.find_scheme_row(planned.scheme)
         if storage in LOW_FORMATS:
-            return self.plan.settings.row
+            return self.plan.settings.scheme_row
         return None
 
 

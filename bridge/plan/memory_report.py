@@ -408,7 +408,7 @@ def _list_notes(
         yield "Activations are not counted: the sequence length (model.seq_length) is not stated."
     yield from _list_fsdp_notes(settings, ddp)
     yield from _list_offload_notes(settings)
-    is_gpu_open = capability is None and not has_column_copy(settings.row, (10, 0))
+    is_gpu_open = capability is None and not has_column_copy(settings.scheme_row, (10, 0))
     if settings.family is not None and is_gpu_open:
         yield (
             "Whether the GPU needs transposed FP8 copies is not known: counted with them, which "

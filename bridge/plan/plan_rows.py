@@ -168,10 +168,12 @@ def _make_attention_rows(settings: PlanSettings, *, low: bool) -> tuple[PlanRow,
         if settings.family == "fp4":
             forward = backward = "e4m3"
         scale = "tensor"
-        if settings.scheme == "mxfp8" and settings.row is not None:
+        if settings.scheme == "mxfp8" and settings.scheme_row is not None:
             # Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py
             # get_attention_quantizers
-            scale = _format_scale(make_scheme_copies(settings.row, settings.format or "").input)
+            scale = _format_scale(
+                make_scheme_copies(settings.scheme_row, settings.format or "").input
+            )
         if settings.multi_head_attention:
             output = forward
     mixed = backward

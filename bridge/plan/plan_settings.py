@@ -34,7 +34,6 @@ from bridge.target.versions import Version, is_at_least
 if TYPE_CHECKING:
     from bridge.precision.debug_features import LayerChanges
 
-FP8_ATTENTION_FIELDS = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 FP8_ATTENTION_RELEASES = {"mxfp8": "0.18", "nvfp4": "0.17"}
 """Scheme -> first megatron-core that passes the fields about FP8 attention to it."""
 HYBRID_FP4_RELEASE = "0.17"
@@ -68,45 +67,51 @@ class PlanSettings:
     mode: str
     """fp32, fp16 or bf16: the dtype of weights and activations."""
     autocast: str | None = None
-    """Dtype that torch.autocast casts matrix multiplications to. None: autocast is off."""
+    """The dtype that torch.autocast casts matrix multiplications to. None: autocast is off."""
     family: str | None = None
     """fp8 or fp4. None: both are off."""
     format: str | None = None
+    """The format of the family. None: FP8 and FP4 are off."""
     scheme: str | None = None
+    """The scaling scheme. None: FP8 and FP4 are off."""
     factory: str | None = None
-    """Import path of the quantizer factory, under the scheme `custom`."""
+    """The import path of the quantizer factory of the scheme `custom`. None: there is no factory."""
     te_options: tuple[tuple[str, object], ...] = ()
     """Keywords of Transformer Engine's recipe classes that environment variables change."""
     start: int = 0
-    """The number of first layers that stay in the mode's dtype. `end` counts the last layers."""
+    """The number of first layers that are kept in the mode's dtype."""
     end: int = 0
+    """The number of last layers that are kept in the mode's dtype."""
     attention: bool = False
+    """Whether the attention core runs in FP8."""
     multi_head_attention: bool = False
     """Whether tensors between the attention core and its projections are in FP8."""
     output_layer: bool = False
     """Whether the output layer runs in MXFP8. A GPTModel can do so from megatron-core 0.18 on."""
     reaches_layers: bool = True
-    """Whether the blocks of the model enter the low-precision context.
+    """Whether the model's blocks enter the low-precision context.
 
     The blocks of a hybrid model enter the FP4 context from 0.17 on.
     """
     are_experts_grouped: bool = False
-    """Whether the experts of a layer are a single layer of Transformer Engine, `GroupedLinear`."""
+    """Whether the experts of a layer are one layer of Transformer Engine, `GroupedLinear`."""
     absorbs: bool = True
-    """Whether sparse attention itself multiplies by the weight of the key-value up projection.
+    """Whether sparse attention multiplies by the weight of the key-value up projection itself.
 
-    Then no linear layer runs this product.
+    No linear layer computes this product.
     """
     low_parameters: bool = False
+    """Whether the weights are stored in FP8 or FP4."""
     unused_weight_buffer: bool = False
-    """Whether other weights of an MXFP8 model are not in the buffer that Megatron allocates."""
+    """Whether the BF16 weights of an MXFP8 model are not in the buffer that Megatron allocates."""
     grad_reduce: str = "fp32"
-    """Dtype that gradients are accumulated in."""
+    """The dtype that gradients are accumulated in."""
     grad_sent: str = "fp32"
-    """Dtype that gradients are reduced in."""
+    """The dtype that gradients are reduced in."""
     reduce_in_fp32: bool = False
     """Whether narrow gradients are summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
+    """Whether the residual stream is in FP32."""
     sent: tuple[str | None, ...] = ()
     """Dtypes of the activations that a pipeline stage can send.
 
@@ -123,32 +128,35 @@ class PlanSettings:
     owns_masters: bool = False
     """Whether the fused Adam of the precision-aware optimizer keeps the masters."""
     casts_gradients: bool = True
-    """Whether the optimizer's step makes FP32 gradients from narrower gradients."""
+    """Whether the step of the optimizer casts narrower gradients to FP32."""
     master: str | None = "fp32"
     """The dtype of the optimizer's copy of the weights. None: it updates the weights directly."""
     exp_avg: str = "fp32"
+    """The dtype of the first moment."""
     exp_avg_sq: str = "fp32"
+    """The dtype of the second moment."""
     remainders: bool = False
-    """Whether a master is kept as the 16 bits that a BF16 weight lacks."""
+    """Whether the masters are kept as the 16 bits that a BF16 weight lacks."""
     is_hybrid_device: bool = False
     """Whether HybridDeviceOptimizer is used (optimizer_cpu_offload). It updates only in FP32."""
     offload_share: float = 0.0
-    """Share of masters and optimizer state that HybridDeviceOptimizer keeps on the host."""
+    """The share of masters and optimizer state that HybridDeviceOptimizer keeps on the host."""
     optimizer: str = "adam"
+    """Megatron's name of the optimizer."""
     layer_wise: bool = False
     """Whether each data-parallel rank has masters and states of whole parameters (dist_muon)."""
     amax_history: int = 0
-    """Steps of amax history that delayed scaling keeps. 0: another scheme."""
+    """The steps of amax history that delayed scaling keeps. 0: another scheme."""
     changes: LayerChanges | None = None
-    """Changes of a layer by Transformer Engine's debugger."""
+    """The changes of a layer by Transformer Engine's debugger. None: the debugger is off."""
     recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
     """Per-module recipes: a recipe for all model chunks, or for each chunk in execution order."""
     notes: tuple[str, ...] = ()
     """Sentences about fields that this Megatron Core does not have, and about frozen weights."""
 
     @property
-    def row(self) -> Scheme | None:
-        """The row of the scheme in the table of schemes."""
+    def scheme_row(self) -> Scheme | None:
+        """The row of the scheme in the table of schemes. None: nothing is quantised."""
         return find_scheme(self.scheme, self.family)
 
     def copies(self, *, is_grouped: bool = False) -> LayerCopies | None:
@@ -173,9 +181,9 @@ class PlanSettings:
             factory = find_shipped_factory(self.factory)
             if factory is not None:
                 return factory.copies(is_grouped=is_grouped)
-        if self.row is None:
+        if self.scheme_row is None:
             return None
-        copies = make_scheme_copies(self.row, self.format or "")
+        copies = make_scheme_copies(self.scheme_row, self.format or "")
         if self.scheme == "nvfp4":
             return apply_nvfp4_options(copies, dict(self.te_options))
         return copies
@@ -188,10 +196,10 @@ class PlanSettings:
         copies = self._copies_in_forward(is_grouped=is_grouped)
         if copies is None:
             return self.mode
-        row, column = copies.weight.row, copies.weight.column
-        if row.format != column.format:
+        rowwise, columnwise = copies.weight.row, copies.weight.column
+        if rowwise.format != columnwise.format:
             return "custom"
-        return row.format or self.mode
+        return rowwise.format or self.mode
 
     @property
     def in_fp32(self) -> PlanSettings:
@@ -209,10 +217,10 @@ class PlanSettings:
             remainders=False,
         )
 
-    def row_of(self, scheme: str) -> Scheme | None:
+    def find_scheme_row(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
         if scheme == self.scheme:
-            return self.row
+            return self.scheme_row
         return find_scheme(scheme)
 
     def is_low_precision_layer(self, index: int, num_layers: int) -> bool:
@@ -244,34 +252,25 @@ class PlanSettings:
         optimizer = run.read("optimizer")
         ddp = run.read("ddp")
         mcore = run.target.mcore
-        of_model = _read_model_settings(run)
-        mode, scheme = of_model["mode"], of_model["scheme"]
-        is_mapped = scheme != "mxfp8" or is_at_least(mcore, MAPPED_WEIGHTS_RELEASE) is not False
-        notes = [
+        settings = _read_model_settings(run)
+        settings = _add_gradient_settings(settings, ddp, mcore)
+        settings = _add_sharding_settings(settings, optimizer, ddp, mcore)
+        settings = _add_state_settings(settings, optimizer)
+        settings = _add_fsdp_settings(settings, optimizer, ddp, mcore)
+        notes = (
             *_list_notes(run),
-            *_list_factory_notes(run, scheme, mode),
-            *_list_variable_notes(run, scheme),
-        ]
-        states = _read_state_settings(optimizer, mode)
-        states.update(_read_fsdp_settings(optimizer, ddp, mcore))
-        return cls(
-            **of_model,
-            notes=tuple(notes),
-            **_read_gradient_settings(ddp, mode, mcore),
-            **_read_sharding_settings(optimizer, ddp, is_mapped=is_mapped),
-            **states,
+            *_list_factory_notes(run, settings.scheme, settings.mode),
+            *_list_variable_notes(run, settings.scheme),
         )
+        return replace(settings, notes=notes)
 
 
-def _read_model_settings(run: Prediction) -> dict[str, Any]:
-    """Return the settings that fields of the model decide."""
+def _read_model_settings(run: Prediction) -> PlanSettings:
+    """Return the settings that fields of the model decide, and defaults for the others."""
     model, mcore = run.read("model"), run.target.mcore
     mode = find_switched_on(model, ("bf16", "fp16")) or "fp32"
     family = find_switched_on(model, ("fp8", "fp4"))
-    scheme = None
-    if family is not None:
-        scheme = str(model[f"{family}_recipe"])
-    is_hybrid = run.shape_and_faults[0].is_hybrid
+    is_hybrid_model = run.shape_and_faults[0].is_hybrid
     recipe = model["quant_recipe"]
     if isinstance(recipe, str) and recipe:
         rule = "is the content of a file of configs and matchers, not its path"
@@ -280,142 +279,174 @@ def _read_model_settings(run: Prediction) -> dict[str, Any]:
     if model["enable_autocast"]:
         autocast = model["autocast_dtype"] or mode
     reaches_layers = True
-    if is_hybrid and family == "fp4":
+    if is_hybrid_model and family == "fp4":
         reaches_layers = is_at_least(mcore, HYBRID_FP4_RELEASE) is not False
     sent: dict[str | None, None] = {}
     for is_local in (False, True):
         sent[get_sent_dtype(model, mcore, is_local=is_local)] = None
-    settings = {
-        "mode": mode,
-        "autocast": autocast,
-        "family": family,
-        "format": None,
-        "scheme": scheme,
-        "te_options": collect_recipe_keywords(run.environment),
-        "are_experts_grouped": bool(model["moe_grouped_gemm"]),
-        "reaches_layers": reaches_layers,
-        "absorbs": is_at_least(mcore, ABSORBED_RELEASE) is not False,
-        "fp32_residual": bool(model["fp32_residual_connection"]),
-        "sent": tuple(sent),
-        "router": model["moe_router_dtype"],
-        "recipes": parse_quant_recipes(recipe),
-    }
-    if family is not None and scheme is not None:
-        settings.update(_read_scheme_settings(model, family, scheme, mcore, is_hybrid=is_hybrid))
-    return settings
+    settings = PlanSettings(
+        mode=mode,
+        autocast=autocast,
+        te_options=collect_recipe_keywords(run.environment),
+        are_experts_grouped=bool(model["moe_grouped_gemm"]),
+        reaches_layers=reaches_layers,
+        absorbs=is_at_least(mcore, ABSORBED_RELEASE) is not False,
+        fp32_residual=bool(model["fp32_residual_connection"]),
+        sent=tuple(sent),
+        router=model["moe_router_dtype"],
+        recipes=parse_quant_recipes(recipe),
+    )
+    if family is None:
+        return settings
+    settings = replace(settings, family=family, scheme=str(model[f"{family}_recipe"]))
+    return _add_scheme_settings(settings, model, mcore, is_hybrid_model=is_hybrid_model)
 
 
-def _read_scheme_settings(
-    model: Mapping[str, Any], family: str, scheme: str, mcore: Version | None, *, is_hybrid: bool
-) -> dict[str, Any]:
-    """Return the settings of a run in FP8 or FP4."""
-    settings: dict[str, Any] = {
-        "format": str(model[family]),
-        "output_layer": scheme == "mxfp8" and bool(model["fp8_output_proj"]) and not is_hybrid,
-        "low_parameters": bool(model[f"{family}_param"]),
-    }
+def _add_scheme_settings(
+    settings: PlanSettings,
+    model: Mapping[str, Any],
+    mcore: Version | None,
+    *,
+    is_hybrid_model: bool,
+) -> PlanSettings:
+    """Return the settings with those of a run in FP8 or FP4."""
+    family, scheme = settings.family, settings.scheme
+    runs_output_layer = scheme == "mxfp8" and bool(model["fp8_output_proj"])
+    settings = replace(
+        settings,
+        format=str(model[str(family)]),
+        output_layer=runs_output_layer and not is_hybrid_model,
+        low_parameters=bool(model[f"{family}_param"]),
+    )
     if scheme == "custom":
-        settings["factory"] = model[f"{family}_quantizer_factory"]
+        settings = replace(settings, factory=model[f"{family}_quantizer_factory"])
     if scheme == "delayed":
-        settings["amax_history"] = model["fp8_amax_history_len"] or 0
+        settings = replace(settings, amax_history=model["fp8_amax_history_len"] or 0)
     if model["first_last_layers_bf16"]:
         start, end = LAYER_COUNTS
-        settings["start"] = model[start] or 0
-        settings["end"] = model[end] or 0
-    for name, field_name in zip(
-        ("attention", "multi_head_attention"), FP8_ATTENTION_FIELDS, strict=True
-    ):
-        if _is_attention_field_read(field_name, find_scheme(scheme, family), mcore):
-            settings[name] = bool(model[field_name])
+        settings = replace(settings, start=model[start] or 0, end=model[end] or 0)
+    scheme_row = settings.scheme_row
+    if _is_attention_field_read("fp8_dot_product_attention", scheme_row, mcore):
+        settings = replace(settings, attention=bool(model["fp8_dot_product_attention"]))
+    if _is_attention_field_read("fp8_multi_head_attention", scheme_row, mcore):
+        settings = replace(settings, multi_head_attention=bool(model["fp8_multi_head_attention"]))
     return settings
 
 
-def _is_attention_field_read(name: str, row: Scheme | None, mcore: Version | None) -> bool:
+def _is_attention_field_read(name: str, scheme: Scheme | None, mcore: Version | None) -> bool:
     """Return whether a version of Megatron Core passes a field about attention to a scheme."""
-    if row is None or name not in list_scheme_fields(row):
+    if scheme is None or name not in list_scheme_fields(scheme):
         return False
-    first = FP8_ATTENTION_RELEASES.get(row.name)
+    first = FP8_ATTENTION_RELEASES.get(scheme.name)
     return first is None or is_at_least(mcore, first) is not False
 
 
-def _read_gradient_settings(
-    ddp: Mapping[str, Any], mode: str, mcore: Version | None
-) -> dict[str, Any]:
-    accumulated, reduced = get_gradient_dtypes(ddp, mode, mcore)
-    in_fp32 = bool(ddp["reduce_scatter_with_fp32_accumulation"])
-    return {"grad_reduce": accumulated, "grad_sent": reduced, "reduce_in_fp32": in_fp32}
+def _add_gradient_settings(
+    settings: PlanSettings, ddp: Mapping[str, Any], mcore: Version | None
+) -> PlanSettings:
+    """Return the settings with the dtypes of the gradients."""
+    accumulated, reduced = get_gradient_dtypes(ddp, settings.mode, mcore)
+    return replace(
+        settings,
+        grad_reduce=accumulated,
+        grad_sent=reduced,
+        reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
+    )
 
 
-def _read_sharding_settings(
-    optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool
-) -> dict[str, Any]:
-    """Return the settings of sharding. With `is_mapped`, every weight is in Megatron's buffer."""
+def _add_sharding_settings(
+    settings: PlanSettings,
+    optimizer: Mapping[str, Any],
+    ddp: Mapping[str, Any],
+    mcore: Version | None,
+) -> PlanSettings:
+    """Return the settings, with the settings of the distributed optimizer added."""
     if ddp["use_megatron_fsdp"]:
-        return {"distributed": True, "unused_weight_buffer": False}
-    distributed = optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]
-    is_unused = not is_mapped and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"])
-    return {"distributed": bool(distributed), "unused_weight_buffer": is_unused}
+        return replace(settings, distributed=True)
+    is_distributed = optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]
+    leaves_weights_out = (
+        settings.scheme == "mxfp8" and is_at_least(mcore, MAPPED_WEIGHTS_RELEASE) is False
+    )
+    reuses_buffer = bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"])
+    return replace(
+        settings,
+        distributed=bool(is_distributed),
+        unused_weight_buffer=leaves_weights_out and reuses_buffer,
+    )
 
 
-def _read_fsdp_settings(
-    optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None
-) -> dict[str, Any]:
-    """Return the settings of Megatron-FSDP. It keeps masters itself, even for FP32 weights."""
+def _add_state_settings(settings: PlanSettings, optimizer: Mapping[str, Any]) -> PlanSettings:
+    """Return the settings, with masters and moments of Megatron's optimizers without FSDP added."""
+    name = str(optimizer["optimizer"])
+    is_hybrid_device = bool(optimizer["optimizer_cpu_offload"])
+    is_aware = bool(optimizer["use_precision_aware_optimizer"])
+    main = _get_state_dtype(optimizer["main_params_dtype"])
+    is_fused = main != "fp32" or optimizer["fp8_recipe"] in FUSED_ADAM_RECIPES or is_hybrid_device
+    owns_masters = is_aware and is_fused
+    is_layer_wise = bool(optimizer.get("use_layer_wise_distributed_optimizer"))
+    settings = replace(
+        settings,
+        optimizer=name,
+        is_hybrid_device=is_hybrid_device,
+        layer_wise=is_layer_wise or name.startswith("dist_"),
+        owns_masters=owns_masters,
+        casts_gradients=not owns_masters,
+        master="fp32",
+    )
+    if is_hybrid_device:
+        fraction = float(optimizer["optimizer_offload_fraction"] or 0)
+        settings = replace(settings, offload_share=min(1.0, fraction))
+    elif is_aware:
+        settings = replace(
+            settings,
+            exp_avg=_get_state_dtype(optimizer["exp_avg_dtype"]),
+            exp_avg_sq=_get_state_dtype(optimizer["exp_avg_sq_dtype"]),
+        )
+        if owns_masters:
+            keeps_remainders = bool(optimizer["store_param_remainders"])
+            are_remainders = keeps_remainders and settings.mode == "bf16" and main == "fp32"
+            settings = replace(settings, master=main, remainders=are_remainders)
+    if settings.mode == "fp32":
+        settings = replace(settings, master=None)
+    return settings
+
+
+def _add_fsdp_settings(
+    settings: PlanSettings,
+    optimizer: Mapping[str, Any],
+    ddp: Mapping[str, Any],
+    mcore: Version | None,
+) -> PlanSettings:
+    """Return the settings, with the settings of Megatron-FSDP added.
+
+    Megatron-FSDP keeps masters of FP32 weights too.
+    """
     if not ddp["use_megatron_fsdp"]:
-        return {}
-    if is_at_least(mcore, FSDP_MASTERS_RELEASE) is False:
-        master = "fp32" if ddp["preserve_fp32_weights"] else None
-    else:
+        return settings
+    master = None
+    if is_at_least(mcore, FSDP_MASTERS_RELEASE) is not False:
         master = ddp["megatron_fsdp_main_params_dtype"]
+    elif ddp["preserve_fp32_weights"]:
+        master = "fp32"
     is_decoupled = False
     if optimizer["use_precision_aware_optimizer"]:
         is_decoupled = is_at_least(mcore, FSDP_DECOUPLED_RELEASE) is not False
-    return {
-        "fsdp": True,
-        "has_units": is_at_least(mcore, FSDP_UNITS_RELEASE) is not False,
-        "master": master,
-        "remainders": False,
-        "offload_share": 0.0,
-        "casts_gradients": not is_decoupled,
-    }
-
-
-def _read_state_settings(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    """Return the settings of masters and moments of Megatron's optimizers without FSDP."""
-    name = str(optimizer["optimizer"])
-    is_hybrid = bool(optimizer["optimizer_cpu_offload"])
-    is_aware = bool(optimizer["use_precision_aware_optimizer"])
-    main = _get_state_dtype(optimizer["main_params_dtype"])
-    owns_masters = is_aware and (
-        main != "fp32" or optimizer["fp8_recipe"] in FUSED_ADAM_RECIPES or is_hybrid
+    return replace(
+        settings,
+        fsdp=True,
+        has_units=is_at_least(mcore, FSDP_UNITS_RELEASE) is not False,
+        master=master,
+        remainders=False,
+        offload_share=0.0,
+        casts_gradients=not is_decoupled,
     )
-    layer_wise = bool(optimizer.get("use_layer_wise_distributed_optimizer"))
-    settings: dict[str, Any] = {
-        "optimizer": name,
-        "is_hybrid_device": is_hybrid,
-        "layer_wise": layer_wise or name.startswith("dist_"),
-        "owns_masters": owns_masters,
-        "casts_gradients": not owns_masters,
-        "master": "fp32",
-    }
-    if is_hybrid:
-        fraction = float(optimizer["optimizer_offload_fraction"] or 0)
-        settings["offload_share"] = min(1.0, fraction)
-    elif is_aware:
-        settings["exp_avg"] = _get_state_dtype(optimizer["exp_avg_dtype"])
-        settings["exp_avg_sq"] = _get_state_dtype(optimizer["exp_avg_sq_dtype"])
-        if owns_masters:
-            settings["master"] = main
-            keeps_remainders = bool(optimizer["store_param_remainders"])
-            settings["remainders"] = keeps_remainders and mode == "bf16" and main == "fp32"
-    if mode == "fp32":
-        settings["master"] = None
-    return settings
 
 
 def _get_state_dtype(dtype: str) -> str:
     """Return the dtype of an optimizer's state. A state of the dtype uint8 is FP8."""
-    return "fp8" if dtype == "uint8" else dtype
+    if dtype == "uint8":
+        return "fp8"
+    return dtype
 
 
 def _list_notes(run: Prediction) -> Iterator[str]:
@@ -479,6 +510,6 @@ def _list_variable_notes(run: Prediction, scheme: str | None) -> Iterator[str]:
     """Yield a sentence about each environment variable of the run that changes its scheme."""
     if scheme is None:
         return
-    for row, value in list_scheme_variables(scheme, run.environment, attention=False):
-        if row.keyword and row.is_active(value) and scheme not in row.refused_by:
-            yield f"{row.name}={value}: it {row.effect}."
+    for variable, text in list_scheme_variables(scheme, run.environment, attention=False):
+        if variable.keyword and variable.is_active(text) and scheme not in variable.refused_by:
+            yield f"{variable.name}={text}: it {variable.effect}."

@@ -160,7 +160,7 @@ class PlannedRun:
         The violation is a warning if the rank may fit: it exceeds the memory only within the margin
         of the count, or a setting stores fewer bytes than are counted.
         """
-        if self.prediction.uncounted:
+        if self.prediction.unread_options:
             return None
         limit = self.memory_bytes
         is_filled = self.prediction.gpus in (None, self.parallel.world_size)

@@ -71,7 +71,7 @@ def parse_dtype(value: object) -> str:
     """Return the canonical token ("bf16") of a `torch.dtype` or of a common spelling of a dtype.
 
     Raises:
-        WrongValueError: The value is no dtype. For a string the remedy names the nearest dtype.
+        WrongValueError: The value is not a dtype. For a string the remedy names the nearest dtype.
     """
     text = str(value)
     is_dtype = is_torch_dtype(value)

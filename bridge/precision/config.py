@@ -64,11 +64,11 @@ class PrecisionConfig(Statements):
     bf16: bool = stated(False, "bool", subjects.MODE)
     """Train in BF16 with FP32 master weights."""
     params_dtype: DType | None = stated(None, "dtype", subjects.WEIGHTS, unstates=True, flag=KEY)
-    """Dtype the weights are created in; None: that of the mode."""
+    """Dtype of the weights. None: the dtype of the mode."""
     pipeline_dtype: DType | None = stated(None, "dtype", subjects.WIRE, unstates=True, flag=KEY)
-    """Dtype of what pipeline stages send each other; None: that of the mode."""
+    """Dtype of the tensors that pipeline stages send. None: the dtype of the mode."""
     autocast_dtype: DType | None = stated(None, "dtype", subjects.COMPUTE, unstates=True, flag=KEY)
-    """Dtype per-operator autocast casts to; None: `params_dtype`. Without effect unless
+    """Dtype that torch.autocast casts to. None: `params_dtype`. It has an effect only with
     `autocast_enabled`.
     """
     autocast_enabled: bool = stated(False, "bool", subjects.COMPUTE)
@@ -78,7 +78,7 @@ class PrecisionConfig(Statements):
     fp8: str | None = stated(
         None, "name", subjects.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True
     )
-    """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients; None: no FP8."""
+    """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients. None: no FP8."""
     fp8_recipe: str = stated(
         "tensorwise", "name", subjects.FP8, optional=True, family="fp8", is_live=True
     )
@@ -126,7 +126,7 @@ class PrecisionConfig(Statements):
     fp4: str | None = stated(
         None, "name", subjects.FP4, optional=True, examples=("e2m1",), is_live=True
     )
-    """FP4 format: "e2m1"; None: no FP4."""
+    """FP4 format: "e2m1". None: no FP4."""
     fp4_recipe: str = stated(
         "nvfp4", "name", subjects.FP4, optional=True, family="fp4", is_live=True
     )
@@ -141,7 +141,7 @@ class PrecisionConfig(Statements):
     )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
     loss_scale: float | None = stated(None, "float", subjects.SCALER, optional=True)
-    """A constant loss scale; None: dynamic under FP16, none otherwise."""
+    """A constant loss scale. None: a dynamic scale in FP16, and no scale in another mode."""
     initial_loss_scale: float | None = stated(4294967296, "float", subjects.SCALER, optional=True)
     """FP16, dynamic: the scale the run begins with."""
     min_loss_scale: float = stated(1.0, "float", subjects.SCALER)
@@ -169,8 +169,8 @@ class PrecisionConfig(Statements):
     )
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
     tf32: bool | None = stated(None, "bool", subjects.COMPUTE, unstates=True, flag=None)
-    """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run; None: leave the
-    process as it is.
+    """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run. None: the
+    setting of the process stays.
     """
 
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
@@ -191,8 +191,8 @@ class PrecisionConfig(Statements):
     mamba_training_ssm_states_dtype: DType | None = stated(
         None, "dtype", subjects.COMPUTE, optional=True
     )
-    """Dtype of the states that Mamba layers keep between chunks in training; None: that of the
-    weights.
+    """Dtype of the states that Mamba layers keep between chunks in training. None: the
+    dtype of the weights.
     """
     attention_softmax_in_fp32: bool = _megatron_field(True, "bool", subjects.ATTENTION)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does
@@ -248,15 +248,15 @@ class PrecisionConfig(Statements):
     megatron_fsdp_main_params_dtype: DType | None = stated(
         "fp32", "dtype", subjects.FSDP, optional=True
     )
-    """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
+    """Megatron-FSDP: dtype of the master weights. None: the weights are the masters."""
     megatron_fsdp_main_grads_dtype: DType | None = stated(
         None, "dtype", subjects.FSDP, optional=True
     )
-    """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
+    """Megatron-FSDP: dtype in which gradients are accumulated. None: the weights' dtype."""
     megatron_fsdp_grad_comm_dtype: DType | None = stated(
         None, "dtype", subjects.FSDP, optional=True
     )
-    """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated.
+    """Megatron-FSDP: dtype in which gradients are sent. None: the dtype of their accumulation.
     """
     megatron_fsdp_use_decoupled_grad: bool = _megatron_field(
         False, "bool", subjects.FSDP, flag=None
@@ -270,8 +270,8 @@ class PrecisionConfig(Statements):
     moe_router_dtype: str | None = stated(
         None, "format", subjects.MOE, optional=True, choices=("fp32", "fp64")
     )
-    """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the
-    activations.
+    """Dtype of the router and of the weighted sum of the experts' outputs. None: the
+    dtype of the activations.
     """
     moe_router_padding_for_quantization: bool = _megatron_field(
         False, "bool", subjects.MOE, family="low"

@@ -71,7 +71,7 @@ class StatedField:
     is_live: bool = False
     """Whether Megatron reads it in every forward pass, so that a schedule may change it."""
     flag: str | None = NAMED
-    """The form in which Megatron-LM takes it: `NAMED`, `KEY`, or None for no form."""
+    """The form in which Megatron-LM takes it: `NAMED` or `KEY`. None: it has no form there."""
     name: str = ""
     """The name of the field, set by its class."""
 

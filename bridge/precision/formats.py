@@ -36,7 +36,7 @@ class Format:
     nan: int | None
     """The canonical encoding of NaN. None: the format has no NaN."""
     reserved: int | None = None
-    """The largest codes of each sign that are no finite number.
+    """The largest codes of each sign that are not finite numbers.
 
     None: the whole top exponent field, infinity first.
     """

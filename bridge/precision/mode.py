@@ -12,6 +12,14 @@ from bridge.precision.statements import (
     list_fields_over_recipe,
 )
 
+MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+"""Fields whose dtype follows from the mode if they are not stated."""
+FILLED_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype")
+"""The fields of `MODE_DTYPE_FIELDS` that are written for Megatron Bridge with the mode's dtype.
+
+None would replace the dtype that the model has. Megatron computes `autocast_dtype` itself if it is
+None.
+"""
 MAX_LABEL_ROWS = 4
 
 
@@ -34,6 +42,17 @@ def get_scheme(precision: PrecisionConfig) -> str | None:
     if precision.fp4:
         return precision.fp4_recipe
     return None
+
+
+def is_family_on(precision: PrecisionConfig, family: str | None) -> bool:
+    """Return whether a family is on: fp8, fp4, or low for either of them. None: always."""
+    if family == "fp8":
+        return precision.fp8 is not None
+    if family == "fp4":
+        return precision.fp4 is not None
+    if family == "low":
+        return precision.fp8 is not None or precision.fp4 is not None
+    return True
 
 
 def get_low_precision_format(precision: PrecisionConfig) -> str | None:

@@ -4,7 +4,14 @@ Megatron's classes have these attributes. Another object with the same attribute
 sync also reads and writes the other fields of a precision that the object has.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+ConfigObject: TypeAlias = object
+"""A config object in the code of a sync, which treats all of them alike.
+
+The sync reads and writes attributes by the names in its table of routes. The names depend on the
+release of Megatron, so no protocol can list them.
+"""
 
 
 class ModelOwner(Protocol):

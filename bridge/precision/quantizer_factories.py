@@ -49,7 +49,7 @@ class QuantizerFactory:
         return f"{FACTORY_PACKAGE}.{self.module}.{self.name}"
 
     def copies(self, *, is_grouped: bool) -> LayerCopies:
-        """Return the copies of a linear layer, or of a grouped one."""
+        """Return the copies of a linear layer, or of a grouped layer."""
         if is_grouped and self.grouped is not None:
             return self.grouped
         return self.linear

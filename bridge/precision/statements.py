@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from bridge.errors import BridgeWarning, UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.fields import StatedField, get_field_default, get_field_descriptors
 
-_KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
+_KEPT = ("_values", "_sources", "_put_aside", "_of_recipe", "_reset")
 """Attributes that are copied with an object. Each is a dictionary with fields as keys.
 
-_values: the stated value. _sources: the source of the statement. _aside: the source of a switch that
+_values: the stated value. _sources: the source of the statement. _put_aside: the source of a switch that
 was turned off with the switch that it needs. _of_recipe: the source of a field that the recipe
-stated. _open: the source of a field that was reset to None.
+stated. _reset: the source of a field that was reset to None.
 """
 
 
@@ -81,11 +81,11 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
         _values: dict[str, Any]
         _sources: dict[str, str]
-        _aside: dict[str, str]
+        _put_aside: dict[str, str]
         _of_recipe: dict[str, str]
-        _open: dict[str, str]
+        _reset: dict[str, str]
         _recipe: str | None
-        _untold: frozenset[str]
+        _ambiguous: frozenset[str]
     else:
         __signature__ = _Signature()
 
@@ -113,7 +113,7 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
                 self.__post_init__()
 
         def _set_plain_fields(self, named_values: Mapping[str, object]) -> None:
-            """Set the fields of a subclass that are no `StatedField`s."""
+            """Set the fields of a subclass that are not `StatedField`s."""
             stated = get_field_descriptors(type(self))
             for field in dataclasses.fields(self):
                 if field.name in stated:
@@ -130,7 +130,7 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
             raise _make_unknown_field_error(name, type(self))
 
     if not TYPE_CHECKING:
-        _untold = frozenset()
+        _ambiguous = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Each subclass gets this constructor, which records statements. @dataclass does not replace
@@ -165,7 +165,7 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
 
         Raises:
             PrecisionTypeError: A value has a wrong type. Nothing is changed.
-            UnknownFieldError: A name is no field. Nothing is changed.
+            UnknownFieldError: A name is not a field. Nothing is changed.
         """
         self._state(values, source=source)
         return self
@@ -199,12 +199,12 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
         checked = {name: self._field(name).check(value) for name, value in values.items()}
         for name, value in checked.items():
             field = self._field(name)
-            self._aside.pop(name, None)
-            self._open.pop(name, None)
+            self._put_aside.pop(name, None)
+            self._reset.pop(name, None)
             if value is None and field.unstates:
                 if name in self._values:
                     self._unstate(name)
-                self._open[name] = source or "stated"
+                self._reset[name] = source or "stated"
                 continue
             self._put(name, value, source)
             if field.twin in self._values and field.twin not in checked:
@@ -224,10 +224,10 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
         """
         is_on = self._read(self._field(needed))
         stated_by = self._sources.get(name)
-        if is_on and name in self._aside:
-            self._put(name, True, self._aside.pop(name))
+        if is_on and name in self._put_aside:
+            self._put(name, True, self._put_aside.pop(name))
         elif not is_on and self._values.get(name) is True and stated_by not in (None, source):
-            self._aside[name] = str(stated_by)
+            self._put_aside[name] = str(stated_by)
             self._put(name, False, f"follows {needed}")
 
     def _put(self, name: str, value: object, source: str | None) -> None:
@@ -238,7 +238,7 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
 
     def _unstate(self, name: str) -> None:
         twin = self._field(name).twin
-        for notes in (self._values, self._sources, self._aside, self._open):
+        for notes in (self._values, self._sources, self._put_aside, self._reset):
             notes.pop(name, None)
             if twin is not None:
                 notes.pop(twin, None)
@@ -265,7 +265,7 @@ class Statements:  # noqa: PLW1641  mutable, so it has no hash
     def __repr__(self) -> str:
         parts = []
         for name in list_field_names(self):
-            if name in self._open:
+            if name in self._reset:
                 parts.append(f"{name}=None")
             elif name in self._values:
                 value = self._values[name]
@@ -283,7 +283,7 @@ def _find_inherited(cls: type, name: str) -> Any:
     return None
 
 
-S = TypeVar("S", bound=Statements)
+StatementsT = TypeVar("StatementsT", bound=Statements)
 
 
 def list_field_names(owner: Statements | type[Statements]) -> tuple[str, ...]:
@@ -306,7 +306,7 @@ def is_stated(config: Statements, name: str) -> bool:
 
 def is_reset_to_none(config: Statements, name: str) -> bool:
     """Return whether the last statement of a field was None, which removes earlier statements."""
-    return name in config._open
+    return name in config._reset
 
 
 def get_source(config: Statements, name: str) -> str:
@@ -337,13 +337,13 @@ def get_switches_put_aside(config: Statements) -> dict[str, str]:
 
     A switch is put aside if a later statement turned off the switch that it needs.
     """
-    return dict(config._aside)
+    return dict(config._put_aside)
 
 
-def copy_with_only(config: S, names: Collection[str]) -> S:
+def copy_with_only(config: StatementsT, names: Collection[str]) -> StatementsT:
     """Return a copy in which only these fields stay stated."""
     copied = copy.copy(config)
-    for name in (*config._values, *config._open):
+    for name in (*config._values, *config._reset):
         if name not in names:
             delattr(copied, name)
     return copied
@@ -357,13 +357,13 @@ def get_recipe_name(config: Statements) -> str | None:
 def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) -> None:
     """Record the recipe that a config comes from.
 
-    The statements that the config has now count as those of the recipe. So do the statements of
-    another recipe that this recipe is built on.
+    The statements that the config has now count as statements of the recipe. So do the statements
+    of another recipe that this recipe is built on.
 
     Args:
         config: The config.
         recipe: The name of the recipe.
-        over: Fields whose statements are not those of the recipe.
+        over: Fields whose statements do not come from the recipe.
     """
     of_inner_recipe = (None, f"recipe {config._recipe}")
     config._recipe = recipe
@@ -387,7 +387,7 @@ def list_fields_over_recipe(config: Statements) -> tuple[str, ...]:
 
 def mark_ambiguous_fields(config: Statements, names: Collection[str]) -> None:
     """Record the fields that have the default of another program, and may have been stated."""
-    config._untold = frozenset(names)
+    config._ambiguous = frozenset(names)
 
 
 def get_ambiguous_fields(config: Statements) -> frozenset[str]:
@@ -395,7 +395,7 @@ def get_ambiguous_fields(config: Statements) -> frozenset[str]:
 
     It is not known whether they were stated.
     """
-    return config._untold
+    return config._ambiguous
 
 
 def _make_unknown_field_error(name: str, owner: type[Statements]) -> UnknownFieldError:

@@ -24,7 +24,7 @@ def from_yaml(kind: type[ConfigT], text: str, *, source: str | None = None) -> C
 
     Raises:
         PrecisionTypeError: Text that is not plain YAML, or as `PrecisionConfig.from_dict`.
-        UnknownFieldError: A key that is no field.
+        UnknownFieldError: A key is not a field.
     """
     documents = load_documents(text, "mixed_precision", error=PrecisionTypeError)
     values = None

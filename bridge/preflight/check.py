@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from bridge.errors import RunConfigError
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.preflight.silence import refuse_unknown_names
+from bridge.preflight.silence import parse_reasons, refuse_unknown_names
 from bridge.rules.rule import SEVERITIES, RuleFinding, evaluate_rules
 from bridge.rules.rulebook import RULES
 from bridge.sync.prediction import Prediction
@@ -98,9 +96,9 @@ def check(
     Args:
         run: The run. The rules that it silences itself are silenced too.
         silenced: Id of a rule -> the reason why it is silenced.
-        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs. None: the backend that the
             run states.
-        prediction: The run after the sync with changed settings; None: the run's own prediction.
+        prediction: The run after the sync with changed settings. None: the run's own prediction.
 
     Returns:
         The findings of every phase. A finding that only a later phase has names that phase.
@@ -108,7 +106,7 @@ def check(
     Raises:
         RunConfigError: An unknown rule, or a schedule without a number of steps.
     """
-    reasons = {**_parse_reasons(run.sections.get("silence")), **(silenced or {})}
+    reasons = {**parse_reasons(run.sections.get("silence")), **(silenced or {})}
     refuse_unknown_names(reasons)
     report = _evaluate_rules(CheckContext(run, prediction=prediction, backend=backend), reasons)
     for phase in run.phases[1:]:
@@ -146,14 +144,3 @@ def _make_report(context: CheckContext, findings: Iterable[RuleFinding]) -> Repo
 
 def _get_sort_key(finding: RuleFinding) -> tuple[int, str]:
     return SEVERITIES.index(finding.severity), finding.id
-
-
-def _parse_reasons(silence: Any) -> dict[str, str]:
-    """Return the section `silence` of a run: id of a rule -> the reason why it is silenced."""
-    if silence is None:
-        return {}
-    if not isinstance(silence, Mapping):
-        raise RunConfigError(
-            f"silence: must be a mapping of rule to reason, got {silence!r}. Write PB306: why."
-        )
-    return {str(name): str(reason) for name, reason in silence.items()}

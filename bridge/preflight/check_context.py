@@ -42,8 +42,8 @@ class CheckContext(RunContext):
 
     Args:
         run: The run.
-        prediction: The run after the sync with changed settings; None: the run's own prediction.
-        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+        prediction: The run after the sync with changed settings. None: the run's own prediction.
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs. None: the backend that the
             run states, or else Transformer Engine if the target has a GPU.
     """
 
@@ -56,7 +56,7 @@ class CheckContext(RunContext):
         if run.origins is not None:
             origins = run.origin_of
         find_decider = None
-        if run.has_unsettled_values:
+        if run.has_any_decider:
             find_decider = run.find_decider_after_sync
         views = {}
         for section, values in self.prediction.values.items():
@@ -89,7 +89,7 @@ class CheckContext(RunContext):
 
     def is_value_before_sync_known(self, path: str) -> bool:
         """Return whether an owner's value before the sync is stated, or a known default."""
-        return not self.run.has_unsettled_values or self.run.find_decider(path) is None
+        return not self.run.has_any_decider or self.run.find_decider(path) is None
 
     # -- the model ---------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class CheckContext(RunContext):
 
     @property
     def mode_decider(self) -> str | None:
-        """What decides the mode if nothing states it; None: the mode is known."""
+        """What decides the mode if nothing states it. None: the mode is known."""
         return self.run.reading.uncertainty.mode_decider
 
     @property
@@ -239,7 +239,7 @@ class CheckContext(RunContext):
     def _describe_gradient_flow(self) -> str:
         """Return the dtypes of a gradient, without the settings that are assumed."""
         weights = self.mode
-        main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
+        main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.target.mcore)
         master: str | None = "fp32"
         if self.has_precision_aware_optimizer and not self.optimizer.optimizer_cpu_offload:
             master = self.optimizer.main_params_dtype

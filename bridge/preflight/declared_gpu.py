@@ -9,9 +9,11 @@ before the first import of `bridge.runtime.megatron`, which applies the declarat
     declare("b200")                 # then everything else
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.precision.module_row import list_row_schemes
 from bridge.precision.schemes import find_scheme
 from bridge.target.declaration import parse_target
 from bridge.target.target import Target
@@ -69,6 +71,21 @@ def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tup
     if before is None:
         _declared_capabilities.append(capability)
     return capability
+
+
+def declare_for_run(target: str | None, fields: Mapping[str, Any]) -> None:
+    """Declare a GPU that can run the schemes of a run.
+
+    Args:
+        target: The target of the run. None: it states no target.
+        fields: The fields of the precision or of the model, and `modules`.
+    """
+    scheme = None
+    if fields.get("fp4"):
+        scheme = fields.get("fp4_recipe")
+    elif fields.get("fp8"):
+        scheme = fields.get("fp8_recipe")
+    declare(target, schemes=[scheme, *list_row_schemes(fields.get("modules"))])
 
 
 def _find_oldest_capability(schemes: Iterable[object]) -> tuple[int, int]:

@@ -4,13 +4,15 @@ It writes the precision into the model, optimizer and DDP configs of a container
 Megatron's checks that a config of Megatron Bridge puts off until its `finalize`.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bridge.errors import Finding, SyncCheckError
+from bridge.precision.owners import ConfigObject, DdpOwner, ModelOwner, OptimizerOwner
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.sync.owner import Owner
 from bridge.sync.prediction import Prediction
@@ -19,20 +21,30 @@ from bridge.sync.sync_plan import is_under_megatron_fsdp, make_sharding_rows
 from bridge.sync.synchroniser import check_sync_rules, write_precision
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, format_validation_error, make_refusal_finding
 
+if TYPE_CHECKING:
+    from bridge.registry.schedule import PrecisionSchedule
+
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Container(Protocol):
-    """The sections of a run's container, ours or Megatron Bridge's, that a sync reads and writes.
-
-    A section is None if the run has no such config.
-    """
+    """The container of a run, ours or Megatron Bridge's, whose sections a sync reads and writes."""
 
     mixed_precision: Any
-    model: Any
-    optimizer: Any
-    ddp: Any
     train: Any
+
+    @property
+    def model(self) -> ModelOwner | None:
+        """The model config. None: the run has no such config."""
+
+    @property
+    def optimizer(self) -> OptimizerOwner | None:
+        """The optimizer config. None: the run has no such config."""
+
+    @property
+    def ddp(self) -> DdpOwner | None:
+        """The DDP config. None: the run has no such config."""
 
 
 def apply_last_sync(
@@ -56,8 +68,12 @@ def apply_last_sync(
     Raises:
         SyncCheckError: Megatron's validation or a rule refuses the result.
     """
-    owners: dict[str, Any] = {name: getattr(container, name) for name in PRECISION_OWNERS}
-    schedule = _plan_schedule(container, precision, owners)
+    owners: dict[str, ConfigObject | None] = {
+        "model": container.model,
+        "optimizer": container.optimizer,
+        "ddp": container.ddp,
+    }
+    schedule = _plan_schedule(container, precision)
     if any(owner is not None for owner in owners.values()):
         # The train config has no field of a precision, so it is written only next to another owner.
         owners["train"] = container.train
@@ -75,8 +91,8 @@ def apply_last_sync(
 
 
 def _plan_schedule(
-    container: Container, precision: MixedPrecisionConfig | None, owners: Mapping[str, Any]
-) -> Any:
+    container: Container, precision: MixedPrecisionConfig | None
+) -> PrecisionSchedule | None:
     """Return the resolved schedule of precisions; None if the container has no schedule."""
     # Containers of Megatron Bridge have no such attribute.
     rows = getattr(container, "precision_schedule", None)
@@ -84,11 +100,18 @@ def _plan_schedule(
         return None
     from bridge.registry.schedule import PrecisionSchedule  # few runs have one
 
-    rows = getattr(rows, "rows", rows)
-    return PrecisionSchedule(rows, precision, train_iters=container.train.train_iters, **owners)
+    model: Any = container.model  # a run with a schedule has a model config
+    return PrecisionSchedule(
+        getattr(rows, "rows", rows),
+        precision,
+        model=model,
+        optimizer=container.optimizer,
+        ddp=container.ddp,
+        train_iters=container.train.train_iters,
+    )
 
 
-def _require_agreement(owners: Mapping[str, Any]) -> None:
+def _require_agreement(owners: Mapping[str, ConfigObject | None]) -> None:
     """Refuse a model and an optimizer of different precision.
 
     Without a recipe no other check compares them.
@@ -110,7 +133,7 @@ def _require_agreement(owners: Mapping[str, Any]) -> None:
         raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
-def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
+def _synchronize_sharding(configs: Mapping[str, ConfigObject | None]) -> None:
     """Give the optimizer and DDP configs the same sharding, as the sync of a recipe does."""
     owners = {}
     for owner_name in ("optimizer", "ddp"):
@@ -132,17 +155,17 @@ def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
             setattr(owner.config, GRAD_BUFFER_REUSE, False)
 
 
-def _finalize_configs(owners: Mapping[str, Any]) -> None:
+def _finalize_configs(owners: Mapping[str, ConfigObject | None]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    A library that only this machine lacks is no fault of the configs. The run reports it when it
+    A library that only this machine lacks is not a fault of the configs. The run reports it when it
     needs the library.
 
     Raises:
         SyncCheckError: Megatron refuses a config.
     """
     for owner_name in ("optimizer", "ddp"):
-        config = owners[owner_name]
+        config: Any = owners[owner_name]  # a deferred config has a method `finalize`
         if config is None or not Owner(owner_name, config).is_deferred:
             continue
         try:

@@ -40,7 +40,7 @@ class MegatronRelease:
     """A release of Megatron Core, and the reason why the run has it."""
 
     version: Version | None = None
-    """The release; None: nothing says it."""
+    """The release. None: nothing says it."""
     reason: str = ""
     """Why this release is taken, or why none is known."""
 

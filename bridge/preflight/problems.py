@@ -14,7 +14,7 @@ class Problems:
     """Collects the faults of a run as sentences, each with the origin of its value.
 
     Args:
-        origins: The sources of each key; None: a sentence names no source.
+        origins: The sources of each key. None: a sentence names no source.
     """
 
     def __init__(self, origins: Origins | None = None) -> None:
@@ -67,7 +67,7 @@ class Problems:
             value: The value that it was given.
             rule: The rule that it breaks, as a clause: "no such field".
             known: The keys that exist.
-            word: The wrong part of the key; None: its last part.
+            word: The wrong part of the key. None: its last part.
         """
         known = list(known)
         matches: list[str] = []

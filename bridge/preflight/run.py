@@ -6,9 +6,13 @@
     run.plan, run.planned.memory                       # what follows from that
 
 A run has the sections as they are stated, the precision, the target and the source of each value.
-It is never written to. A command makes a run once, of the values of a file or of the config tree:
-`Run.from_configs`. A run that is about to begin is made once more, of the container that holds
-Megatron's objects: `Run.from_container`. `bridge.preflight.check.check` checks a run.
+It is never written to. It is made in one of three ways:
+
+    make_run                 of a file or the config tree, by `bridge.front.loader`, with all faults
+    Run.from_configs         of configs in Python, without a file
+    Run.from_container       of the container with Megatron's objects, when the run is about to begin
+
+`bridge.preflight.check.check` checks a run.
 """
 
 from __future__ import annotations
@@ -95,19 +99,19 @@ class Run:
     None. The other keys are `target`, `silence`, `precision_backend` and `precision_schedule`.
     """
     precision: MixedPrecisionConfig | None = None
-    """The precision, with the origin of each stated field; None: the owners keep their settings."""
+    """The precision, with the origin of each stated field. None: the owners keep their settings."""
     target: Target = field(default_factory=Target)
     """The machines and releases of the run; empty if nothing states them."""
     choice: Choice | None = None
     """The recipe that ``mixed_precision=auto`` was resolved to, with the reason; None without auto."""
     origins: Origins | None = None
-    """The sources of each key; None: a finding names no source."""
+    """The sources of each key. None: a finding names no source."""
     reading: FileReading = field(default_factory=FileReading)
     """The facts of the file besides its sections: framework, release, open settings."""
     environment: Mapping[str, str] | None = None
-    """Environment variables of the run; None: the variables that the file sets, if any."""
+    """Environment variables of the run. None: the variables that the file sets, if any."""
     starting_program: Program | None = None
-    """The program that starts the run; None: it is inferred from the sections and the file."""
+    """The program that starts the run. None: it is inferred from the sections and the file."""
     name: str = "config"
     """The file, or the primary config, that was read."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
@@ -130,10 +134,10 @@ class Run:
 
         Args:
             precision: A recipe's name, ``auto``, a config, a mapping of stated fields, or None.
-            target: The machines and releases; None: nothing is known of them.
-            environment: Environment variables of the run; None: not known.
-            origins: The sources of each key; None: not known.
-            program: The program that starts the run; None: it is inferred from the sections.
+            target: The machines and releases. None: nothing is known of them.
+            environment: Environment variables of the run. None: not known.
+            origins: The sources of each key. None: not known.
+            program: The program that starts the run. None: it is inferred from the sections.
             **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of
                 a run.
 
@@ -266,7 +270,7 @@ class Run:
 
     @property
     def backend(self) -> str | None:
-        """The backend of low-precision GEMMs that the run states; None: the machine decides."""
+        """The backend of low-precision GEMMs that the run states. None: the machine decides."""
         backend: str | None = self.sections.get("precision_backend")
         if backend in STATED_BACKENDS:
             return backend
@@ -283,7 +287,7 @@ class Run:
             self._predicted_sections,
             target=self.target,
             no_plan_reason=uncertainty.no_plan_reason,
-            uncounted=uncertainty.uncounted_options,
+            unread_options=uncertainty.unread_options,
             environment=self.stated_environment,
         )
         prediction = replace(prediction, file_gpus=self.reading.training_gpus)
@@ -377,9 +381,9 @@ class Run:
         return Deciders(reading=self.reading, origins=self.origins, model=self.model)
 
     @property
-    def has_unsettled_values(self) -> bool:
-        """Whether values of the run are assumed, or decided when it starts."""
-        return self.reading.uncertainty.is_any_value_open or self.reading.release.is_assumed
+    def has_any_decider(self) -> bool:
+        """Whether a setting of the run has a decider: its value is assumed or open."""
+        return self.reading.uncertainty.has_any_decider or self.reading.release.is_assumed
 
     def find_decider(self, path: str) -> str | None:
         """Return the decider of a setting that is assumed or open; None if its value is known."""
@@ -418,7 +422,7 @@ class Run:
         """
         with track_reads() as paths:
             compute()
-        if not self.has_unsettled_values:
+        if not self.has_any_decider:
             return {}
         deciders = {}
         for path in paths:
@@ -463,7 +467,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
 
     Args:
         precision: A recipe's name, ``auto``, or any other form of a precision.
-        model: The model's config or its values, whose size `auto` may depend on; None: not known.
+        model: The model's config or its values, whose size `auto` may depend on. None: not known.
         target: The machines and releases, which `auto` depends on.
 
     Returns:

@@ -14,7 +14,7 @@ class RunChoice:
     """The run that the caller chooses, of a file with several runs or with open variables."""
 
     number: int | None = None
-    """The number of the run, from 1; None: the first."""
+    """The number of the run, from 1. None: the first."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a launch script, as its environment or command line would set them."""
     checkpoint: str | None = None

@@ -1,4 +1,8 @@
-"""The names of `silence.NAME=REASON`: rules, and early warnings of a run in progress."""
+"""`silence`: the rules and early warnings that a run leaves out, each with a reason.
+
+A reason is stated in the section `silence` of the run, by the override `silence.NAME=REASON`, or by
+the option ``--silence NAME=REASON`` of the check.
+"""
 
 from collections.abc import Mapping
 
@@ -21,6 +25,24 @@ EARLY_WARNINGS = (
 
 The rows say when each warning is given.
 """
+
+
+REASONS_RULE = "must be a mapping of rules to reasons"
+"""The rule of a section `silence` that is not a mapping."""
+REASONS_REMEDY = "Write PB306: why."
+
+
+def parse_reasons(silence: object) -> dict[str, str]:
+    """Return the section `silence` of a run: name -> the reason why it is silenced.
+
+    Raises:
+        RunConfigError: The section is not a mapping.
+    """
+    if silence is None:
+        return {}
+    if not isinstance(silence, Mapping):
+        raise RunConfigError.of("silence", REASONS_RULE, silence, REASONS_REMEDY)
+    return {str(name): str(reason) for name, reason in silence.items()}
 
 
 def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
@@ -49,3 +71,16 @@ def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(
                 f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right."
             )
+
+
+def parse_silence_option(argument: str) -> tuple[str, str]:
+    """Return the name and the reason of ``--silence NAME=REASON``.
+
+    Raises:
+        RunConfigError: It has no reason.
+    """
+    name, _, reason = argument.partition("=")
+    if not reason.strip():
+        remedy = f"Write {name or 'PB306'}=why it is all right."
+        raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
+    return name.strip(), reason.strip()

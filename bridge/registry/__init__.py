@@ -8,6 +8,7 @@
     to_config              a node of a composed config as a precision      composed.py
     register_group         the registry as a group of Hydra                hydra_group.py
     format_nearest_label   the recipe nearest to a nameless precision      nearest_recipe.py
+    make_saved_entry       a precision in a file of Megatron Bridge       saved_entry.py
     from_peer              Megatron Bridge's class, read into ours         peer.py
 
 To add a recipe:

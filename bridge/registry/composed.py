@@ -7,18 +7,15 @@ from typing import Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import copy_with_only
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config
+from bridge.registry.registry import (
+    GROUP,
+    REGISTRY,
+    get_mixed_precision_config,
+    get_recipe_flag,
+)
 
 CONFIGURATION_SOURCE = "configuration"
 """The source of fields that come from no recipe."""
-
-
-def get_recipe_flag(name: str) -> str:
-    """Return the flag that marks a node of OmegaConf as the node of a recipe.
-
-    The flag is kept when nodes are merged or pickled.
-    """
-    return f"recipe:{name}"
 
 
 def to_config(node: object) -> MixedPrecisionConfig:
@@ -32,9 +29,9 @@ def to_config(node: object) -> MixedPrecisionConfig:
             a config. Every key of a mapping counts as stated.
 
     Raises:
-        PrecisionTypeError: The node is no such object, or a value has a wrong type, is missing or
+        PrecisionTypeError: The node is not such an object, or a value has a wrong type, is missing or
             cannot be resolved.
-        UnknownFieldError: A key is no field.
+        UnknownFieldError: A key is not a field.
         UnknownRecipeError: There is no such recipe.
         PrecisionConfigError: The precision is wrong in any run.
     """

@@ -36,7 +36,7 @@ class SourceLocation:
             file = Path(inspect.getfile(original))
             line = inspect.getsourcelines(original)[1]
         except (OSError, SyntaxError, TypeError):
-            pass  # no source text; TypeError: a callable that is no function
+            pass  # no source text; TypeError: a callable that is not a function
         return cls(function=function, file=file, line=line)
 
     def __str__(self) -> str:

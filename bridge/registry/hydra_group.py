@@ -24,12 +24,12 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
-from bridge.registry.composed import get_recipe_flag
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import (
     GROUP,
     REGISTRY,
     Recipe,
+    get_recipe_flag,
     is_auto,
     load_recipes_from,
 )
@@ -85,9 +85,8 @@ def _parse_option(config_path: str) -> str:
 def find_recipe_name(config_path: str) -> str | None:
     """Return the canonical name of the recipe that a config path names, or None for another path."""
     name = _parse_option(config_path)
-    if (
-        not name or name not in REGISTRY
-    ):  # the first test keeps other paths from loading the registry
+    # The first test keeps other paths from loading the registry.
+    if not name or name not in REGISTRY:
         return None
     return REGISTRY.recipe(name).name
 
@@ -112,7 +111,7 @@ class RecipeSource(ConfigSource):
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
-        self.made: dict[str, _CachedRecipe] = {}
+        self._cached: dict[str, _CachedRecipe] = {}
         """Canonical name -> the recipe with the config that was made last."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
@@ -179,14 +178,14 @@ class RecipeSource(ConfigSource):
         the first job runs.
         """
         recipe = REGISTRY.recipe(name)
-        if name in self.made and self.made[name].recipe is recipe:
-            return self.made[name]
+        if name in self._cached and self._cached[name].recipe is recipe:
+            return self._cached[name]
         with restore_environment():
             before = dict(os.environ)
-            self.made[name] = _CachedRecipe(
+            self._cached[name] = _CachedRecipe(
                 recipe=recipe, config=REGISTRY.get(name), variables=_find_changed_variables(before)
             )
-        return self.made[name]
+        return self._cached[name]
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes.
@@ -197,7 +196,7 @@ class RecipeSource(ConfigSource):
             if results_filter == ObjectType.GROUP:
                 return []
             return sorted(REGISTRY.names())
-        if not config_path and results_filter != ObjectType.CONFIG and self.made:
+        if not config_path and results_filter != ObjectType.CONFIG and self._cached:
             return [GROUP]
         return []
 

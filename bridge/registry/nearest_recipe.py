@@ -13,6 +13,7 @@ from typing import Any
 from bridge.errors import BridgeWarning
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
 from bridge.precision.mode import (
+    MODE_DTYPE_FIELDS,
     format_fields,
     format_label,
     get_low_precision_format,
@@ -22,9 +23,6 @@ from bridge.precision.mode import (
 from bridge.precision.statements import get_field_value, get_recipe_name, list_field_names
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import find_inert_fields
-
-MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-"""Fields whose dtype follows from the mode if they are not stated."""
 
 
 def _list_second_names() -> tuple[str, ...]:

@@ -102,8 +102,8 @@ def _find_changes_to_recipe(
 ) -> list[str] | None:
     """Return the fields that differ from the recipe that an object was made from.
 
-    The recipe is the one with the fewest differing fields. They must be fewer than half of the fields
-    in which the recipe differs from the defaults. The result is None if there is no such recipe.
+    The recipe has the fewest differing fields. They must be fewer than half of the fields in which the
+    recipe differs from the defaults. None: there is no such recipe.
     """
     nearest: list[str] | None = None
     for recipe in recipes:

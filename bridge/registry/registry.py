@@ -73,7 +73,7 @@ RecipeFunctionT = TypeVar("RecipeFunctionT", bound=RecipeFunction)
 NameOrNames: TypeAlias = str | Iterable[str]
 """One name, or several names."""
 
-_recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
+_recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("recipes_in_progress", default=())
 """Names of the recipes whose functions are running, the outermost first."""
 
 
@@ -231,7 +231,7 @@ class Registry:
         Raises:
             DuplicateRecipeError: Another function already has the name. The same definition that is
                 run again, as in a notebook, replaces the earlier function.
-            RecipeSourceError: The object is no function with a name, or needs arguments.
+            RecipeSourceError: The object is not a function with a name, or needs arguments.
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
@@ -320,17 +320,16 @@ class Registry:
         in_progress = _recipes_in_progress.get()
         if recipe.name in in_progress:
             between = in_progress[in_progress.index(recipe.name) + 1 :]
-            through = ""
+            rule = "asks for itself"
             if between:
-                through = f" through {', '.join(map(repr, between))}"
+                rule = f"asks for itself through {', '.join(map(repr, between))}"
             raise RecipeSourceError(
-                f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through}. "
+                f"Recipe {recipe.name!r} ({recipe.place}): {rule}. "
                 "Build it on another recipe, or return a MixedPrecisionConfig."
             )
         token = _recipes_in_progress.set((*in_progress, recipe.name))
         try:
-            # A function that was set through `MIXED_PRECISION_RECIPES` is not wrapped yet.
-            config = _wrap_recipe_function(recipe.function, recipe.name)()
+            config = recipe.function()
         finally:
             _recipes_in_progress.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
@@ -338,7 +337,8 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, "
                 f"got {config!r}. Return one from the decorated function."
             )
-        return config
+        # A function that was set through `MIXED_PRECISION_RECIPES` does not name its recipe itself.
+        return _copy_with_recipe_name(config, recipe.name)
 
     def recipes(self) -> list[Recipe]:
         """Return every recipe, in order of registration."""
@@ -358,7 +358,7 @@ class Registry:
 
     @property
     def listing_hint(self) -> str:
-        """A sentence that says how to list the recipes and how to add one."""
+        """A sentence about how to list the recipes, and how to add a recipe."""
         count = len(self.names())
         return (
             f"`precision-bridge recipes` lists all {count}; {RECIPES_VARIABLE}=FILE.py adds yours."
@@ -417,6 +417,14 @@ def canonicalise_name(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
+def get_recipe_flag(name: str) -> str:
+    """Return the flag that marks a node of OmegaConf as the node of a recipe.
+
+    The flag is kept when nodes are merged or pickled.
+    """
+    return f"recipe:{name}"
+
+
 def _to_tuple(names: NameOrNames) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
@@ -427,14 +435,20 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
     """Return a function whose configs are fresh copies and have the recipe's name as their source."""
 
     @functools.wraps(function)
-    def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
-        config = function(*args, **options)
-        if isinstance(config, MixedPrecisionConfig):
-            config = copy.copy(config)  # the function may return the same object each time
-            mark_recipe(config, name)
-        return config
+    def recipe(*args: Any, **options: Any) -> Any:
+        made: Any = function(*args, **options)
+        if isinstance(made, MixedPrecisionConfig):
+            return _copy_with_recipe_name(made, name)
+        return made  # `Registry.get` refuses it
 
     return recipe
+
+
+def _copy_with_recipe_name(config: MixedPrecisionConfig, name: str) -> MixedPrecisionConfig:
+    """Return a copy with the recipe as its source: a function may return the same object twice."""
+    named = copy.copy(config)
+    mark_recipe(named, name)
+    return named
 
 
 BUILT_IN_PREFIX = "precision_bridge_recipes."

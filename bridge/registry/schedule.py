@@ -4,7 +4,7 @@
       - until: 0.9           # a share of the steps, or the number of a step
       - recipe: bf16_mixed   # the rest of the run
 
-The first phase trains in the run's own `mixed_precision`. A later phase changes the fields of the
+The first phase trains in the run's `mixed_precision`. A later phase changes the fields of the
 model config that Megatron reads in every forward pass. All other fields are fixed when the model is
 built, and must have the same values in all phases. This is checked before the run: the sync of each
 phase is planned, and the plans are compared.
@@ -88,7 +88,7 @@ class PrecisionSchedule:
 
     Args:
         rows: One mapping for each phase. It has `until`, except in the last phase, and `recipe`, a
-            name. The first phase has no `recipe`, or that of the run. A later phase may state
+            name. The first phase has no `recipe`, or the recipe of the run. A later phase may state
             further fields over its recipe.
         precision: The precision of the run, which the first phase uses.
         train_iters: The number of steps of the run.
@@ -133,16 +133,16 @@ class PrecisionSchedule:
                 return phase
         return self.phases[-1]
 
-    def models(self) -> list[Any]:
+    def models(self) -> list[ModelOwner]:
         """Return a copy of the model config for each phase."""
-        copies = []
+        copies: list[ModelOwner] = []
         for phase in self.phases:
             model = copy.copy(self._model)
             vars(model).update(phase.values)
             copies.append(model)
         return copies
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: ModelOwner) -> None:
         """Make `apply` write into another model config, for example the copy that the model was built with."""
         self._model, self._entered = model, None
 
@@ -157,7 +157,7 @@ class PrecisionSchedule:
             phase.
 
         Raises:
-            PrecisionTypeError: `step` is no step number.
+            PrecisionTypeError: `step` is not the number of a step.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             rule = "must be the number of a step, from 1 on"
@@ -365,7 +365,7 @@ def _refuse_fields_without_config(
     *,
     number: int,
 ) -> None:
-    """Refuse a phase that states another value of a field that no given config has.
+    """Refuse a phase that states another value of a field that none of the configs has.
 
     Such a field is in no plan, so that the plans cannot show the difference.
     """
@@ -402,7 +402,7 @@ def _refuse_fixed_differences(
     for family in stored:
         field = f"mixed_precision.{family}_param_gather"
         rule = f"stores the weights in {family.upper()}, and phase {phase.number} ({label}) computes in another format"
-        remedy = f"Keep BF16 weights with {field}=false{at_checkpoint}"
+        remedy = f"Keep BF16 weights with {field}=false. {at_checkpoint}"
         findings.append(Finding(path=field, rule=rule, value=True, remedy=remedy))
     fixed = _list_fixed_attributes(differing, stored)
     if fixed:
@@ -411,7 +411,7 @@ def _refuse_fixed_differences(
         if len(needed) > _MAX_LISTED:
             listed = f"{listed} and {len(needed) - _MAX_LISTED} more"
         rule = f"needs {listed}, fixed once the model is built"
-        remedy = f"State the values of phase 1{at_checkpoint}"
+        remedy = f"State the values of phase 1. {at_checkpoint}"
         path = f"{_SCHEDULE_PATH}, phase {phase.number}"
         findings.append(Finding(path=path, rule=rule, value=label, remedy=remedy))
     if findings:
@@ -450,10 +450,10 @@ def _describe_needed_value(
 
 
 def _format_checkpoint_remedy(phase: Phase) -> str:
-    """Return the end of a sentence that says how to switch at a checkpoint."""
+    """Return a sentence about how to switch at a checkpoint."""
     step = phase.first - 1
     recipe = get_recipe_name(phase.precision) or "RECIPE"
     return (
-        f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
+        f"Or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
         f"checkpoint.save=FOLDER), then go on with mixed_precision={recipe} checkpoint.load=FOLDER."
     )

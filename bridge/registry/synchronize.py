@@ -42,7 +42,8 @@ def synchronize(
         it, and why. A warning is logged for each set value that was replaced.
 
     Raises:
-        PrecisionTypeError: No config is given; or an object is no config, or of another name.
+        PrecisionTypeError: There is no config, or an object is not a config or is the config of another
+            name.
         PrecisionConfigError: The precision is wrong in any run.
         SyncConflictError: A conflict under `on_conflict="error"`.
         SyncCheckError: Megatron's validation or a rule refuses the result.
@@ -51,6 +52,8 @@ def synchronize(
     config = get_mixed_precision_config(precision)
     config.finalize()
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    # The steps of a sync read `strict` as `is_last`: this is the last sync before the run.
     report = write_precision(config, owners, on_conflict=on_conflict, is_last=strict)
-    report.log_overrides(log)
+    for row in report.replaced:
+        log.warning("%s", row)
     return report

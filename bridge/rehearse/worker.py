@@ -27,12 +27,11 @@ from bridge.errors import (
     RunConfigError,
     SyncError,
 )
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import make_run
 from bridge.model.section import NULLABLE_FIELDS
 from bridge.plan.fit import PARALLEL_SIZE_FIELDS
 from bridge.precision.fields import get_field_default
-from bridge.precision.module_row import list_row_schemes
 from bridge.preflight import declared_gpu
 from bridge.read.run_input import RunInput
 from bridge.registry.config import MixedPrecisionConfig
@@ -110,7 +109,8 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
     is_te = sections["precision_backend"] == declared_gpu.TE_CPU_BACKEND
     if is_te:
         # Megatron looks for Transformer Engine when it is imported.
-        _declare_gpu(sections)
+        fields = sections["model"] | (sections.get("mixed_precision") or {})
+        declared_gpu.declare_for_run(sections.get("target"), fields)
     launches = list(map(LaunchLayout.from_dict, job["launches"]))
     left_out = remove_unsupported_settings(sections, launches)
     _require_same_model(left_out)
@@ -125,16 +125,6 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
         seconds = time.perf_counter() - began
         outcomes.append({"layout": launch.to_dict(), "seconds": seconds, "ranks": ranks})
     return {"left_out": left_out, "launches": outcomes, "versions": _detect_versions(is_te=is_te)}
-
-
-def _declare_gpu(sections: Sections) -> None:
-    """Make Transformer Engine see a GPU that can run the schemes of the precision."""
-    fields = sections["model"] | (sections.get("mixed_precision") or {})
-    scheme = fields.get("fp8_recipe")
-    if fields.get("fp4"):
-        scheme = fields.get("fp4_recipe")
-    schemes = [scheme, *list_row_schemes(fields.get("modules"))]
-    declared_gpu.declare(sections.get("target"), schemes=schemes)
 
 
 def _prepare_forks(*, patches_te: bool) -> None:

@@ -1,6 +1,6 @@
 """`ConfigFacts`: the facts that rules read of a precision, its configs and the target.
 
-    facts.model.fp8, facts.scheme, facts.has_precision_aware_optimizer, facts.capability
+    facts.model.fp8, facts.scheme, facts.has_precision_aware_optimizer, facts.target.mcore
 
 A value that no config states is the class default of Megatron. If Megatron has no default
 (`seq_length`) or the target does not state a version, the value is None, and a rule that needs it
@@ -18,7 +18,6 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import get_stated_values, get_switches_put_aside
 from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.target.target import Target
-from bridge.target.versions import Version
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
@@ -105,7 +104,7 @@ class ConfigFacts:
         """Values of the adapter's section."""
         return cast("PeftValues", self.views["peft"])
 
-    # -- the precision ---------------------------------------------------------------------------
+    # -- the mode, the format and the scheme ----------------------------------------------------
 
     @property
     def added_schemes(self) -> Sequence[str]:
@@ -145,12 +144,12 @@ class ConfigFacts:
 
     @property
     def fp8(self) -> str | None:
-        """The FP8 format, or None if FP8 is off."""
+        """The FP8 format. None: FP8 is off."""
         return self.model.fp8 or None
 
     @property
     def fp4(self) -> str | None:
-        """The FP4 format, or None if FP4 is off."""
+        """The FP4 format. None: FP4 is off."""
         return self.model.fp4 or None
 
     @property
@@ -176,7 +175,7 @@ class ConfigFacts:
 
     @property
     def scheme(self) -> str | None:
-        """The scaling scheme, or None without FP8 and FP4."""
+        """The scaling scheme. None: FP8 and FP4 are off."""
         if self._scheme:
             return self._scheme
         if self.is_fp8:
@@ -250,7 +249,7 @@ class ConfigFacts:
         """Whether the loss scale is dynamic."""
         return self.is_fp16 and not self.optimizer.loss_scale
 
-    # -- the owners ------------------------------------------------------------------------------
+    # -- the parts of the run --------------------------------------------------------------------
 
     @property
     def has_model(self) -> bool:
@@ -317,31 +316,6 @@ class ConfigFacts:
         return ()
 
     # -- the target ------------------------------------------------------------------------------
-
-    @property
-    def mcore(self) -> Version | None:
-        """The release of megatron-core, or None if it is not known."""
-        return self.target.mcore
-
-    @property
-    def te(self) -> Version | None:
-        """The release of Transformer Engine, or None if it is not known."""
-        return self.target.te
-
-    @property
-    def cuda(self) -> Version | None:
-        """The release of CUDA, or None if it is not known."""
-        return self.target.cuda
-
-    @property
-    def cudnn(self) -> Version | None:
-        """The release of cuDNN, or None if it is not known."""
-        return self.target.cudnn
-
-    @property
-    def capability(self) -> tuple[int, int] | None:
-        """The compute capability of the GPU, or None if it is not known."""
-        return self.target.capability
 
     @property
     def has_gpu(self) -> bool:

@@ -111,7 +111,7 @@ class RuleContext(ConfigFacts):
         """Record a rule that reads layers which the model does not have."""
 
     def find_unknown(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return those of some settings whose values are assumed or open -> the decider of each."""
+        """Return each setting whose value is assumed or open -> its decider."""
         if self._find_decider is None:
             return {}
         deciders = {}
@@ -172,7 +172,7 @@ class RuleContext(ConfigFacts):
         return f"{_find_owner_name(name) or 'model'}.{name}"
 
     def get_value(self, path: str) -> Any:
-        """Return the value of a setting, or None for a path that is no setting."""
+        """Return the value of a setting, or None for a path that is not a setting."""
         section, _, name = path.partition(".")
         if section == "mixed_precision":
             if name in self.stated:

@@ -35,7 +35,7 @@ class DroppedField:
     code: str
     """The code of the framework in which the fact was read: repository, commit and date."""
     because: str
-    """A clause that says why the key does not reach the setting."""
+    """A clause about why the key does not reach the setting."""
     source: str
     """The file and the function in that code."""
     fixed_in: str = ""

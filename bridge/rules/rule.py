@@ -167,7 +167,7 @@ ContextT = TypeVar("ContextT", bound=RuleContext)
 def evaluate_rules(rules: Iterable[Rule[ContextT]], context: ContextT) -> list[RuleFinding]:
     """Return the findings of rules about a context, in the order of the rules.
 
-    A rule that raises an exception gives a finding that says so.
+    A rule that raises an exception gives a finding about that.
     """
     findings: list[RuleFinding] = []
     for rule in rules:
@@ -289,7 +289,7 @@ def _get_value_at_fault(violation: Violation, context: RuleContext, path: str) -
 
 
 def _explain_unknown_version(ranges: Sequence[VersionRange], context: RuleContext) -> str:
-    """Return a clause that says why it is not known whether a version is in its range."""
+    """Return a clause about why it is not known whether a version is in its range."""
     for versions in ranges:
         version = getattr(context.target, versions.product)
         if version is not None and context.find_unknown([f"target.{versions.product}"]):

@@ -38,7 +38,7 @@ class RunContext(RuleContext, ABC):
         rows: The plan of the sync that made the values.
         target: The GPUs and versions of the run.
         program: The program that starts the run.
-        unknown: Keys of the precision that are no field -> their values.
+        unknown: Keys of the precision that are not fields -> their values.
         malformed: Values of the precision that are not of their field's type.
         origins: Path of a setting -> its source.
         find_decider: As for `RuleContext`.
@@ -124,7 +124,7 @@ class RunContext(RuleContext, ABC):
     @property
     @abstractmethod
     def memory_overflow(self) -> Violation | None:
-        """The violation of the fullest rank, or None if its memory fits the GPU."""
+        """The violation of the fullest rank. None: its memory fits the GPU."""
 
     @property
     def has_experts(self) -> bool:

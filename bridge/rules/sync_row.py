@@ -21,7 +21,7 @@ DeciderKind = Literal["source", "mode", "default", "owner", "megatron"]
 """The kind of a decider.
 
 source: a statement of the precision. mode: the mode of the precision. default: the default of the
-precision config. owner: a value of an owner. megatron: Megatron's own code.
+precision config. owner: a value of an owner. megatron: Megatron's code.
 """
 
 
@@ -75,7 +75,7 @@ class SyncRow:
     def changes(self) -> bool:
         """Whether the sync gave the owner another value.
 
-        A row of the process is no change: its value is written when the run starts.
+        A row of the process is not a change: its value is written when the run starts.
         """
         if self.verdict == "absent" or self.owner == "process":
             return False

@@ -21,6 +21,7 @@ from bridge.precision.matchers import TRAINING, QuantRecipe, parse_quant_recipes
 from bridge.precision.mode import get_low_precision_format
 from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.module_schemes import make_chunk_recipes, make_stage_recipes
+from bridge.precision.owners import ConfigObject
 from bridge.precision.statements import get_field_value
 from bridge.sync.owner import OwnerValues
 from bridge.target.fields import parse_integer, read_field
@@ -58,7 +59,7 @@ def _have_same_effect(ours: Sequence[QuantRecipe], theirs: Sequence[QuantRecipe]
     return all(their.has_same_effect(our) for their, our in zip(theirs, ours, strict=True))
 
 
-def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
+def build_recipe_object(kind: type, recipe: Any, model: ConfigObject) -> Any:
     """Return the plain data of `build_module_recipe` as an object of a class of Megatron.
 
     Args:
@@ -67,8 +68,8 @@ def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
         model: The model config, with the layout.
     """
     if isinstance(recipe, dict):
-        return made(kind, [recipe], 1)
-    return made(kind, recipe, ParallelLayout.from_model(model).pipeline)
+        return make_module_recipe(kind, [recipe], 1)
+    return make_module_recipe(kind, recipe, ParallelLayout.from_model(model).pipeline)
 
 
 def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
@@ -97,7 +98,7 @@ def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list
 
 
 class _ModuleRecipe:
-    """A recipe that gives each pipeline stage its own matchers.
+    """A recipe with different matchers for each pipeline stage.
 
     `_make_recipe_class` makes a class that derives from this class and from Megatron's
     `RecipeConfig`.
@@ -152,13 +153,13 @@ class _ModuleRecipe:
         """Return the mapping that Megatron Bridge's container writes into the YAML of a run.
 
         Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A single recipe is
-        written as `RecipeConfig` itself. Several recipes are written as a call of `made`. The
+        written as `RecipeConfig` itself. Several recipes are written as a call of `make_module_recipe`. The
         loader of Megatron Bridge accepts that call if the prefix ``bridge.`` is allowed.
         """
         kind = _get_import_path(self.kind)
         if len(self.files) > 1:
             return {
-                "_target_": _get_import_path(made),
+                "_target_": _get_import_path(make_module_recipe),
                 "kind": {"_target_": kind, "_call_": False},
                 "files": list(self.files),
                 "stages": self.stages,
@@ -175,7 +176,7 @@ class _ModuleRecipe:
         return hash(self.stages)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (self.kind, self.files, self.stages)
+        return make_module_recipe, (self.kind, self.files, self.stages)
 
     def __repr__(self) -> str:
         configs = []
@@ -198,7 +199,7 @@ def _make_recipe_class(kind: Any) -> Any:
     return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
 
 
-def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
+def make_module_recipe(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
     """Return a recipe that is an object of a class of Megatron.
 
     YAML files and pickles name this function.
@@ -212,7 +213,7 @@ def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
 
 
 def _get_pipeline_stage() -> int:
-    """Return the pipeline stage of this process, from Megatron's own state."""
+    """Return the pipeline stage of this process, from Megatron's state."""
     # The code that builds the model has imported Megatron. This room does not import it.
     state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():

@@ -2,7 +2,7 @@
 
     Owner("model", transformer_config).read().value("params_dtype")    # "bf16"
 
-An owner has one of the names "model", "optimizer", "ddp" and "train". It is an object of Megatron's
+The name of an owner is "model", "optimizer", "ddp" or "train". It is an object of Megatron's
 config class, or an object with attributes of the same names.
 
 Values are normalised: a dtype is its token, an enum its value. So the same code plans for an object
@@ -24,6 +24,7 @@ from bridge.model.section import Section, get_attributes, list_absent_fields, re
 from bridge.precision.coercion import is_torch_dtype, parse_dtype
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import get_field_default
+from bridge.precision.owners import ConfigObject
 from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, SHARED_SWITCHES
 from bridge.target.versions import Version
@@ -65,7 +66,7 @@ class OwnerValues:
     before: Mapping[str, Any] = field(default_factory=dict)
     """Attribute that a sync changed -> its value before the first sync."""
     defaults: Mapping[str, Any]
-    """Attribute -> Megatron's own class default."""
+    """Attribute -> Megatron's class default."""
     is_megatron: bool = True
     """Whether the owner's class is Megatron's, or a subclass of it."""
     class_name: str
@@ -142,7 +143,7 @@ class Owner:
         config: The object. If it only wraps a config as its `transformer`, the owner is that config.
     """
 
-    def __init__(self, owner_name: str, config: Any) -> None:
+    def __init__(self, owner_name: str, config: ConfigObject) -> None:
         self.name = owner_name
         self.config = unwrap_config(config)
         megatron_classes = _list_megatron_classes(type(self.config))
@@ -260,7 +261,7 @@ def refuse_non_owners(owners: Collection[Owner]) -> None:
 
     Raises:
         PrecisionTypeError: There is no owner; or an object is a class or plain data, is the config
-            of another owner name, is given twice, or has no field of a precision.
+            of another owner name, is passed twice, or has no field of a precision.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
@@ -292,7 +293,7 @@ def _list_megatron_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if base.__module__.startswith("megatron.core")]
 
 
-def get_owner_name(config: Any) -> str:
+def get_owner_name(config: ConfigObject) -> str:
     """Return the owner name of a config object by its class, or "config" for an unknown class."""
     names = {base.__name__ for base in _list_megatron_classes(type(unwrap_config(config)))}
     for owner_name, class_name in OWNER_CLASS_NAMES.items():
@@ -327,7 +328,7 @@ def is_same_value(first: object, second: object) -> bool:
         return False
 
 
-def get_values_before_sync(owner_name: str, config: Any) -> Mapping[str, Any]:
+def get_values_before_sync(owner_name: str, config: ConfigObject) -> Mapping[str, Any]:
     """Return the attributes of a config object as they were before the first sync."""
     attributes = get_attributes(owner_name, config)
     if SYNC_MEMORY_ATTRIBUTE not in attributes:
@@ -340,11 +341,11 @@ def get_values_before_sync(owner_name: str, config: Any) -> Mapping[str, Any]:
     }
 
 
-def unwrap_config(config: Any) -> Any:
+def unwrap_config(config: ConfigObject) -> ConfigObject:
     """Return the Megatron config that an object wraps as its `transformer`, or the object itself.
 
     The model configs of the builders of Megatron-LM and Megatron Bridge wrap a config in this way.
-    They have no precision fields of their own.
+    They have no precision fields themselves.
     """
     transformer = getattr(config, "__dict__", {}).get("transformer")
     if _is_model_config(transformer) and not _is_model_config(config):
@@ -352,7 +353,7 @@ def unwrap_config(config: Any) -> Any:
     return config
 
 
-def _is_model_config(config: Any) -> bool:
+def _is_model_config(config: ConfigObject) -> bool:
     names = {base.__name__ for base in _list_megatron_classes(type(config))}
     return OWNER_CLASS_NAMES["model"] in names
 

@@ -23,6 +23,7 @@ from bridge.model.section import SECTION_NAMES, Section, read_section
 from bridge.model.shape import ModelShape
 from bridge.model.shape_reader import read_shape
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.owners import ConfigObject
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import OwnerValues, get_values_before_sync, unwrap_config
 from bridge.sync.sync_plan import plan_sync
@@ -52,11 +53,11 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     no_plan_reason: str | None = None
-    """A sentence that says why the run has no plan: a source of its layers or precision is not read.
+    """The reason why the run has no plan: a source of its layers or precision is not read.
 
     None: the run has a plan.
     """
-    uncounted: tuple[str, ...] = ()
+    unread_options: tuple[str, ...] = ()
     """Options of the run that are not read and may affect its layout, its layers or its memory."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The known environment variables of the run."""
@@ -67,20 +68,20 @@ class Prediction:
 
     def with_precision(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
-        return self._predicted(precision, self.sections, self.target)
+        return self._predict_again(precision, self.sections, self.target)
 
     def with_target(self, target: Target) -> Prediction:
         """Return the same run on another target."""
-        return self._predicted(self.precision, self.sections, target)
+        return self._predict_again(self.precision, self.sections, target)
 
-    def _predicted(
+    def _predict_again(
         self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
     ) -> Prediction:
         """Return the same run with another precision, other sections or another target."""
         return replace(
             _predict_sync(precision, sections, target),
             no_plan_reason=self.no_plan_reason,
-            uncounted=self.uncounted,
+            unread_options=self.unread_options,
             environment=self.environment,
             file_gpus=self.file_gpus,
             features=self.features,
@@ -103,7 +104,7 @@ class Prediction:
         for path, value in changes.items():
             section_name, _, name = path.partition(".")
             sections[section_name] = sections[section_name].with_values({name: value})
-        return self._predicted(self.precision, sections, self.target)
+        return self._predict_again(self.precision, sections, self.target)
 
     @tracked_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
@@ -197,7 +198,7 @@ def predict(
     *,
     target: Target | None = None,
     no_plan_reason: str | None = None,
-    uncounted: tuple[str, ...] = (),
+    unread_options: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Prediction:
     """Return a run with the values that it has after its last sync.
@@ -205,12 +206,12 @@ def predict(
     Args:
         precision: The precision that is written into the sections. None: they keep their settings.
         sections: Section -> Megatron's object, a mapping of its fields, or a `Section`. A section
-            that is not given has Megatron's defaults. If a sync has written into an object, its
+            that is missing has Megatron's defaults. If a sync has written into an object, its
             values before that sync are read.
         target: The GPUs and versions of the run. Without a version of megatron-core every field
             is known to it.
-        no_plan_reason: A sentence that says why the run has no plan. None: it has one.
-        uncounted: Options of the run that are not read and may affect its layout, its layers or
+        no_plan_reason: A sentence about why the run has no plan. None: it has a plan.
+        unread_options: Options of the run that are not read and may affect its layout, its layers or
             its memory.
         environment: Environment variables of the run. None: they are not known.
 
@@ -231,12 +232,14 @@ def predict(
     return replace(
         _predict_sync(precision, read_sections, target or Target()),
         no_plan_reason=no_plan_reason,
-        uncounted=uncounted,
+        unread_options=unread_options,
         environment=environment or {},
     )
 
 
-def _read_owner_section(section_name: str, owner: Any, *, is_synced: bool) -> Section:
+def _read_owner_section(
+    section_name: str, owner: ConfigObject | None, *, is_synced: bool
+) -> Section:
     """Return the values of an owner as a section.
 
     If a precision is to be written, they are the values before the first sync.

@@ -39,8 +39,16 @@ class SyncReport:
 
     @property
     def overrides(self) -> tuple[SyncRow, ...]:
-        """Rows in which a set value was replaced."""
+        """Rows with the verdict "override": the recipe's value replaced a set value."""
         return tuple(row for row in self.rows if row.verdict == "override")
+
+    @property
+    def replaced(self) -> tuple[SyncRow, ...]:
+        """Rows in which a set value was replaced, under any verdict.
+
+        The overrides are a part of them. Another part are set values of a scheme that is off.
+        """
+        return tuple(row for row in self.rows if row.replaces)
 
     def row(self, path: str) -> SyncRow:
         """Return the row of ``owner.attribute``.
@@ -69,47 +77,6 @@ class SyncReport:
             lines.append(f"{finding.severity}: {finding}")
         return "\n".join(lines)
 
-    def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
-        """Return (logging level, sentence) pairs: the summary, a warning for each override, and the findings.
-
-        Args:
-            known: (id, path) of findings that were reported before and are left out. An override has
-                the id `OVERRIDE_RULE_ID`.
-        """
-        lines = [(logging.INFO, self.summary())]
-        for row in self.rows:
-            if row.replaces and (OVERRIDE_RULE_ID, row.path) not in known:
-                lines.append((logging.WARNING, str(row)))
-        for finding in self.findings:
-            if (finding.id, finding.path) not in known:
-                level: int = getattr(logging, finding.severity.upper())
-                lines.append((level, str(finding)))
-        return lines
-
-    def log_overrides(self, logger: logging.Logger) -> None:
-        """Log a warning for each set value that was replaced."""
-        for row in self.rows:
-            if row.replaces:
-                logger.warning("%s", row)
-
-    def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept value and each finding."""
-        self.log_overrides(logger)
-        self.log_others(logger)
-
-    def log_others(self, logger: logging.Logger) -> None:
-        """Log a warning for each kept value and each finding, and a debug line for each change.
-
-        Megatron Bridge logs each change with the root logger, so the debug lines go there too.
-        """
-        for row in self.rows:
-            if row.verdict == "keep":
-                logger.warning("%s", row)
-        for finding in self.findings:
-            logger.warning("%s", finding)
-        for row in self.changes:
-            logging.debug(f"Overwrote {row.path}: {row.old} -> {row.new}")
-
     def summary(self) -> str:
         """Return one sentence: how many fields of each owner were changed, and how many kept."""
         changed = Counter(row.owner for row in self.changes)
@@ -132,19 +99,43 @@ class SyncReport:
         file: Path | None = None,
         known: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Write `lines` to a logger.
+        """Log the summary, a warning for each replaced value, and each finding at its severity.
+
+        A run that begins is logged in this way.
 
         Args:
             logger: The logger.
             file: A file that lists every field. The first line names it.
-            known: As for `lines`.
+            known: (id, path) of findings that were reported before and are left out. A replaced
+                value has the id `OVERRIDE_RULE_ID`.
         """
-        (level, first), *others = self.lines(known)
+        first = self.summary()
         if file is not None:
             first = f"{first} Each is in {file}"
-        logger.log(level, first)
-        for level, sentence in others:
-            logger.log(level, sentence)
+        logger.info(first)
+        for row in self.replaced:
+            if (OVERRIDE_RULE_ID, row.path) not in known:
+                logger.warning("%s", row)
+        for finding in self.findings:
+            if (finding.id, finding.path) not in known:
+                level: int = getattr(logging, finding.severity.upper())
+                logger.log(level, "%s", finding)
+
+    def log_warnings(self, logger: logging.Logger) -> None:
+        """Log a warning for each replaced value, each kept value and each finding.
+
+        A sync by an interface of Megatron Bridge is logged in this way. Megatron Bridge logs each
+        change with the root logger at the level DEBUG, so the changes go there too.
+        """
+        for row in self.replaced:
+            logger.warning("%s", row)
+        for row in self.rows:
+            if row.verdict == "keep":
+                logger.warning("%s", row)
+        for finding in self.findings:
+            logger.warning("%s", finding)
+        for row in self.changes:
+            logging.debug(f"Overwrote {row.path}: {row.old} -> {row.new}")
 
 
 def _row_to_dict(row: SyncRow) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Planning writes nothing. It has four steps:
 4. The last plan before a run resolves the settings that sharding decides.
 
 The fourth step does what Megatron Bridge's runtime does before a run, and not in `setup`: the
-gradient buffer is not reused under Megatron-FSDP, and a switch that is on in one of optimizer and
+gradient buffer is not reused under Megatron-FSDP, and a switch that is on in the optimizer or in
 DDP is turned on in both.
 
 Source: Megatron Bridge 0.6.2, training/config.py, `_validate_and_apply_megatron_fsdp_configs` and
@@ -26,7 +26,7 @@ from typing import Any
 
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.mode import get_mode, get_scheme, is_family_on
 from bridge.precision.statements import (
     get_field_value,
     get_source,
@@ -89,10 +89,7 @@ def _is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> boo
 
     It does not if the route belongs to a family or a scheme that is off.
     """
-    is_fp8 = config.fp8 is not None
-    is_fp4 = config.fp4 is not None
-    is_family_on = {None: True, "fp8": is_fp8, "fp4": is_fp4, "low": is_fp8 or is_fp4}
-    if is_family_on[route.family] and route.scheme in (None, scheme):
+    if is_family_on(config, route.family) and route.scheme in (None, scheme):
         return True
     if not is_stated(config, route.field):
         return route.rule == "stated"  # this rule leaves the owner's value as it is

@@ -24,6 +24,7 @@ from bridge.model.read_tracking import AttributeView
 from bridge.precision.coercion import get_torch_dtype, to_plain_data
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import format_label
+from bridge.precision.owners import ConfigObject
 from bridge.precision.statements import get_field_value, get_recipe_name, get_source, is_stated
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
 from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules
@@ -54,7 +55,7 @@ BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 CONFLICT_POLICIES = ("override", "error", "keep")
 """The reactions to a value that was set in an owner and that differs from the precision."""
 DECIDER_NOUNS = {"stated": "the config that states it"}
-"""Name of a decider -> its noun in the message about a conflict, if the name is no noun."""
+"""Name of a decider -> its noun in the message about a conflict, if the name is not a noun."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ _SYNC_RULES = cast_to_precision_rules(rule for rule in RULES if rule.sync is not
 
 def write_precision(
     config: PrecisionConfig,
-    objects: Mapping[str, Any],
+    objects: Mapping[str, ConfigObject | None],
     *,
     on_conflict: str = "override",
     is_last: bool = False,
@@ -73,14 +74,14 @@ def write_precision(
 
     Args:
         config: The precision.
-        objects: Owner name -> config object, or None if the run has no such config.
+        objects: Owner name -> config object. None: the run has no such config.
         on_conflict: A policy of `CONFLICT_POLICIES`.
         is_last: Whether the run begins after this sync.
         prediction: A prediction of this run. Its rows are used if they were made for this precision
             and these values of the owners.
 
     Raises:
-        PrecisionTypeError: An object is no config, or is the config of another owner name.
+        PrecisionTypeError: An object is not a config, or is the config of another owner name.
         SyncConflictError: The policy is "error", and a set value differs from the precision.
         SyncCheckError: Megatron's validation or a rule refuses the result, or an attribute cannot
             be set.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import Finding
 from bridge.precision.coercion import to_plain_data
+from bridge.precision.owners import ConfigObject
 from bridge.rules.sync_row import MEGATRON, SyncRow
 from bridge.sync.owner import Owner, get_class_defaults, is_same_value
 
@@ -98,7 +99,7 @@ def _select_changed_values(owner: Owner, wanted: Mapping[str, Any]) -> dict[str,
 
 def _validate_copy(
     owner: Owner, values: dict[str, Any], *, is_last: bool
-) -> tuple[Any, Finding | None]:
+) -> tuple[ConfigObject, Finding | None]:
     """Return a copy with the values, and a finding if Megatron's validation refuses the copy."""
     twin = copy.copy(owner.config)
     vars(twin).update(values)
@@ -140,7 +141,9 @@ def _choose_severity(owner: Owner, error: Exception, *, was_refused: bool, is_la
     return "error"
 
 
-def make_refusal_finding(owner_name: str, config: Any, error: Exception, **parts: Any) -> Finding:
+def make_refusal_finding(
+    owner_name: str, config: ConfigObject, error: Exception, **parts: Any
+) -> Finding:
     """Return the finding about an owner that Megatron's validation refuses."""
     rule = f"Megatron's own validation refuses it ({format_validation_error(error)})"
     return Finding(path=owner_name, rule=rule, value=type(config).__name__, **parts)
@@ -156,7 +159,7 @@ def format_validation_error(error: Exception) -> str:
     return reason
 
 
-def _run_post_init(owner: Owner, twin: Any) -> Exception | None:
+def _run_post_init(owner: Owner, twin: ConfigObject) -> Exception | None:
     """Run Megatron's validation on a copy, and return its error or None.
 
     Its warnings are dropped, because Megatron gave them already when the object was made. The
@@ -169,7 +172,7 @@ def _run_post_init(owner: Owner, twin: Any) -> Exception | None:
     if torch is not None:
         matmul = torch.backends.cuda.matmul
         switch_before = matmul.allow_bf16_reduced_precision_reduction
-    validating_class = type(twin)
+    validating_class: Any = type(twin)
     if owner.is_deferred:
         # The `__post_init__` of the subclass does nothing before `finalize`.
         validating_class = owner.megatron_class
@@ -185,7 +188,9 @@ def _run_post_init(owner: Owner, twin: Any) -> Exception | None:
     return None
 
 
-def _collect_derived_values(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+def _collect_derived_values(
+    owner: Owner, twin: ConfigObject, wanted: dict[str, Any]
+) -> dict[str, Any]:
     """Return the values that Megatron derived on the copy and that differ from the planned values.
 
     Before `finalize` the derived fields of a deferred config are left out. They depend on fields

@@ -109,10 +109,17 @@ def make_target(declared: Target | str | Sequence[str] | None) -> Target:
         return Target(mcore=get_installed_version("mcore"))
     if isinstance(declared, Target):
         return declared
-    if isinstance(declared, str):
-        return parse_target(declared)
-    # On Hydra's command line, target=[h100x8,te2.8] needs no quotes, and is a list.
-    return parse_target(",".join(map(str, declared)))
+    return parse_target(format_target_text(declared))
+
+
+def format_target_text(declared: str | Sequence[object]) -> str:
+    """Return the text of a target that is declared as a text, or as the parts of one.
+
+    On Hydra's command line, target=[h100x8,te2.8] needs no quotes, and is a list.
+    """
+    if isinstance(declared, Sequence) and not isinstance(declared, str):
+        return ",".join(map(str, declared))
+    return str(declared)
 
 
 def _parse_part(part: str) -> dict[str, Any]:

@@ -105,6 +105,9 @@ RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
 
 A default of None: the value is not known.
 """
+TE_ADAPTER = "LoraParallelLinear"
+"""Value of `peft.type` for adapters of Transformer Engine's layers: the class of mcore-bridge.
+FlagScale's adapters are split in the same way."""
 DEVELOPMENT_FIELDS: dict[str, tuple[OwnerFieldKind, Any]] = {
     "csa_compress_ratios": ("any", None),
     "csa_dense_mode": ("bool", False),

@@ -18,7 +18,9 @@ FORMAT_FIELDS = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
 log = logging.getLogger(__name__)
 
 
-def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> ExportReport:
+def export_to_trainer(
+    name: str, recipe: str | MixedPrecisionConfig, **context: Any
+) -> ExportReport:
     """Return the export of a recipe to a trainer.
 
     A warning is logged for each stated field for which the trainer has no exact setting.
@@ -54,7 +56,7 @@ def transformers_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]
     Raises:
         PayloadError: The recipe needs FP8 or FP4. `TrainingArguments` has no argument for them.
     """
-    payload: dict[str, Any] = exported("huggingface", recipe).payload
+    payload: dict[str, Any] = export_to_trainer("huggingface", recipe).payload
     return payload
 
 
@@ -65,7 +67,7 @@ def nemo_plugin(recipe: str | MixedPrecisionConfig) -> Any:
         ImportError: NeMo is not installed.
         PayloadError: NeMo 2 cannot run the formats or the autocast of the recipe.
     """
-    payload = dict(exported("nemo2", recipe).payload)
+    payload = dict(export_to_trainer("nemo2", recipe).payload)
     module, _, class_name = payload.pop("_target_").rpartition(".")
     plugin_class = getattr(import_module(module), class_name)
     for argument, value in payload.items():

@@ -28,7 +28,7 @@ from bridge.rules.sync_row import Decider, SyncRow, Verdict
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import get_megatron_version
 from bridge.target.fields import OWNER_FIELDS
-from bridge.trainers.arguments import exported
+from bridge.trainers.arguments import export_to_trainer
 
 RECIPE_OPTION = "--mixed-precision-recipe"
 MODE_REMEDY = "Drop that argument, or take a recipe of its mode."
@@ -139,7 +139,7 @@ def _parse_recipe_arguments(
         PayloadError: Megatron-LM cannot run the formats of the recipe.
         RunConfigError: The parser of this release has no such argument.
     """
-    recipe_tokens: list[str] = exported("megatron-lm", config).payload
+    recipe_tokens: list[str] = export_to_trainer("megatron-lm", config).payload
     arguments, unknown_tokens = _parse_stated_arguments(parser, recipe_tokens)
     missing = [token for token in recipe_tokens if token in unknown_tokens]
     if missing:

@@ -56,7 +56,7 @@ class Audit:
         """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
         Args:
-            phase: The phase that begins with the step. None if no phase begins.
+            phase: The phase that begins with the step. None: no phase begins.
 
         Raises:
             AuditError: The first step of the run or of a phase differs from the plan, under
@@ -145,7 +145,7 @@ def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
     The comparison shows no mismatch then, since the plan has no low-precision GEMM either.
 
     Returns:
-        None if the recipe has no low precision, or if a GEMM ran in it.
+        None: the recipe has no low precision, or a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):
         return None

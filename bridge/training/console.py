@@ -112,7 +112,7 @@ def open_display(
         total: Steps of the run.
         start: Steps that are done already.
         progress: Whether a progress bar is wanted. Without a terminal there are log lines.
-        console: The console. None is that of the standard output.
+        console: The console. None: the console of the standard output.
     """
     console = console or Console()
     if not (progress and console.is_terminal):
@@ -139,16 +139,16 @@ class RunSummary:
     """Steps with NaN or Inf in the gradients, which updated nothing, with those before a resumed
     checkpoint."""
     failure: str | None
-    """Why a run that took its last step has failed: most steps were skipped. None for a success."""
+    """Why a run that took its last step has failed: most steps were skipped. None: a success."""
     stop_signal: int | None
     """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The
-    exit code is 128 + the number. None if no signal did."""
+    exit code is 128 + the number. None: no signal did."""
     train_loss: float | None
-    """Mean over the last `logging.log_interval` steps, in nats per token. None without a step."""
+    """Mean over the last `logging.log_interval` steps, in nats per token. None: no step was taken."""
     validation_loss: float | None
-    """Loss of the last validation, in nats per token. None without a validation."""
+    """Loss of the last validation, in nats per token. None: there was no validation."""
     validation_step: int | None
-    """The last step before the last validation. None without a validation."""
+    """The last step before the last validation. None: there was no validation."""
     unigram_entropy: float
     """Loss of the best model that reads no context, on the validation tokens, in nats per token."""
     tokens_per_second: float | None
@@ -158,7 +158,7 @@ class RunSummary:
     """Time from the start of `pretrain` to its end."""
     peak_memory_bytes: int | None
     """Peak memory of this rank: allocated on its GPU or, without a GPU, resident in its process.
-    None if it is not known."""
+    None: it is not known."""
     parameters: int
     """Parameters of the whole model, with the padding of the vocabulary."""
     gemms: tuple[GemmRow, ...]
@@ -185,7 +185,7 @@ def print_summary(
 
     Args:
         summary: The summary.
-        console: The console. None is that of the standard output.
+        console: The console. None: the console of the standard output.
         quantisation: Quantisation errors, of which the worst are printed.
     """
     console = console or Console()

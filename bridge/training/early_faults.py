@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.errors import Finding
 from bridge.runtime.checkpoint.folder import find_load_fault
-from bridge.runtime.megatron.data.corpus import find_path_fault
+from bridge.runtime.megatron.data.pair_path import find_path_fault
 from bridge.training.config import ConfigContainer
 from bridge.training.unsupported_settings import find_unsupported_settings
 from bridge.training.value_checks import find_batch_fault, find_value_faults
@@ -50,7 +50,8 @@ def _count_data_parallel_ranks(model: Any) -> int | None:
         model: The model config with the parallel sizes.
 
     Returns:
-        None for a single rank, and if the launcher does not state the number of processes.
+        The number. None: there is a single rank, or the launcher does not state the number of
+        processes.
     """
     world_size = os.environ.get("WORLD_SIZE", "")
     if not world_size.isdecimal():

@@ -152,7 +152,7 @@ def _format_items(values: Iterable[Any]) -> list[str]:
 def _format_object(value: Any) -> str:
     """Return quantisation recipes as the content of their files, and any other object by its name.
 
-    The name is that of a class or function, or else that of the object's class.
+    The name is the name of a class or function, or else of the object's class.
     """
     recipes = parse_quant_recipes(value)
     if recipes:

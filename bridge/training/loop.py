@@ -107,7 +107,7 @@ def _lock_folder(
     Args:
         stack: Its end releases the lock.
         key: Setting that names the folder.
-        folder: The folder. None locks nothing.
+        folder: The folder. None: nothing is locked.
         locked: A folder that this run has locked already. It is not locked a second time.
 
     Returns:
@@ -330,22 +330,35 @@ def _find_unsound_state(run: TrainingRun, result: StepResult) -> str | None:
     """Return the message about a step after which the run cannot go on, or None."""
     is_finite = math.isfinite(result.loss)
     facts = f"loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
-    lower = "Lower optimizer.lr"
+    remedy = "Lower optimizer.lr, or choose a recipe with a wider range."
+    remedy_of_stuck_run = (
+        "Lower optimizer.lr, look at the data of these steps, "
+        "or choose a recipe with a wider range."
+    )
     if getattr(run.config.optimizer, "loss_scale", None):
-        lower = "Lower the constant loss scale, or optimizer.lr"
-    remedy = f"{lower}, or choose a recipe with a wider range."
+        remedy = (
+            "Lower the constant loss scale, or optimizer.lr, or choose a recipe with a wider range."
+        )
+        remedy_of_stuck_run = (
+            "Lower the constant loss scale, or optimizer.lr, look at the data of these steps, "
+            "or choose a recipe with a wider range."
+        )
     if run.config.train.check_for_nan_in_loss and not is_finite:
-        rule = f"the loss must be finite, got {result.loss} at step {run.iteration} ({facts})"
-        return f"train.check_for_nan_in_loss: {rule}. {remedy}"
+        return (
+            f"train.check_for_nan_in_loss: the loss must be finite, got {result.loss} at step "
+            f"{run.iteration} ({facts}). {remedy}"
+        )
     if not is_finite and not run.trainer.has_finite_state():
-        got = f"NaN or Inf at step {run.iteration} (loss {result.loss:g}, {facts})"
-        return f"optimizer: the weights must be finite, got {got}. {remedy}"
+        return (
+            f"optimizer: the weights must be finite, got NaN or Inf at step {run.iteration} "
+            f"(loss {result.loss:g}, {facts}). {remedy}"
+        )
     if run.stuck_in_a_row >= MAX_STUCK_STEPS:
         return (
             f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps "
             f"in a row, the last one step {run.iteration} (loss {result.loss:g}, {facts}). "
-            f"These steps changed no weight, and no lower loss scale is left. {lower}, "
-            "look at the data of these steps, or choose a recipe with a wider range."
+            "These steps changed no weight, and no lower loss scale is left. "
+            f"{remedy_of_stuck_run}"
         )
     return None
 
@@ -358,22 +371,24 @@ def _find_failure(run: TrainingRun) -> str | None:
     headline = "MOST STEPS WERE SKIPPED"
     if skipped == run.steps:
         headline = "NOTHING WAS LEARNED"
-    fact = f"{skipped} of {run.steps} steps had NaN or Inf in their gradients and updated nothing"
     scale = run.trainer.loss_scale
-    remedy = "Lower optimizer.lr, or look at the data of these steps"
+    remedy = "Lower optimizer.lr, or look at the data of these steps."
     if run.trainer.loss_scale_may_fall:
         remedy = (
             f"The loss scale is {scale:g} and still falling: "
-            "train longer, or lower initial_loss_scale"
+            "train longer, or lower initial_loss_scale."
         )
     elif getattr(run.config.optimizer, "loss_scale", None):
-        remedy = f"The loss scale is constant at {scale:g}: lower it"
+        remedy = f"The loss scale is constant at {scale:g}: lower it."
     elif scale != 1 or getattr(run.config.optimizer, "fp16", False):
         remedy = (
             f"The loss scale is at its floor, {scale:g}: "
-            "lower optimizer.lr, or choose a recipe with a wider range"
+            "lower optimizer.lr, or choose a recipe with a wider range."
         )
-    return f"{headline}: {fact}. {remedy}."
+    return (
+        f"{headline}: {skipped} of {run.steps} steps had NaN or Inf in their gradients and updated "
+        f"nothing. {remedy}"
+    )
 
 
 def _validate(run: TrainingRun, metrics: Metrics, display: Display) -> None:

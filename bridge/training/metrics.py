@@ -147,7 +147,7 @@ class TrainRecord:
     skipped_steps: int
     """Skipped steps of the run so far, with those before a resumed checkpoint."""
     grad_norm: float | None
-    """Norm of the gradients before clipping. None for a skipped step."""
+    """Norm of the gradients before clipping. None: the step was skipped."""
     loss_scale: float
     learning_rate: float
     tokens_per_second: float
@@ -155,7 +155,7 @@ class TrainRecord:
     consumed_samples: int
     """Samples that the run has trained on, over all ranks."""
     not_finite: str | None = None
-    """Where the backward pass of a skipped step first had NaN or Inf. None for other steps."""
+    """Where the backward pass of a skipped step first had NaN or Inf. None: another step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,7 +83,7 @@ def update_config_with_precision_overrides(
 
     Raises:
         PrecisionConfigError: The precision is wrong for any run.
-        PrecisionTypeError: `config` is no config object.
+        PrecisionTypeError: `config` is not a config object.
         SyncCheckError: The result would not pass Megatron's validation. The object is not changed.
     """
     # Imported here, so that an import of this module loads no sync.
@@ -97,7 +97,8 @@ def update_config_with_precision_overrides(
     if is_config and not has_precision_field(Owner(owner_name, config)):
         log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
         return config
-    write_precision(precision, {owner_name: config}).log_all(log)
+    report = write_precision(precision, {owner_name: config})
+    report.log_warnings(log)
     return config
 
 

@@ -78,7 +78,7 @@ class TrainingRun:
     notes: list[str]
     """Sentences about the built run, for the log."""
     start: Position
-    """The position at which this process began: that of the checkpoint, or the beginning."""
+    """The position at which this process began: of the checkpoint, or of the beginning."""
     backend: str
     """Name of the backend of the low-precision GEMMs."""
     telemetry: Telemetry
@@ -95,7 +95,7 @@ class TrainingRun:
     stuck_in_a_row: int = 0
     """Length of the present series of skipped steps in which the loss scale could not fall."""
     stop_signal: int | None = None
-    """Number of the signal that ended the run before its last step. None if no signal did."""
+    """Number of the signal that ended the run before its last step. None: no signal did."""
     recent_losses: deque[float] = field(default_factory=deque)
     """Losses of the last `logging.log_interval` steps."""
     validation: ValidationRecord | None = None
@@ -417,10 +417,16 @@ def _require_allowed(changes: Sequence[PrecisionChange], source: Path, *, is_all
     refused = [change for change in changes if change.outcome in refused_outcomes]
     if not refused:
         return
-    remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
+    headline = (
+        f"checkpoint.load: {source} was saved in another precision. "
+        "Set resume.allow_precision_change=true, or use the precision that wrote it:"
+    )
     if refused[0].outcome == IMPOSSIBLE:
-        remedy = "Use the precision that wrote it"
-    lines = [f"checkpoint.load: {source} was saved in another precision. {remedy}:"]
+        headline = (
+            f"checkpoint.load: {source} was saved in another precision. "
+            "Use the precision that wrote it:"
+        )
+    lines = [headline]
     for change in refused:
         lines.append(f"  {change}")
     raise CheckpointError("\n".join(lines))

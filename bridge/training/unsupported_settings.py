@@ -78,7 +78,7 @@ def find_rule_errors(
         config: The configs of the run.
         backend: Backend of the GEMMs.
         rules: Ids of the rules.
-        model: Model config that replaces `config.model`. None keeps it.
+        model: Model config that replaces `config.model`. None: `config.model` itself.
     """
     if model is None:
         model = config.model

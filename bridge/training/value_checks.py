@@ -17,7 +17,7 @@ from bridge.training.metrics import SINK_PACKAGES
 
 
 class Bound(NamedTuple):
-    """The range of a field's numbers. A field that is None is not checked."""
+    """The range of a field's numbers. The value None is in every range."""
 
     least: float
     """The smallest allowed number."""
@@ -76,7 +76,7 @@ def find_value_faults(
 
     Args:
         config: The run.
-        origin_of: Returns the origin of a dotted key, for the messages. None leaves origins out.
+        origin_of: Returns the origin of a dotted key, for the messages. None: they have no origins.
     """
     faults = [
         *_find_bound_faults(config),
@@ -198,20 +198,21 @@ def require_sane_values(config: ConfigContainer) -> None:
 def find_batch_fault(
     train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
 ) -> Finding | None:
-    """Return the fault of a global batch that is no multiple of the ranks' micro-batches, or None.
+    """Return the fault of a global batch that is not a multiple of the ranks' micro-batches, or None.
 
     Args:
         train: The section.
-        ranks: Data-parallel ranks. None if they are not known, or for a single rank.
+        ranks: Data-parallel ranks. None: they are not known, or there is a single rank.
         origin_of: As for `find_value_faults`.
     """
     samples = train.micro_batch_size * (ranks or 1)
     if train.global_batch_size % samples == 0:
         return None
     origin = _format_origin(origin_of, "train.micro_batch_size")
-    rule = f"must be a multiple of micro_batch_size {train.micro_batch_size}{origin}"
+    size = f"{train.micro_batch_size}{origin}"
+    rule = f"must be a multiple of micro_batch_size {size}"
     if ranks is not None:
-        rule = f"{rule} x {ranks} data-parallel ranks"
+        rule = f"must be a multiple of micro_batch_size {size} x {ranks} data-parallel ranks"
     remedy = f"Use {samples}, for example."
     return _make_fault("train.global_batch_size", rule, train.global_batch_size, remedy)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import load_run
 from bridge.front.train import write_run_files
 from bridge.precision.mode import format_label

@@ -18,7 +18,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import bridge
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.train import main_train
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.statements import Statements

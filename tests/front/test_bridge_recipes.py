@@ -56,12 +56,19 @@ def _base(precision="bf16_mixed"):
     )
 def _sizes(cfg, layers=4):
     cfg.model.num_layers = layers
+def _of(layers):
+    return layers
+def _first(numbers):
+    for number in numbers:
+        if number > 4:
+            return number
+    return 4
 """
 IMPORTS = """\
 import torch
 from megatron.bridge import AutoBridge
 from megatron.bridge.models.gpt_provider import GPTModelProvider
-from megatron.bridge.recipes.common import _base, _sizes
+from megatron.bridge.recipes.common import _base, _first, _of, _sizes
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig, bf16_with_mxfp8_mixed
 from elsewhere import tuned
@@ -159,6 +166,22 @@ def test_the_default_of_a_parameter_answers_a_condition(recipe: Recipe) -> None:
             "the value `try: cfg.model.ffn_hidden_size = wide()`",
         ),
         ("for i in wide:\n    cfg.train.micro_batch_size = i", "train.micro_batch_size", "the value `wide`"),
+        ("while wide:\n    cfg.train.micro_batch_size = 8", "train.micro_batch_size", "the value `wide`"),
+        (
+            "match wide:\n    case 1:\n        cfg.train.micro_batch_size = 8",
+            "train.micro_batch_size",
+            "the value `wide`",
+        ),
+        (
+            "for i in (1, 2):\n    cfg.train.micro_batch_size = i\n    break",
+            "train.micro_batch_size",
+            "the value `(1, 2)`",
+        ),
+        ("cfg.model.num_layers += 4", "model.num_layers", "the value `cfg.model.num_layers`"),
+        ("with wide as layers:\n    cfg.model.num_layers = layers", "model.num_layers", "the value `wide`"),
+        ("def layers():\n    return 8\ncfg.model.num_layers = layers()", "model.num_layers", "the value `layers()`"),
+        ("cfg.model.num_layers = _of(*wide)", "model.num_layers", "the value `_of(*wide)`"),
+        ("cfg.model.num_layers = _first(wide)", "model.num_layers", "the value `numbers`"),
     ],
 )
 def test_what_only_the_run_decides_is_open(recipe: Recipe, statements: str, path: str, decider: str) -> None:
@@ -188,7 +211,7 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
         "if not wide:\n    raise ValueError\nelse:\n    cfg.train.micro_batch_size = 8"
     )
     run = of_function(recipe, statements, parameters="wide")
-    assert run.reading.uncertainty.late_values == {}
+    assert run.reading.uncertainty.open_values == {}
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
@@ -321,21 +344,79 @@ def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(rec
 def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(recipe: Recipe) -> None:
     run = launched(recipe, "$MORE")
     assert "$MORE: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
-    assert run.reading.uncertainty.uncounted_options == ("$MORE",)
+    assert run.reading.uncertainty.unread_options == ("$MORE",)
 
 
-def test_gpus_in_the_name_of_a_recipe_do_not_count_where_a_launch_states_parallel_sizes(
+def test_the_number_of_gpus_is_that_of_the_launch_before_that_in_the_name_of_a_recipe(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    name = "tiny_pretrain_32gpu_h100_bf16_config"
+    name = "tiny_pretrain_32gpu_gb200_bf16_config"
     recipes = tmp_path / "src" / "megatron" / "bridge" / "recipes"
     (recipes / "tiny.py").write_text(IMPORTS + TINY.replace("tiny_pretrain_config", name))
     (recipes / "__init__.py").write_text(f"from megatron.bridge.recipes.tiny import {name} as tiny_config\n")
-    of_recipe = launched(recipe, "-mb 4").reading.uncertainty
-    assert any("has 32 of them" in sentence for sentence in of_recipe.open_points)
-    of_launch = launched(recipe, "model.tensor_model_parallel_size=$TP").reading.uncertainty
-    assert not any("has 32 of them" in sentence for sentence in of_launch.open_points)
-    assert any("states parallel sizes over those of the recipe" in sentence for sentence in of_launch.open_points)
+
+    def sentence(runner: str, words: str) -> str:
+        path = recipe(f"{runner} scripts/training/run_recipe.py --recipe tiny_config {words}\n", name="run.sh")
+        points = load_run(config_file=path, strict=False).reading.uncertainty.open_points
+        (found,) = [point for point in points if point.startswith("The number of GPUs")]
+        return found
+
+    assert "has 32 of them. Add --target gb200x32" in sentence("srun python", "-mb 4")
+    sizes = "model.tensor_model_parallel_size=$TP"
+    assert "states parallel sizes over those of the recipe" in sentence("srun python", sizes)
+    started = sentence("torchrun --nproc_per_node=4 --nnodes=${NODES:-4}", sizes)
+    assert "16, as many as the processes of the launch. Add --target gb200x16" in started
+
+
+def test_the_data_of_the_option_have_the_length_of_the_recipes_model(recipe: Recipe) -> None:
+    run = launched(recipe, "--dataset mock")
+    assert run.section("data")["seq_length"] == run.model["seq_length"] == 32
+    assert (
+        run.origin_of("data.seq_length") == "run_recipe.py gives the data of --dataset the length of the recipe's model"
+    )
+    assert launched(recipe, "--dataset mock --seq_length 128").model["seq_length"] == 128
+
+
+LAYOUT = "[['embedding', 'decoder', 'decoder'], ['decoder', 'decoder', 'loss']]"
+
+
+@pytest.mark.parametrize(
+    ("statements", "words", "answer"),
+    [
+        (f"pipeline_model_parallel_layout = {LAYOUT}", "", (2, False)),
+        (f"pipeline_model_parallel_layout = {LAYOUT}", "-pp 1", (2, False)),
+        (
+            f"pipeline_model_parallel_layout = {LAYOUT}\n    cfg.model._pipeline_model_parallel_layout_builder = tuned",
+            "-pp 1",
+            (None, True),
+        ),
+        (
+            f"pipeline_model_parallel_layout = {LAYOUT}\n    cfg.model._pipeline_model_parallel_layout_builder = tuned",
+            f'-pp 2 "model.pipeline_model_parallel_layout={LAYOUT}"',
+            (2, False),
+        ),
+    ],
+    ids=["no other sizes", "no builder", "a builder", "stated"],
+)
+def test_a_layout_that_the_recipe_builds_is_open_for_other_stages(
+    recipe: Recipe, tmp_path: Path, statements: str, words: str, answer: tuple[int | None, bool]
+) -> None:
+    tiny = tmp_path / "src" / "megatron" / "bridge" / "recipes" / "tiny.py"
+    tiny.write_text(IMPORTS + TINY.replace("    return cfg", f"    cfg.model.{statements}\n    return cfg"))
+    run = launched(recipe, words)
+    layout = run.model.get("pipeline_model_parallel_layout")
+    is_open = "model.pipeline_model_parallel_layout" in run.reading.uncertainty.unread_sources
+    assert (layout and len(layout), is_open) == answer
+
+
+@pytest.mark.parametrize(("words", "first"), [("-pp 2", 1), ("-pp 4", None), ("-mb 1", 1)])
+def test_the_layers_of_a_first_stage_that_do_not_fit_other_stages_are_dropped(
+    recipe: Recipe, tmp_path: Path, words: str, first: int | None
+) -> None:
+    tiny = tmp_path / "src" / "megatron" / "bridge" / "recipes" / "tiny.py"
+    stage = "    cfg.model.num_layers_in_first_pipeline_stage = 1\n    cfg.model.num_layers = 6\n    return cfg"
+    tiny.write_text(IMPORTS + TINY.replace("    return cfg", stage))
+    assert launched(recipe, words).model.get("num_layers_in_first_pipeline_stage") == first
 
 
 def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
 from bridge.front.compose import register_with_hydra
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import load_run
 from bridge.front.search import Search
 from bridge.precision.mode import format_label

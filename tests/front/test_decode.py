@@ -11,7 +11,8 @@ import torch
 from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge.errors import RunConfigError, WrongValueError
-from bridge.front.decode import build_container, decode_fields, decode_value
+from bridge.front.container import build_container
+from bridge.front.decode import decode_fields, decode_value
 from bridge.front.loader import make_run
 from bridge.precision.statements import get_recipe_name
 from bridge.preflight.last_sync import apply_last_sync

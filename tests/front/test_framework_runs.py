@@ -109,7 +109,7 @@ def test_slime_trains_in_bf16_with_the_distributed_optimizer(tmp_path: Path) -> 
     sources = {one.path: one.source for one in run.reading.derived}
     assert "slime/backends/megatron_utils/arguments.py" in sources["model.bf16"]
     assert "624b824a" in sources["model.bf16"]
-    assert not run.has_unsettled_values
+    assert not run.has_any_decider
 
 
 def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) 
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
     (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
-    assert "the lengths of the samples" in run.reading.uncertainty.uncounted_options
+    assert "the lengths of the samples" in run.reading.uncertainty.unread_options
     assert run.origin_of("model.seq_length") == "open"
 
 
@@ -333,6 +333,11 @@ def test_a_switch_of_experts_is_no_finding_in_a_dense_model_of_primus(tmp_path: 
     assert not [one for one in found if one.id in ("PB281", "PB801")]
     assert run.model.get("quant_recipe") is None
     assert [one for one in check(primus(tmp_path, *dense, "num_experts: 4")).findings if one.id == "PB801"]
+
+
+def test_a_field_that_primus_itself_reads_is_not_said_to_be_without_effect(tmp_path: Path) -> None:
+    run = primus(tmp_path, "num_experts: 4", "moe_grouped_gemm: true", "moe_use_legacy_grouped_gemm: true")
+    assert not any("moe_use_legacy_grouped_gemm has no effect" in note for note in run.plan.settings.notes)
 
 
 def test_experts_of_primus_turbo_that_are_not_padded_are_no_finding(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import load_run
 from bridge.precision.mode import format_label, get_scheme
 from bridge.precision.statements import get_recipe_name, get_source

@@ -253,12 +253,29 @@ def test_a_file_that_leaves_a_size_open_names_it(tmp_path):
             "a.sh",
             "describes BERT, .* got 'pretrain_bert.py'",
         ),
+        (
+            "python tasks/main.py --task RET-FINETUNE-NQ --num-layers 2 --hidden-size 8 --fp16\n",
+            "a.sh",
+            "describes a retriever, .* got '--task RET-FINETUNE-NQ'",
+        ),
+        ("python tasks/main.py --task MNLI --num-layers 2 --hidden-size 8 --fp16\n", "a.sh", "describes BERT"),
         ("python train.py --config x.yaml\n", "a.sh", "must start a run of Megatron-LM, got 'train.py'"),
     ],
 )
 def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, text, name, message):
     with pytest.raises(RunConfigError, match=message):
         read(tmp_path, text, name)
+
+
+def test_a_program_of_megatron_bridge_next_to_its_script_is_none_of_megatron_lm(tmp_path):
+    script = (
+        "torchrun ${HERE}/mine.py --micro-batch-size 1 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16\n"
+    )
+    (tmp_path / "mine.py").write_text("from megatron.bridge.training.config import ConfigContainer\n")
+    with pytest.raises(RunConfigError, match=r"starts mine\.py, a program of Megatron Bridge with options of its own"):
+        read(tmp_path, script, "run.sh")
+    (tmp_path / "mine.py").write_text("from megatron.training import pretrain\n")
+    assert read(tmp_path, script, "run.sh").section("train")["micro_batch_size"] == 1
 
 
 def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(tmp_path):

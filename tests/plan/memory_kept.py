@@ -156,7 +156,7 @@ def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
-    from bridge.front.decode import build_container
+    from bridge.front.container import build_container
     from bridge.front.loader import make_run
     from bridge.read.run_input import RunInput
     from bridge.runtime.megatron.backend import choose_backend, use_backend

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bridge.front.decode import build_container
+from bridge.front.container import build_container
 from bridge.front.loader import make_run
 from bridge.read.run_input import RunInput
 from bridge.runtime.megatron.backend import choose_backend, use_backend

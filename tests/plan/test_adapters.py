@@ -29,11 +29,11 @@ MODEL = {
 PEFT = "megatron.bridge.peft"
 
 
-def planned(tmp_path: Path, peft: dict[str, Any] | None) -> PlannedRun:
+def planned(tmp_path: Path, peft: dict[str, Any] | None, **sizes: int) -> PlannedRun:
     precision = {"_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig", "bf16": True}
     content = {
         "_target_": "megatron.bridge.training.config.ConfigContainer",
-        "model": MODEL,
+        "model": {**MODEL, **sizes},
         "mixed_precision": {**precision, "params_dtype": {"_target_": "torch.bfloat16", "_call_": False}},
         "train": {"micro_batch_size": 1, "global_batch_size": 1},
         **({} if peft is None else {"peft": peft}),
@@ -71,6 +71,22 @@ def test_weights_are_frozen_and_the_adapters_own_have_gradients_masters_and_stat
     assert rank.bytes_of["optimizer state"] == 8 * trained
     assert rank.bytes_of["gradients"] < whole.ranks[0].bytes_of["gradients"] // 4
     assert rank.bytes_of["activations"] < whole.ranks[0].bytes_of["activations"]
+
+
+@pytest.mark.parametrize(
+    ("target", "on_a_rank"),
+    [("linear_qkv", HIDDEN * 8 + 8 * QKV // 2), ("linear_proj", HIDDEN // 2 * 8 + 8 * HIDDEN)],
+    ids=["column", "row"],
+)
+def test_one_of_the_two_layers_of_transformer_engines_adapter_is_whole_on_each_rank(
+    tmp_path: Path, target: str, on_a_rank: int
+) -> None:
+    peft = {"type": "LoraParallelLinear", "dim": 8, "target_modules": [target]}
+    whole = planned(tmp_path, None, tensor_model_parallel_size=2).memory
+    tuned = planned(tmp_path, peft, tensor_model_parallel_size=2).memory
+    trained = LAYERS * on_a_rank
+    assert tuned.ranks[0].bytes_of["weights"] - whole.ranks[0].bytes_of["weights"] == 2 * trained
+    assert tuned.ranks[0].bytes_of["master weights"] == 4 * trained
 
 
 def test_an_adapter_that_the_plan_does_not_know_is_refused_by_name(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_run_brings_its_own_target_silence_and_backend() -> None:
     report = check_run(run, target=None)
     assert ids(report) == set()
     assert [(one.id, one.silenced) for one in report.silenced] == [("PB306", "speed is what counts")]
-    with pytest.raises(RunConfigError, match="silence: must be a mapping of rule to reason"):
+    with pytest.raises(RunConfigError, match="silence: must be a mapping of rules to reasons"):
         check_run(dict(run, silence=["PB306"]), target=None)
 
 

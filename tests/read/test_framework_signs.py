@@ -25,7 +25,7 @@ optimizer: {_target_: torch.optim.AdamW}
 """
 SWIFT = "model: m\ndataset: [d]\nmicro_batch_size: 1\nsplit_dataset_ratio: 0.01\nbf16: true\n"
 PRIME = '[trainer.model]\nname = "m"\n[trainer.model.quantization]\ntype = "mxfp8"\n[inference.model]\nname = "m"\n'
-ROLL = "sft_train: {strategy_args: {strategy_name: megatron_train}}\npretrain: m\n"
+ROLL = "sft_train: {strategy_args: {strategy_name: fsdp2_train}}\npretrain: m\n"
 AREAL = "experiment_name: e\ntrial_name: t\ngconfig: {n: 1}\nactor: {backend: 'megatron:d4p1t1', dtype: bfloat16}\n"
 TITAN = '[job]\ndump_folder = "out"\n[training]\nlocal_batch_size = 8\nmixed_precision_param = "bfloat16"\n'
 FACTORY = (

@@ -62,13 +62,20 @@ def test_a_sync_logs_each_override_once_whoever_starts_it(megatron_owners, caplo
         ]
 
 
-def test_what_the_check_has_printed_already_the_sync_does_not_log_again(megatron_owners) -> None:
+def test_what_the_check_has_printed_already_the_sync_does_not_log_again(megatron_owners, caplog) -> None:
     made = megatron_owners(fp8="e4m3")
     config = get_mixed_precision_config("bf16_mixed").override("command line", hysteresis=4)
     known = {(finding.id, finding.path) for finding in check(Run.from_configs(config, **made)).findings}
     report = synchronize(config, **made)
     assert {"PB144", "PB123"} <= {rule for rule, _ in known}
-    assert (len(report.lines()), len(report.lines(known))) == (3, 1)
+    logger = logging.getLogger("test")
+    logged = []
+    for already in ((), known):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="test"):
+            report.log(logger, known=already)
+        logged.append(len(caplog.records))
+    assert logged == [3, 1]
 
 
 def test_a_printed_report_is_its_changes_and_findings(megatron_owners) -> None:

@@ -181,6 +181,8 @@ def test_any_other_name_is_an_attribute_error_as_ever() -> None:
     assert not hasattr(training_config, "apply_environment_variables")
     with pytest.raises(AttributeError, match=r"docs/howto/migrate-from-megatron-bridge.md says what is here"):
         training_config.nothing_like_it  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'TrainingConfg'"):
+        training_config.TrainingConfg  # noqa: B018
 
 
 def test_recipes_are_names_of_the_module(registered: None) -> None:

@@ -81,7 +81,7 @@ def _read_config(args: argparse.Namespace, recipes: Sequence[str], recipe: str) 
         recipes: Both arguments that name a recipe. All other arguments are overrides of both runs.
         recipe: The argument of this run, such as "fp8_delayed fp8_margin=8".
     """
-    from bridge.front.decode import build_container
+    from bridge.front.container import build_container
 
     overrides = [argument for argument in args.overrides if argument not in recipes]
     name, *values = recipe.split()

@@ -95,7 +95,7 @@ def _compare_logs(paths: Sequence[Path], gate: float, repeated: Path | None) -> 
 
     described = read_described_logs(paths)
     _require_two_runs(len(described), repeated)
-    return compare_logs([log.compared() for log in described], gate=gate)
+    return compare_logs([log.to_logged_run() for log in described], gate=gate)
 
 
 def _require_two_runs(count: int, repeated: Path | None) -> None:

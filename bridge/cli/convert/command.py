@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         judged = converted
         if not args.json:  # without --json only the payload of the first run is printed
             judged = converted[:1]
-        refusal = format_strict_refusal(judged, args)
+        refusal = format_strict_refusal(judged, args.file, args.to)
     if args.out is not None and payload.text and not is_faulty and not refusal:
         payload.write(args.out)
     report = _choose_report_stream(args)
@@ -163,7 +163,8 @@ def _print_report(
 
     if not args.json:
         for converted_run in converted:
-            print(*format_report(converted_run, args), sep="\n", file=report)
+            lines = format_report(converted_run, args.to, is_verbose=args.verbose)
+            print(*lines, sep="\n", file=report)
         return
     contents = [converted_run.to_dict() for converted_run in converted]
     content = contents[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from bridge.cli.convert.converted_run import ConvertedRun
     from bridge.read.foreign.reports import ImportReport, Unmapped
 
-SILENT_REASONS = ("implied default", "dead knob")
-"""Reasons of records that change nothing by themselves. ``-v`` lists them."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RecordGroup:
@@ -27,30 +23,39 @@ class _RecordGroup:
     import_title: str
     """The title above records about the file that was read."""
     export_title: str
-    """The title above records about the target system. The name of the system follows it."""
+    """The title above records about the target system, ``{system}``."""
+    is_silent: bool = False
+    """Whether the records change nothing by themselves. Only ``-v`` shows them in full."""
 
 
 RECORD_GROUPS = (
     _RecordGroup(
         reasons=("unsupported", "semantics"),
         import_title="losses that change what a run computes",
-        export_title="losses that change what it computes in",
+        export_title="losses that change what it computes in {system}",
     ),
     _RecordGroup(
         reasons=("approximated",),
         import_title="nearest settings taken",
-        export_title="nearest settings taken in",
+        export_title="nearest settings taken in {system}",
     ),
     _RecordGroup(
-        reasons=SILENT_REASONS,
+        reasons=("implied default", "dead knob"),
         import_title="defaults that decide, and settings without an effect",
-        export_title="the same in",
+        export_title="defaults that decide, and settings without an effect, in {system}",
+        is_silent=True,
     ),
 )
 
 
-def format_report(converted: ConvertedRun, args: argparse.Namespace) -> list[str]:
-    """Return the report on one run: its recipe, its fields, and the records."""
+def format_report(converted: ConvertedRun, system: str | None, *, is_verbose: bool) -> list[str]:
+    """Return the report on one run: its recipe, its fields, and the records.
+
+    Args:
+        converted: The run.
+        system: The system that was written for. None: the run was only read.
+        is_verbose: Whether to show every field and every record.
+    """
     source, imported = converted.run.source, converted.run.imported
     lines = [
         _format_headline(imported),
@@ -58,19 +63,19 @@ def format_report(converted: ConvertedRun, args: argparse.Namespace) -> list[str
     ]
     if source["run"]:
         lines.append(f"run: {source['run']}")
-    lines += _format_fields(imported, is_verbose=args.verbose)
+    lines += _format_fields(imported, is_verbose=is_verbose)
     lines.append(f"semantics: {imported.semantics}: {SEMANTICS[imported.semantics]}")
     import_records = list(imported.unmapped)
     export_records: list[Unmapped] = []
     if converted.exported is not None:
         export_records = list(converted.exported.unmapped)
     for group in RECORD_GROUPS:
-        if group.reasons == SILENT_REASONS and not args.verbose:
+        if group.is_silent and not is_verbose:
+            lines += _name_fields(group, [*import_records, *export_records])
             continue
+        export_title = group.export_title.format(system=system)
         lines += _format_group(import_records, group.reasons, group.import_title)
-        lines += _format_group(export_records, group.reasons, f"{group.export_title} {args.to}")
-    if not args.verbose:
-        lines += _name_silent_fields([*import_records, *export_records])
+        lines += _format_group(export_records, group.reasons, export_title)
     return lines
 
 
@@ -103,28 +108,32 @@ def _format_group(records: Sequence[Unmapped], reasons: Sequence[str], title: st
     return [f"{title} ({len(group)}):", *(f"  {record}" for record in group)]
 
 
-def _name_silent_fields(records: Sequence[Unmapped]) -> list[str]:
-    """Return a line with the fields of records that change nothing; empty if there are none."""
+def _name_fields(group: _RecordGroup, records: Sequence[Unmapped]) -> list[str]:
+    """Return a line with the fields of a group's records; empty if there are none."""
     fields: dict[str, None] = {}
     for record in records:
-        if record.reason in SILENT_REASONS:
+        if record.reason in group.reasons:
             fields[record.field] = None
     if not fields:
         return []
-    title = "defaults that decide, and settings without an effect (-v explains them)"
-    return [f"{title}: {', '.join(fields)}"]
+    return [f"{group.import_title} (-v explains them): {', '.join(fields)}"]
 
 
-def format_strict_refusal(converted: Sequence[ConvertedRun], args: argparse.Namespace) -> str:
-    """Return the line of ``--strict`` about settings whose precision is lost. Empty if none is."""
+def format_strict_refusal(runs: Sequence[ConvertedRun], file: str, system: str | None) -> str:
+    """Return the line of ``--strict`` about settings whose precision is lost. Empty if none is.
+
+    Args:
+        runs: The runs of the file.
+        file: The path of the file.
+        system: The target system. None: the runs were only read.
+    """
     lost: dict[str, None] = {}
-    for converted_run in converted:
-        for record in converted_run.losses():
+    for converted in runs:
+        for record in converted.losses():
             lost[f"{record.field}={record.value!r}"] = None
     if not lost:
         return ""
-    target = ""
-    if args.to is not None:
-        target = f" for {args.to}"
     remedy = "Follow the remedies of the report, or convert without --strict."
-    return f"{args.file}: precision is lost{target}: {', '.join(lost)}. {remedy}"
+    if system is None:
+        return f"{file}: precision is lost: {', '.join(lost)}. {remedy}"
+    return f"{file}: precision is lost for {system}: {', '.join(lost)}. {remedy}"

@@ -58,7 +58,7 @@ def collect_log_contents(paths: Sequence[Path]) -> list[RunContent]:
     from bridge.runtime.compare.logged_run import get_log_path
 
     described = read_described_logs(paths)
-    logged_runs = [log.compared() for log in described]
+    logged_runs = [log.to_logged_run() for log in described]
     answer_of: dict[Path, Answer] = {}
     if len(described) > 1:
         answer_of = collect_answers([compare_logs(logged_runs)])

@@ -19,6 +19,10 @@ from bridge.convert.serving.serving_config import ServingConfig
 NO_SCHEME = "none"
 """The key in `rows/rollout.yaml` for a side that quantises nothing."""
 NO_SETTING_MESSAGE = "{framework} has no setting that makes {side} use {scheme}."
+NO_EDGES_SETTING_MESSAGE = (
+    "{framework} has no setting that makes rollout use another precision in first and last layers."
+)
+NO_SEVERAL_SETTING_MESSAGE = "{framework} has no setting that makes training use several schemes."
 SEVERAL_SCHEMES_MESSAGE = "training has several schemes, for which no row of settings is written."
 NO_FP8_FORM_MESSAGE = (
     "A quantization_config for {scheme} lists the modules of the model, which are not known "
@@ -96,9 +100,8 @@ def _make_rollout_settings(comparison: RolloutComparison, *, cache_differs: bool
     settings = list(row)
     if scheme != NO_SCHEME and _has_first_last_layers(comparison):
         if not table["edges_in_rollout"]:
-            return _make_no_setting(
-                comparison, "rollout", "another precision in first and last layers"
-            )
+            why_not = NO_EDGES_SETTING_MESSAGE.format(framework=comparison.rollout.framework)
+            return Agreement(side="rollout", why_not=why_not)
         settings.extend(table["edges_in_rollout"])
     if scheme != NO_SCHEME and comparison.rollout.kept_parts:
         settings.append(table["kept_in_rollout"])
@@ -118,7 +121,8 @@ def _make_training_settings(comparison: RolloutComparison, *, cache_differs: boo
         return Agreement(side="training", why_not=why_not)
     schemes = _list_quantization_schemes(rollout.quantization)
     if len(schemes) > 1:
-        return _make_no_setting(comparison, "training", "several schemes")
+        why_not = NO_SEVERAL_SETTING_MESSAGE.format(framework=rollout.framework)
+        return Agreement(side="training", why_not=why_not)
     scheme = _get_only_scheme(schemes)
     row = table["in_training"].get(scheme)
     if row is None:

@@ -223,6 +223,6 @@ def _plan_substitute(
     precision = {name: run.model[name] for name in PRECISION_FIELDS if name in run.model}
     model = {**precision, **SUBSTITUTE_SIZES, **extra_fields, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}
-    uncertainty = replace(run.reading.uncertainty, uncounted_options=())
+    uncertainty = replace(run.reading.uncertainty, unread_options=())
     reading = replace(run.reading, uncertainty=uncertainty)
     return make_plan(replace(run, sections=sections, reading=reading).prediction)

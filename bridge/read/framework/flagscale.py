@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bridge.errors import PayloadError
+from bridge.errors import Finding, PayloadError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.framework_table import load_framework_table
@@ -26,7 +26,7 @@ from bridge.read.framework.reading_from_arguments import build_reading_from_argu
 from bridge.read.megatron_lm.written_arguments import parse_runs
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
-from bridge.target.fields import parse_integer
+from bridge.target.fields import TE_ADAPTER, parse_integer
 
 ARGUMENT_BLOCKS = ("system", "model", "data")
 """Blocks of arguments, of which a later one goes over an earlier one."""
@@ -44,6 +44,30 @@ TOWER_PROGRAM = re.compile(r"train_(?:llava\w*|qwen2_5_vl|robobrain_x0)\.py")
 MAX_EXPERIMENTS = 50
 """Most experiments' files that are read in the folder above."""
 OTHER_MODEL_KIND = "none of Megatron Core's ({program})"
+ADAPTER_KEY = "peft_type"
+"""Argument that freezes the model and trains adapters."""
+ADAPTER_KIND = "lora"
+DEFAULT_RANK = 8
+DEFAULT_DROPOUT_POSITION = "pre"
+"""Place of the dropout in front of an adapter; the other place is behind it."""
+ADAPTER_NOT_COUNTED = (
+    "peft_type={value}: the model is frozen and adapters train; all weights are counted as trained."
+)
+NO_ADAPTER_OF_EXPERTS = "FlagScale asserts at the start that a model with adapters has no experts"
+NO_ADAPTER_WITH_RECOMPUTATION = (
+    "FlagScale asserts at the start that a run with adapters recomputes nothing"
+)
+REFUSED_WITH_ADAPTER = {
+    "num_experts": NO_ADAPTER_OF_EXPERTS,
+    "recompute_granularity": NO_ADAPTER_WITH_RECOMPUTATION,
+    "recompute_method": NO_ADAPTER_WITH_RECOMPUTATION,
+}
+"""Argument -> the rule against it in a run with adapters.
+
+Source: FlagOpen/FlagScale da4935ec of 2025-11-13
+flagscale/backends/Megatron-LM/megatron/training/arguments.py.patch validate_args.
+"""
+TRAIN_WITHOUT_ADAPTERS = "Drop peft_type; or drop {name}"
 EXPERIMENT_FILE_NOT_READ = (
     "The experiment's file, which names this one in its defaults, may set further arguments."
 )
@@ -86,11 +110,50 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         read_too=read_too,
         unknown=[EXPERIMENT_FILE_NOT_READ],
     )
+    if arguments.get(ADAPTER_KEY) is not None:
+        reading = _read_adapter(reading, arguments)
     if ENTRYPOINT_KEY in arguments:
         kind = OTHER_MODEL_KIND.format(program=PurePosixPath(arguments[ENTRYPOINT_KEY]).name)
         uncertainty = replace(reading.uncertainty, other_model_kind=kind)
         reading = replace(reading, uncertainty=uncertainty)
     return reading
+
+
+def _read_adapter(reading: FileReading, arguments: Mapping[str, Any]) -> FileReading:
+    """Return a reading with the adapter that trains in the place of the model's weights.
+
+    Source: FlagOpen/FlagScale da4935ec flagscale/train/peft/lora.py, utils.py.
+    """
+    value = arguments[ADAPTER_KEY]
+    faults: list[Finding] = []
+    for name, rule in REFUSED_WITH_ADAPTER.items():
+        if arguments.get(name) is not None:
+            remedy = TRAIN_WITHOUT_ADAPTERS.format(name=name)
+            faults.append(
+                Finding(path=ADAPTER_KEY, rule=rule, remedy=remedy, value=value, severity="warning")
+            )
+    misdirected = (*reading.option_faults.misdirected, *faults)
+    reading = replace(
+        reading, option_faults=replace(reading.option_faults, misdirected=misdirected)
+    )
+    rank = arguments.get("lora_dim", DEFAULT_RANK)
+    if value != ADAPTER_KIND or not isinstance(rank, int) or "fp8_format" in arguments:
+        uncertainty = replace(
+            reading.uncertainty,
+            open_points=(
+                *reading.uncertainty.open_points,
+                ADAPTER_NOT_COUNTED.format(value=value),
+            ),
+            unread_options=(*reading.uncertainty.unread_options, ADAPTER_KEY),
+        )
+        return replace(reading, uncertainty=uncertainty)
+    adapter: dict[str, object] = {"type": TE_ADAPTER, "dim": rank}
+    if "lora_target_modules" in arguments:
+        adapter["target_modules"] = arguments["lora_target_modules"]
+    position = arguments.get("lora_dropout_position", DEFAULT_DROPOUT_POSITION)
+    if position == DEFAULT_DROPOUT_POSITION:
+        adapter["dropout"] = arguments.get("lora_dropout", 0.0)
+    return replace(reading, sections={**reading.sections, "peft": adapter})
 
 
 def _find_other_program(path: Path) -> str | None:

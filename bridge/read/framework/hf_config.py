@@ -26,8 +26,11 @@ MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-br
 """The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
 DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
-DENSE_LAYERS_KEY = "first_k_dense_replace"
-SHARED_EXPERTS_KEY = ("n_shared_experts", "num_shared_experts")
+DENSE_LAYERS_KEYS = ("first_k_dense_replace", "moe_layer_start_index")
+"""Keys with the number of the first layers, which have no experts."""
+EXPERT_STEP_KEY = "interleave_moe_layer_step"
+"""Key with the step from one layer with experts to the next, of which the last layer of a step has them."""
+SHARED_EXPERTS_KEY = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 LINEAR_ATTENTION, SLIDING, DENSE = "linear_attention", "sliding_attention", "dense"
 """Kinds of `layer_types`, and the one of `mlp_layer_types` that has no experts."""
 LAYERS = "num_hidden_layers"
@@ -272,15 +275,19 @@ def _write_expert_fields(model_fields: dict[str, object], config: Mapping[str, o
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
             model_fields.pop(name, None)
         return
-    layers, dense = (
-        parse_integer(model_fields.get("num_layers")),
-        parse_integer(config.get(DENSE_LAYERS_KEY)),
-    )
+    layers = parse_integer(model_fields.get("num_layers"))
+    dense = None
+    for key in reversed(DENSE_LAYERS_KEYS):
+        if config.get(key) is not None:
+            dense = parse_integer(config[key])
+    step = parse_integer(config.get(EXPERT_STEP_KEY))
     kinds = config.get("mlp_layer_types")
     if layers is not None and dense is not None:
         model_fields["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
     elif isinstance(kinds, list):
         model_fields["moe_layer_freq"] = [int(kind != DENSE) for kind in kinds]
+    elif layers is not None and step is not None and step > 1:
+        model_fields["moe_layer_freq"] = [int(i % step == step - 1) for i in range(layers)]
     width = parse_integer(model_fields.get("moe_ffn_hidden_size"))
     for key in SHARED_EXPERTS_KEY:
         shared = parse_integer(config.get(key))

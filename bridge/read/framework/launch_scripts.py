@@ -16,7 +16,7 @@ from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import ms_swift, nemo_rl, roll, verl
 from bridge.read.launch.launch import Launch
-from bridge.read.launch.script_launches import read_launches
+from bridge.read.launch.script_launches import read_document_launches
 from bridge.read.megatron_bridge import launch as megatron_bridge
 from bridge.read.text.document import Document
 
@@ -45,7 +45,7 @@ def maybe_read_script(document: Document, choice: RunChoice) -> FileReading | No
         return None
     try:
         framework_launches = _collect_framework_launches(
-            read_launches(document.text, document.path, choice.variables)
+            read_document_launches(document, choice.variables)
         )
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None

@@ -27,7 +27,7 @@ from bridge.read.launch.shell_word import ShellWord
 from bridge.read.text.document import Document
 from bridge.read.text.hydra_overrides import parse_override_value
 from bridge.read.text.repository_files import find_repository_file
-from bridge.target.fields import OWNER_FIELDS
+from bridge.target.fields import OWNER_FIELDS, TE_ADAPTER
 
 TABLE_NAME = "ms_swift"
 
@@ -60,7 +60,40 @@ FP32_BECOMES_FP16 = (
 MODE_FROM_CHECKPOINT = (
     "The mode is {mode}, since {source} has torch_dtype={dtype} and no argument states a mode."
 )
+ADAPTER_NOT_COUNTED = (
+    "{name}={value}: weights are frozen and adapters train; all weights are counted as trained."
+)
+REFERENCE_NOT_COUNTED = (
+    "rlhf_type={kind}: a reference model computes too, and its weights are not counted."
+)
+OTHER_LINEAR_ATTENTION = (
+    "USE_MCORE_GDN={value}: linear attention is that of transformers, which cannot be planned."
+)
 NUMBER_OF_GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
+ADAPTER_TYPE_NAMES = ("tuner_type", "train_type")
+"""Names of the argument that chooses between full training and adapters."""
+FULL_TRAINING, LORA = "full", "lora"
+ADAPTER_FILES = ("adapters", "ref_adapters", "mcore_adapter", "mcore_ref_adapter")
+"""Arguments with the files of an adapter. With one of them adapters train whatever `tuner_type` is."""
+UNCOUNTED_ADAPTER_ARGUMENTS = (*ADAPTER_FILES, "target_regex", "modules_to_save")
+"""Arguments with which the layers and widths of the adapters are not known, or others train too."""
+ALL_LINEAR, ALL_ROUTER, ALL_EMBEDDING = "all-linear", "all-router", "all-embedding"
+"""Values of `target_modules` that stand for layers of a kind."""
+ROUTER = "router"
+DEFAULT_RANK, DEFAULT_DROPOUT = 8, 0.05
+LINEAR_ATTENTION_VARIABLE = "USE_MCORE_GDN"
+"""Variable that chooses between linear attention of Megatron Core, by default, and of transformers.
+
+Source: mcore-bridge 1.6.5 config/parser.py, model/gpts/qwen3_next.py and model/mm_gpts/qwen3_5.py.
+"""
+OFF_WORDS = ("0", "false", "no", "n", "f", "off")
+LINEAR_ATTENTION = "gated_delta_net"
+"""Value of `experimental_attention_variant` for linear attention of Megatron Core."""
+TYPES_WITHOUT_REFERENCE = ("rm", "gkd")
+"""Values of `rlhf_type` whose trainer loads no reference model.
+
+Source: swift/megatron/trainers/rlhf_mixin.py prepare_model.
+"""
 RAY_GROUPS = ("train", "rollout", "teacher")
 """Groups of a file for Ray, each with the arguments of the processes of a role."""
 GROUP_GPUS_KEY = "gpus"
@@ -99,7 +132,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
             CONVERTS_A_CHECKPOINT.format(path=script, command=command), kind="trains nothing"
         )
     environment = {
-        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+        name: str(value) for name, value in launch.environment.items() if not value.is_open
     }
     arguments: dict[str, object] = {}
     read_too = []
@@ -192,7 +225,7 @@ def _parse_arguments(tokens: Iterable[ShellWord]) -> dict[str, object]:
 def _parse_value(tokens: list[ShellWord]) -> object:
     values: list[object] = []
     for word in tokens:
-        if word.is_unknown:
+        if word.is_open:
             values.append(str(word))
         else:
             values.append(parse_override_value(word))
@@ -213,6 +246,7 @@ def _build_reading(
 ) -> FileReading:
     table = load_framework_table(TABLE_NAME)
     tree = _read_settings(table, arguments)
+    _read_adapter(tree, arguments)
     decider = _write_mode(tree, arguments, checkpoint)
     _write_batch_sizes(tree, arguments)
     for owner_name in OWNERS:
@@ -227,6 +261,8 @@ def _build_reading(
         reading.uncertainty,
         open_points=(*open_settings, *reading.uncertainty.open_points),
         mode_decider=decider,
+        no_plan_reason=reading.uncertainty.no_plan_reason
+        or _find_other_linear_attention(environment, checkpoint),
     )
     return replace(
         reading,
@@ -260,6 +296,68 @@ def _normalise_value(name: str, value: object) -> object:
     if name == "attention_backend" and str(value).startswith("flash_"):
         return "flash"
     return value
+
+
+def _read_adapter(tree: TreeReading, arguments: Mapping[str, object]) -> None:
+    """Write the adapter that trains in the place of the model's weights, if any.
+
+    Source: swift/megatron/utils/utils.py prepare_adapter; mcore-bridge 1.6.5 tuners/lora.py.
+    """
+    name, value = _find_adapter_argument(arguments)
+    if not name:
+        return
+    targets = arguments.get("target_modules", ALL_LINEAR)
+    if not isinstance(targets, list):
+        targets = [targets]
+    rank = arguments.get("lora_rank", DEFAULT_RANK)
+    dropout = arguments.get("lora_dropout", DEFAULT_DROPOUT)
+    is_plain = value == LORA and arguments.get("lora_bias", "none") == "none"
+    is_whole_model = arguments.get("freeze_llm") is True or arguments.get("task_type") == "seq_cls"
+    has_others = any(arguments.get(other) for other in UNCOUNTED_ADAPTER_ARGUMENTS)
+    is_late_value = any(is_late(late) for late in (rank, dropout, *targets))
+    is_known = isinstance(rank, int) and isinstance(dropout, int | float)
+    if not is_plain or is_whole_model or has_others or is_late_value or not is_known:
+        tree.unknown.append(ADAPTER_NOT_COUNTED.format(name=name, value=value))
+        tree.uncounted.append(name)
+        tree.opened.setdefault("optimizer.use_distributed_optimizer", name)
+        return
+    tree.sections["peft"] = {
+        "type": TE_ADAPTER,
+        "dim": rank,
+        "dropout": dropout,
+        "share_expert_adapters": False,
+        **_select_targets([str(target) for target in targets]),
+    }
+
+
+def _find_adapter_argument(arguments: Mapping[str, object]) -> tuple[str, object]:
+    """Return name and value of the argument with which adapters train; an empty name for full training."""
+    for name in ADAPTER_TYPE_NAMES:
+        if arguments.get(name, FULL_TRAINING) != FULL_TRAINING:
+            return name, arguments[name]
+    for name in ADAPTER_FILES:
+        if arguments.get(name):
+            return name, arguments[name]
+    return "", None
+
+
+def _select_targets(names: list[str]) -> dict[str, list[str]]:
+    """Return the linear layers that adapters take, or those that they leave out, as fields of `peft`.
+
+    A name stands for each layer whose path ends with it.
+    """
+    if ALL_LINEAR in names:
+        excluded = [ROUTER]
+        if ALL_ROUTER in names:
+            excluded = []
+        return {"target_modules": [], "exclude_modules": excluded}
+    targets: list[str] = []
+    for name in names:
+        if name == ALL_ROUTER:
+            targets.append(ROUTER)
+        else:
+            targets += [name, f"*.{name}"]
+    return {"target_modules": targets}
 
 
 def _write_mode(
@@ -306,11 +404,36 @@ def _write_batch_sizes(tree: TreeReading, arguments: Mapping[str, object]) -> No
         tree.put("model.seq_length", length)
 
 
+def _has_unstated_reference(arguments: Mapping[str, object]) -> bool:
+    """Return whether the trainer loads a reference model that no argument names.
+
+    With an adapter the frozen model is the reference.
+    """
+    kind = arguments.get("rlhf_type")
+    if kind is None or kind in TYPES_WITHOUT_REFERENCE or _find_adapter_argument(arguments)[0]:
+        return False
+    return not (arguments.get("ref_model") or arguments.get("mcore_ref_model"))
+
+
+def _find_other_linear_attention(
+    environment: Mapping[str, str], checkpoint: Checkpoint
+) -> str | None:
+    """Return why a model whose linear attention is that of transformers has no plan; None for others."""
+    value = environment.get(LINEAR_ATTENTION_VARIABLE, "")
+    if value.lower() not in OFF_WORDS:
+        return None
+    if checkpoint.model.fields.get("experimental_attention_variant") != LINEAR_ATTENTION:
+        return None
+    return OTHER_LINEAR_ATTENTION.format(value=value)
+
+
 def _describe_open_settings(
     arguments: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
 ) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
+    if _has_unstated_reference(arguments):
+        sentences.append(REFERENCE_NOT_COUNTED.format(kind=arguments["rlhf_type"]))
     dtype = _get_dtype(arguments, checkpoint)
     is_stated = arguments.get("bf16") is True or arguments.get("fp16") is True
     if dtype == "float32" and not is_stated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
@@ -19,11 +20,11 @@ from bridge.read.megatron_lm.sections import (
     add_malformed_values,
     build_sections,
     collect_fields_of_no_config,
-    collect_late_fields,
+    collect_open_fields,
 )
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.target.fields import list_known_releases
-from bridge.target.versions import parse_version
+from bridge.target.fields import OWNER_FIELDS, list_known_releases
+from bridge.target.versions import Version, parse_version
 
 
 def build_reading_from_arguments(
@@ -63,6 +64,7 @@ def build_reading_from_arguments(
     release, reason = list_known_releases()[-1], NEWEST_ASSUMED
     if table.release:
         release, reason = parse_version(table.release["megatron_core"]), table.release["because"]
+    _drop_framework_fields(sections, table, values.all, release)
     return FileReading(
         framework=table.title,
         base=MEGATRON_LM,
@@ -75,21 +77,21 @@ def build_reading_from_arguments(
         notes=(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *read_too,
-            *other.read_too,
+            *other.notes,
         ),
         release=MegatronRelease(version=release, reason=reason),
         uncertainty=Uncertainty(
             open_points=(
                 *unknown,
-                *_describe_late_arguments(values.late),
-                *other.unknown,
-                *own.unknown,
+                *_describe_open_arguments(values.open_values),
+                *other.open_points,
+                *own.open_points,
             ),
             mode_decider=report.decided_by if written.mode_decider else None,
             default_decider=written.mode_decider or None,
-            late_values=collect_late_fields(values),
-            unread_sources={**other.opened, **own.opened},
-            uncounted_options=(*other.uncounted, *own.uncounted),
+            open_values=collect_open_fields(values),
+            unread_sources={**other.unread_sources, **own.unread_sources},
+            unread_options=(*other.unread_options, *own.unread_options),
             no_plan_reason=own.no_plan_reason or other.no_plan_reason,
         ),
         launches=Launches(variables=tuple(variables)),
@@ -98,10 +100,30 @@ def build_reading_from_arguments(
     )
 
 
-def _describe_late_arguments(late: Mapping[str, str]) -> list[str]:
+def _drop_framework_fields(
+    sections: Mapping[str, dict[str, Any]],
+    table: FrameworkTable,
+    arguments: Mapping[str, object],
+    release: Version,
+) -> None:
+    """Remove the fields that this release of Megatron Core lacks, and that the framework itself reads.
+
+    They are not without effect: the row of the framework says what they do.
+    """
+    for name in arguments:
+        if table.find_option(name) is None:
+            continue
+        for setting in get_argument_fields(name):
+            owner_name, _, attribute = setting.partition(".")
+            row = OWNER_FIELDS[owner_name].get(attribute)
+            if row is not None and row.has is not None and not row.has.holds(release):
+                sections.get(owner_name, {}).pop(attribute, None)
+
+
+def _describe_open_arguments(open_values: Mapping[str, str]) -> list[str]:
     """Return what is said of arguments whose value only the run decides, as sentences."""
     sentences = []
-    for name, text in late.items():
+    for name, text in open_values.items():
         if get_argument_fields(name):
             setting = get_argument_fields(name)[0]
             sentences.append(

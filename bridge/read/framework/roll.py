@@ -1,7 +1,9 @@
 """ROLL's files of a run: YAML with a section for each worker, and launch scripts of its pipelines.
 
-The strategy of `actor_train` chooses the engine: `megatron_train` trains on Megatron Core by mcore_adapter, which is a
-part of ROLL. It makes the model's config of the checkpoint, and writes `strategy_config` over it.
+The strategy of the worker that trains chooses the engine: `megatron_train` trains on Megatron Core by mcore_adapter,
+which is a part of ROLL. It makes the model's config of the checkpoint, and writes `strategy_config` over it. The worker
+is the actor of reinforcement learning and of DPO, `sft_train`, or the student of a distillation. The table has the keys
+of the actor, which stand for those of each such worker.
 
 Source: alibaba/ROLL 8eb27cc2 roll/distributed/strategy/megatron_strategy.py; roll/configs/worker_config.py;
 mcore_adapter/src/mcore_adapter.
@@ -33,11 +35,25 @@ TABLE_NAME = "roll"
 
 # Keys of its files.
 ACTOR = "actor_train"
-STRATEGY_KEY = f"{ACTOR}.strategy_args.strategy_name"
+TRAINERS = (ACTOR, "sft_train", "student", "student_train")
+"""Workers that train the model.
+
+Source: roll/pipeline/rlvr, agentic, dpo, sft and distill.
+"""
+STRATEGY_NAME = "strategy_args.strategy_name"
 STRATEGY_CONFIG = f"{ACTOR}.strategy_args.strategy_config"
 DTYPE_KEY = f"{ACTOR}.model_args.dtype"
-MODEL_KEYS = (f"{ACTOR}.model_args.model_name_or_path", "pretrain")
-GPUS_KEY = f"{ACTOR}.device_mapping"
+MODEL_KEYS = (f"{ACTOR}.model_args.model_name_or_path", "pretrain", "student_pretrain")
+DEVICES = "device_mapping"
+BATCH_SIZE_KEY = f"{ACTOR}.training_args.per_device_train_batch_size"
+LENGTH_KEY = "sequence_length"
+PROMPT_LENGTH_KEY, RESPONSE_LENGTH_KEY = "prompt_length", "response_length"
+DEFAULT_PROMPT_LENGTH = 1024
+PAIR_KEYS = ("chosen_key", "rejected_key")
+"""Keys of DPO alone: its micro-batch has a chosen and a rejected sample for each that is stated.
+
+Source: roll/pipeline/dpo/dpo_config.py DPOConfig.
+"""
 
 # Values.
 MEGATRON_STRATEGY = "megatron_train"
@@ -70,16 +86,21 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     """
     choice.refuse_checkpoint(path)
     values = resolve_interpolations(dict(config))
-    _refuse_other_trainers(config, values, path)
+    trainer = _find_trainer(values)
+    _refuse_other_trainers(config, values, trainer, path)
+    values = _rename_trainer(values, trainer)
     table = load_framework_table(TABLE_NAME)
     tree = read_tree(table, values)
     _read_mode(tree, values)
     _read_batch(tree, values)
+    for key, setting in list(tree.names.items()):
+        if key.startswith(f"{ACTOR}."):
+            tree.names[trainer + key.removeprefix(ACTOR)] = setting
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
     reading = build_reading_from_tree(table, tree, _get_checkpoint(values))
     open_points = (
-        *_describe_gpus(values),
+        *_describe_gpus(values, trainer),
         *_describe_unread_bases(config, path),
         *reading.uncertainty.open_points,
     )
@@ -111,28 +132,50 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     reading = read_config(config, path, choice)
     environment: dict[str, str] = {}
     for name, value in launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[name] = str(value)
     reading = replace(reading, environment=environment)
     return reading.with_notes(FILE_WAS_READ.format(stem=stem, path=path))
 
 
-def _refuse_other_trainers(config: Mapping[str, object], values: ConfigTree, path: Path) -> None:
-    """Raise UnreadFileError where the actor does not train on Megatron Core, or another worker trains."""
-    strategy = get_dotted_value(values, STRATEGY_KEY)
+def _find_trainer(values: ConfigTree) -> str:
+    """Return the worker that trains: the first with a strategy, or the actor if none has one."""
+    for name in TRAINERS:
+        if get_dotted_value(values, f"{name}.{STRATEGY_NAME}") is not None:
+            return name
+    return ACTOR
+
+
+def _rename_trainer(values: ConfigTree, trainer: str) -> ConfigTree:
+    """Return the tree with the worker that trains under the name of the actor."""
+    if trainer == ACTOR:
+        return values
+    renamed: ConfigTree = {}
+    for name, value in values.items():
+        if name == trainer:
+            renamed[ACTOR] = value
+        elif name != ACTOR:
+            renamed[name] = value
+    return renamed
+
+
+def _refuse_other_trainers(
+    config: Mapping[str, object], values: ConfigTree, trainer: str, path: Path
+) -> None:
+    """Raise UnreadFileError where the worker that trains does not do so on Megatron Core."""
+    key = f"{trainer}.{STRATEGY_NAME}"
+    strategy = get_dotted_value(values, key)
     if strategy == MEGATRON_STRATEGY:
         return
     if strategy is not None:
-        sentence = OTHER_STRATEGY.format(path=path, key=STRATEGY_KEY, strategy=strategy)
+        sentence = OTHER_STRATEGY.format(path=path, key=key, strategy=strategy)
         raise UnreadFileError(sentence, kind="ROLL without Megatron Core")
     document = Document(path=str(path), text="", kind="yaml", of=config)
     framework = framework_signs.recognise_file(document)
     if framework is not None:
         sentence = replace(framework, tree="").refusal(str(path))
         raise UnreadFileError(sentence, kind=f"looks like {framework.name}")
-    raise UnreadFileError(
-        NO_STRATEGY.format(path=path, key=STRATEGY_KEY), kind="states no strategy"
-    )
+    raise UnreadFileError(NO_STRATEGY.format(path=path, key=key), kind="states no strategy")
 
 
 def _read_mode(tree: TreeReading, values: ConfigTree) -> None:
@@ -150,14 +193,26 @@ def _read_mode(tree: TreeReading, values: ConfigTree) -> None:
 
 
 def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
-    """Write the tokens of a micro-batch: samples of the greatest length, or samples up to a number of tokens."""
+    """Write the tokens of a micro-batch: samples of the greatest length, or samples up to a number of tokens.
+
+    Without a greatest length it is that of a prompt and a response. DPO trains on pairs of samples.
+
+    Source: roll/configs/base_config.py BaseConfig.
+    """
+    samples = get_dotted_value(values, BATCH_SIZE_KEY)
+    if isinstance(samples, int) and any(key in values for key in PAIR_KEYS):
+        tree.put("train.micro_batch_size", 2 * samples)
     is_dynamic = get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True
     tokens = get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
     if is_dynamic and tokens is not None:
         tree.put("model.seq_length", tokens)
         tree.put("train.micro_batch_size", 1)
         return
-    length = get_dotted_value(values, "sequence_length")
+    length = values.get(LENGTH_KEY)
+    prompt = values.get(PROMPT_LENGTH_KEY, DEFAULT_PROMPT_LENGTH)
+    response = values.get(RESPONSE_LENGTH_KEY)
+    if length is None and isinstance(prompt, int) and isinstance(response, int):
+        length = prompt + response
     if length is not None:
         tree.put("model.seq_length", length)
 
@@ -171,12 +226,12 @@ def _get_checkpoint(values: ConfigTree) -> Checkpoint:
     return Checkpoint(source=f"{CONFIG_FILE} of {UNNAMED_CHECKPOINT}", bridge=BRIDGE)
 
 
-def _describe_gpus(values: ConfigTree) -> Iterator[str]:
-    """Yield a sentence about the number of the actor's GPUs if the file lists them as a range."""
-    device_range = DEVICE_RANGE.fullmatch(str(get_dotted_value(values, GPUS_KEY)))
+def _describe_gpus(values: ConfigTree, trainer: str) -> Iterator[str]:
+    """Yield a sentence about the number of the trainer's GPUs if the file lists them as a range."""
+    device_range = DEVICE_RANGE.fullmatch(str(get_dotted_value(values, f"{ACTOR}.{DEVICES}")))
     if device_range is not None:
         count = int(device_range[2]) - int(device_range[1])
-        yield NUMBER_OF_GPUS.format(key=GPUS_KEY, count=count)
+        yield NUMBER_OF_GPUS.format(key=f"{trainer}.{DEVICES}", count=count)
 
 
 def _describe_unread_bases(config: Mapping[str, object], path: Path) -> Iterator[str]:
@@ -193,5 +248,5 @@ def _describe_unread_bases(config: Mapping[str, object], path: Path) -> Iterator
         except PayloadError:
             yield BASE_NOT_READ.format(name=entry)
             continue
-        if ACTOR in base:
+        if any(name in base for name in TRAINERS):
             yield BASE_NOT_READ.format(name=entry)

@@ -1,14 +1,15 @@
 """`find_nested_script`: the script that a command gives to another shell.
 
-bash -c "torchrun pretrain.py"        with the environment of this shell
-ssh host "torchrun pretrain.py"       on another host, without it
+    bash -c "torchrun pretrain.py"        with the environment of this shell
+    ssh host "torchrun pretrain.py"       on another host, without it
+
+`ScriptInterpreter` follows the text as a script of its own shell.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS, NON_TRAINING_PROGRAMS
@@ -42,7 +43,7 @@ def find_nested_script(words: Sequence[str]) -> NestedScript | None:
     if words[0] in NON_TRAINING_PROGRAMS:
         return None
     for index, program in enumerate(words):
-        name = PurePosixPath(program).name
+        name = program.rpartition("/")[2]
         if name in REMOTE_SHELLS and (index == 0 or words[index - 1] in PREFIX_PROGRAMS):
             text = _get_command_after_host(words[index + 1 :])
             if not text:

@@ -12,7 +12,7 @@ from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.coercion import TORCH_NAMES
 from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.mode import get_mode
+from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
@@ -21,15 +21,12 @@ from bridge.read.foreign.reports import ExportReport
 from bridge.read.foreign.table import load_table
 from bridge.read.megatron_lm.module_recipe.stage_files import build_shared_file
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.saved_entry import PEER_TARGET
 from bridge.sync.routes import ROUTES
 from bridge.target.versions import parse_version
 
 TABLE = load_table("megatron_bridge")
-PRECISION_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
-DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-MODE_DTYPE_FIELDS = DTYPE_FIELDS[:2]
-"""Dtypes that follow from the mode."""
 OWNER_OF_MEGATRON_FIELD = {
     route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS
 }
@@ -106,7 +103,7 @@ def _build_peer_fields(
     config = builder.config
     payload: dict[str, object] = {}
     if shape == "fields":
-        payload["_target_"] = PRECISION_TARGET
+        payload["_target_"] = PEER_TARGET
     has_fp4_fields = _has_fp4_fields(bridge_version)
     for field in MEGATRON_BRIDGE_FIELDS:
         if field in FP4_FIELDS and not has_fp4_fields:
@@ -115,8 +112,7 @@ def _build_peer_fields(
         # Only one of the two names is written. With both, the order of the keys would decide.
         if field not in PARAM_FIELD_ALIASES:
             payload[field] = _format_value(builder.values[field], field, shape)
-    for field in MODE_DTYPE_FIELDS:
-        # The dtype of the mode is written, since None would overwrite the model's own dtype.
+    for field in FILLED_DTYPE_FIELDS:
         if builder.values[field] is None:
             payload[field] = _format_value(get_mode(config), field, shape)
     if config.first_last_layers_bf16:

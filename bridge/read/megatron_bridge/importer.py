@@ -24,6 +24,7 @@ from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_me
 from bridge.precision.coercion import DTYPE_SPELLINGS
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_BRIDGE_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import MODE_DTYPE_FIELDS
 from bridge.precision.statements import is_stated
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognition
@@ -33,7 +34,6 @@ from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ImportReport, Unmapped
 from bridge.read.foreign.system import ContextKey, System
 from bridge.read.megatron_bridge.exporter import (
-    DTYPE_FIELDS,
     OWNER_OF_MEGATRON_FIELD,
     PARAM_FIELD_ALIASES,
     TABLE,
@@ -47,8 +47,8 @@ from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import parse_named_dtype
-from bridge.registry.config import drop_references
 from bridge.registry.registry import REGISTRY
+from bridge.registry.saved_entry import drop_references
 
 __all__ = ["SYSTEM", "export", "import_"]
 
@@ -256,7 +256,7 @@ def _map_fields(
         elif name not in fields:
             hint = did_you_mean(close_matches(name, fields))
             builder.report(prefix + name, value, reason, detail, hint or remedy)
-        elif name in DTYPE_FIELDS:
+        elif name in MODE_DTYPE_FIELDS:
             dtype = parse_named_dtype(value, prefix + name)
             if dtype is None and not is_ours:
                 builder.map(prefix + name)
@@ -337,7 +337,7 @@ def _report_overwritten_values(
     for path, value in _iterate_owner_settings(payload, builder):
         name = _get_field_name(path)
         is_same = value == values[name] or (value in (None, False) and not values[name])
-        is_derived = name in DTYPE_FIELDS and not is_stated(imported.config, name)
+        is_derived = name in MODE_DTYPE_FIELDS and not is_stated(imported.config, name)
         if is_same or is_derived or PARAM_FIELD_ALIASES.get(name, name) not in acting:
             builder.map(path)
         else:
@@ -369,7 +369,7 @@ def _iterate_owner_settings(
         for key, value in section.items():
             path = f"{owner_name}.{key}"
             name = _get_field_name(path)
-            if name in DTYPE_FIELDS and name in MEGATRON_BRIDGE_FIELDS:
+            if name in MODE_DTYPE_FIELDS and name in MEGATRON_BRIDGE_FIELDS:
                 yield path, parse_named_dtype(value, path)
             elif name in MEGATRON_BRIDGE_FIELDS:
                 yield path, value

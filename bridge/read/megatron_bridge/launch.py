@@ -20,6 +20,7 @@ from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.megatron_bridge.program_container import REPORTED_SECTIONS, refuse_checkpoint
 from bridge.read.megatron_bridge.program_file import read_function
 from bridge.read.megatron_bridge.recipe_process import read_container_from_process
@@ -55,9 +56,26 @@ DETERMINISTIC_OPTION = "--deterministic"
 DETERMINISTIC_OVERRIDE = "model.deterministic_mode=true"
 OVERRIDES_NOT_READ = "{word}: may hold further overrides, which are not read."
 NOTE_NOT_READ = "{note}: is not read."
+PRESET_ORIGIN = "{program} gives the data of --dataset the length of the recipe's model"
 LENGTH_ORIGIN = "{program} sets model.seq_length to that of the dataset"
 NUMBER_OF_GPUS = "The number of GPUs: "
 """Beginning of the sentence about the GPUs in a recipe's name."""
+LAUNCHED_GPUS = (
+    "The number of GPUs: {ranks}, as many as the processes of the launch. "
+    "Add --target {gpu}x{ranks}, for example."
+)
+DEFAULT_GPU = "h100"
+"""Kind of GPU in messages if the name of the recipe has none."""
+PIPELINE_SIZES = (
+    "model.pipeline_model_parallel_size",
+    "model.virtual_pipeline_model_parallel_size",
+)
+LAYOUT = "pipeline_model_parallel_layout"
+LAYOUT_BUILDER = "_pipeline_model_parallel_layout_builder"
+"""Attribute of a recipe's model with a function that makes the layout for other sizes."""
+LAYOUT_BUILDER_SOURCE = "the function that builds the recipe's layout for other pipeline sizes"
+STAGE_SIZES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+SIZES_FOR_OTHER_STAGES = "{program}, for other stages than those of the recipe"
 OTHER_SIZES_STATED = (
     f"{NUMBER_OF_GPUS}the command line states parallel sizes over those of the recipe, "
     "and not the GPUs."
@@ -89,15 +107,22 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     else:
         reading = _read_recipe(library, function, arguments, script, choice)
     reading = replace(reading, names={**SECTION_NAMES, **reading.names})
+    if function is not None and "dataset" in arguments.options:
+        reading = _apply_dataset_preset(reading, launch.name)
     overrides = [
         *_collect_option_overrides(launch.arguments),
         *parse_hydra_overrides(launch.arguments),
     ]
     reading = apply_overrides(reading, overrides, f"{script.name}:{launch.line}")
     if function is not None:
+        reading = _sync_pipeline_layout(reading, launch.name, library, overrides)
         reading = _apply_program_settings(reading, launch, function, overrides)
-    if any(override.key.endswith("_parallel_size") for override in overrides):
-        reading = _replace_gpu_sentence(reading)
+    ranks = count_torchrun_ranks(launch.runner)
+    if ranks is not None:
+        sentence = LAUNCHED_GPUS.format(ranks=ranks, gpu=_get_gpu_kind(function))
+        reading = _replace_gpu_sentence(reading, sentence)
+    elif any(override.key.endswith("_parallel_size") for override in overrides):
+        reading = _replace_gpu_sentence(reading, OTHER_SIZES_STATED)
     return _add_launch_notes(reading, launch, arguments)
 
 
@@ -116,34 +141,44 @@ def _add_launch_notes(
     reading: FileReading, launch: Launch, arguments: CommandArguments
 ) -> FileReading:
     """Return a reading with the environment of a launch, and sentences about its parts that are not read."""
-    late_words = [str(word) for word in launch.arguments if word.startswith("$")]
+    open_words = [str(word) for word in launch.arguments if word.startswith("$")]
     sentences = _describe_program_options(arguments)
-    for word in late_words:
+    for word in open_words:
         sentences.append(OVERRIDES_NOT_READ.format(word=word))
     for note in launch.notes:
         sentences.append(NOTE_NOT_READ.format(note=note))
     environment = dict(reading.environment)
     for key, value in launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[key] = str(value)
     uncertainty = replace(
         reading.uncertainty,
         open_points=(*reading.uncertainty.open_points, *dict.fromkeys(sentences)),
-        uncounted_options=(*reading.uncertainty.uncounted_options, *late_words),
+        unread_options=(*reading.uncertainty.unread_options, *open_words),
     )
     return replace(reading, environment=environment, uncertainty=uncertainty)
 
 
-def _replace_gpu_sentence(reading: FileReading) -> FileReading:
-    """Return a reading without the sentence about the GPUs in the name of its recipe.
+def _get_gpu_kind(function: Function | None) -> str:
+    """Return the kind of GPU that the name of a recipe has, or the default kind."""
+    if function is not None:
+        benchmark = BENCHMARK_NAME.search(function.node.name)
+        if benchmark is not None:
+            return benchmark["gpu"]
+    return DEFAULT_GPU
 
-    The command line states other parallel sizes, for which that number does not count.
+
+def _replace_gpu_sentence(reading: FileReading, replacement: str) -> FileReading:
+    """Return a reading with another sentence about the number of GPUs.
+
+    The number in the name of the recipe does not count: the command line states the processes, or
+    other parallel sizes.
     """
     sentences: list[str] = []
     for sentence in reading.uncertainty.open_points:
         if not sentence.startswith(NUMBER_OF_GPUS):
             sentences.append(sentence)
-    open_points = (*sentences, OTHER_SIZES_STATED)
+    open_points = (*sentences, replacement)
     return replace(reading, uncertainty=replace(reading.uncertainty, open_points=open_points))
 
 
@@ -166,10 +201,10 @@ def _find_recipe_name(arguments: CommandArguments) -> str:
 
     The name may have variables in it, which are known only when the run starts.
     """
-    recipe = arguments.options.get("recipe") or arguments.undecided.get("recipe")
+    recipe = arguments.options.get("recipe") or arguments.open_values.get("recipe")
     if isinstance(recipe, str):
         return recipe
-    model = arguments.options.get("model") or arguments.undecided.get("model")
+    model = arguments.options.get("model") or arguments.open_values.get("model")
     if not isinstance(model, str):
         return ""
     mode = str(arguments.options.get("mode", "pretrain"))
@@ -247,28 +282,28 @@ def apply_overrides(
     """
     sections = deepcopy(dict(reading.sections))
     origins = dict(reading.origins)
-    late_values = dict(reading.uncertainty.late_values)
+    open_values = dict(reading.uncertainty.open_values)
     states_mode = False
     for override in overrides:
         key = reading.translate_key(override.key)
         section = key.partition(".")[0]
-        if override.is_late:
+        if override.is_open:
             if section in REPORTED_SECTIONS:
-                late_values[key] = str(override.value)
+                open_values[key] = str(override.value)
             continue
         _write_override(sections, override, key)
-        _close_settings(late_values, key)
+        _close_settings(open_values, key)
         origins[key] = f"{location}, {override.key}"
         if section == PRECISION_KEY and _states_mode(key, override.value):
             states_mode = True
     mode_decider = reading.uncertainty.mode_decider
     if states_mode:
         mode_decider = None
-    late_recipe = late_values.get(PRECISION_KEY)
-    if late_recipe is not None:
+    open_recipe = open_values.get(PRECISION_KEY)
+    if open_recipe is not None:
         sections.pop(PRECISION_KEY, None)
-        mode_decider = f"mixed_precision={late_recipe}"
-    uncertainty = replace(reading.uncertainty, late_values=late_values, mode_decider=mode_decider)
+        mode_decider = f"mixed_precision={open_recipe}"
+    uncertainty = replace(reading.uncertainty, open_values=open_values, mode_decider=mode_decider)
     return replace(reading, sections=sections, origins=origins, uncertainty=uncertainty)
 
 
@@ -283,11 +318,11 @@ def _write_override(sections: dict[str, object], override: HydraOverride, key: s
     apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
 
 
-def _close_settings(late_values: dict[str, str], key: str) -> None:
+def _close_settings(open_values: dict[str, str], key: str) -> None:
     """Remove a setting, and those below it, from the late values."""
-    for open_key in list(late_values):
+    for open_key in list(open_values):
         if f"{open_key}.".startswith(f"{key}."):
-            del late_values[open_key]
+            del open_values[open_key]
 
 
 def _states_mode(key: str, value: object) -> bool:
@@ -295,6 +330,74 @@ def _states_mode(key: str, value: object) -> bool:
     if key == PRECISION_KEY:
         return isinstance(value, str) and value in REGISTRY
     return key.rpartition(".")[2] in PRECISION_MODES and value is True
+
+
+def _apply_dataset_preset(reading: FileReading, program: str) -> FileReading:
+    """Return a reading with the sequence length of the data that `--dataset` names.
+
+    Each of these datasets gets the length of the recipe's model, before the overrides.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge 067f987d recipes/utils/dataset_utils.py: _resolve_seq_length.
+    """
+    model, data = reading.sections.get("model"), reading.sections.get("data")
+    if not isinstance(model, dict) or not isinstance(model.get("seq_length"), int):
+        return reading
+    length = model["seq_length"]
+    if not isinstance(data, dict):
+        reading = replace(reading, sections={**reading.sections, "data": {}})
+    elif data.get("seq_length") == length:
+        return reading
+    return _replace_field(
+        reading, "data", "seq_length", length, PRESET_ORIGIN.format(program=program)
+    )
+
+
+def _sync_pipeline_layout(
+    reading: FileReading, program: str, library: Library, overrides: Sequence[HydraOverride]
+) -> FileReading:
+    """Return a reading whose layout of the pipeline is that of the overridden sizes.
+
+    A layout that a function of the recipe builds is not known for other sizes. Numbers of layers of
+    the first and the last stage that leave no even split of the others are dropped.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/recipe_runner.py:
+    sync_model_pipeline_layout.
+    """
+    keys = {override.key for override in overrides}
+    model = reading.sections.get("model")
+    if keys.isdisjoint(PIPELINE_SIZES) or f"model.{LAYOUT}" in keys or not isinstance(model, dict):
+        return reading
+    if library.sets_attribute(LAYOUT_BUILDER):
+        return _open_settings(reading, (LAYOUT,), LAYOUT_BUILDER_SOURCE)
+    stated = [name for name in STAGE_SIZES if model.get(name) is not None]
+    dropped = [name for name in stated if f"model.{name}" not in keys]
+    stages, layers = model.get(PIPELINE_SIZES[0].partition(".")[2]), model.get("num_layers")
+    if not dropped or PIPELINE_SIZES[0] not in keys or model.get(LAYOUT) is not None:
+        return reading
+    if not isinstance(stages, int) or not isinstance(layers, int):
+        return _open_settings(reading, dropped, SIZES_FOR_OTHER_STAGES.format(program=program))
+    other_stages = stages - len(stated)
+    other_layers = layers - sum(model[name] for name in stated)
+    if other_stages == 0 or other_layers == 0:
+        is_even = other_stages == other_layers
+    else:
+        is_even = min(other_stages, other_layers) > 0 and other_layers % other_stages == 0
+    if not is_even:
+        origin = SIZES_FOR_OTHER_STAGES.format(program=program)
+        for name in dropped:
+            reading = _replace_field(reading, "model", name, None, origin)
+    return reading
+
+
+def _open_settings(reading: FileReading, names: Sequence[str], decider: str) -> FileReading:
+    """Return a reading in which fields of the model are not known, with the source that decides them."""
+    model = {**reading.sections["model"]}
+    unread_sources = dict(reading.uncertainty.unread_sources)
+    for name in names:
+        model.pop(name, None)
+        unread_sources[f"model.{name}"] = decider
+    uncertainty = replace(reading.uncertainty, unread_sources=unread_sources)
+    return replace(reading, sections={**reading.sections, "model": model}, uncertainty=uncertainty)
 
 
 def _apply_dataset_length(reading: FileReading, program: str) -> FileReading:

@@ -25,7 +25,7 @@ from bridge.read.megatron_bridge.modelled_calls import (
     is_config_model,
 )
 from bridge.read.megatron_bridge.plain_data import convert_to_plain, get_decider, has_open
-from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, PACKAGE
+from bridge.read.megatron_bridge.source_library import BENCHMARK_NAME, CHECKPOINT_CLASS, PACKAGE
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
 from bridge.read.megatron_bridge.values import Class, FieldValue, Object, Value, is_open
 from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY
@@ -34,8 +34,6 @@ from bridge.registry.registry import REGISTRY
 from bridge.target.fields import OWNER_FIELDS
 
 CONTAINER_CLASS = f"{PACKAGE}.training.config.ConfigContainer"
-CHECKPOINT_CLASS = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
-"""A class in the place of that of a checkpoint's model, which is not known."""
 CONVERTER_FIELDS = (
     "attention_backend",
     "bias_activation_fusion",
@@ -137,14 +135,14 @@ def build_reading_from_container(
         decider = sections.open_values[MODULE_ROWS]
         no_plan_reason = UNREAD_ROWS.format(path=MODULE_ROWS, decider=decider)
     origins = {reading.translate_key(key): origin for key, origin in sections.origins.items()}
-    late_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
+    open_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
     open_settings = _describe_open_settings(container, evaluator, name)
     uncertainty = replace(
         reading.uncertainty,
         open_points=(*open_settings, *reading.uncertainty.open_points),
         mode_decider=sections.mode_decided_by,
         default_decider=container.decider or None,
-        late_values=late_values,
+        open_values=open_values,
         unread_sources={**sections.opened, **reading.uncertainty.unread_sources},
         no_plan_reason=no_plan_reason,
     )
@@ -180,7 +178,7 @@ def _add_checkpoint_notes(reading: FileReading, checkpoint: Checkpoint) -> FileR
     uncertainty = replace(
         uncertainty,
         open_points=(*uncertainty.open_points, *checkpoint.unknown),
-        uncounted_options=(*uncertainty.uncounted_options, *checkpoint.uncounted),
+        unread_options=(*uncertainty.unread_options, *checkpoint.uncounted),
     )
     checkpoint_model = replace(reading.checkpoint_model, no_sizes_reason=checkpoint.not_followed)
     reading = replace(reading, uncertainty=uncertainty, checkpoint_model=checkpoint_model)
@@ -305,6 +303,7 @@ def _build_section(
     if holder.kind:
         fields[saved_container.TARGET_KEY] = holder.kind
     elif key == "model":
+        # The class of a checkpoint's model is not known, and that of its converter stands for it.
         fields[saved_container.TARGET_KEY] = CHECKPOINT_CLASS
     if key in OWNER_SECTIONS and holder.kind:
         _add_defaults(sections, key, holder, evaluator)

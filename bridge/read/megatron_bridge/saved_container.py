@@ -32,7 +32,7 @@ from bridge.read.run_keys import (
     PRECISION_KEY,
     SECTION_CLASSES,
 )
-from bridge.registry.config import drop_references
+from bridge.registry.saved_entry import drop_references
 from bridge.target.fields import ENCODERS, OWNER_DEFAULTS, OWNER_FIELDS
 
 TARGET_KEY = "_target_"

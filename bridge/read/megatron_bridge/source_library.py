@@ -30,6 +30,9 @@ BENCHMARK_NAME = re.compile(
 """Name of a benchmark's recipe, which states the number and kind of GPUs.
 
 Source: scripts/training/recipe_metadata.py."""
+CHECKPOINT_CLASS = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
+"""Class that makes a model of a Hugging Face checkpoint. Its methods are modelled, so that its large
+source is not parsed."""
 MAX_MODULE_BYTES = 512 * 1024
 """Largest file that is parsed."""
 MAX_IMPORT_DEPTH = 12
@@ -187,6 +190,16 @@ class Library:
             self._modules[module.name] = module
         return module
 
+    def sets_attribute(self, name: str) -> bool:
+        """Return whether a recipe module that was read has a statement about an attribute."""
+        for module in self._modules.values():
+            if module is None or not module.name.startswith((RECIPES_PACKAGE, BENCHMARKS_PACKAGE)):
+                continue
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Attribute) and node.attr == name:
+                    return True
+        return False
+
     def forget_values(self) -> None:
         """Forget the constants that were evaluated. A followed function may have changed their objects."""
         for module in (self._file, *self._modules.values()):
@@ -204,7 +217,7 @@ class Library:
         """
         holder, _, name = path.rpartition(".")
         module = None
-        if holder:
+        if holder and path != CHECKPOINT_CLASS:
             module = self.module(holder)
         if module is None or depth > MAX_IMPORT_DEPTH:
             return ImportedName(path)

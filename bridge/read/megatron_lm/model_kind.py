@@ -49,6 +49,14 @@ PROGRAMS_OF_MODEL = {
     "a retriever": r"ict|biencoder|realm",
 }
 """Kind of a model -> a pattern for the names of the programs that train it."""
+TASKS_OF_MODEL = {
+    "BERT": ("RACE", "MNLI", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"),
+    "a retriever": ("ICT-ZEROSHOT-NQ", "RETRIEVER-EVAL", "RET-FINETUNE-NQ"),
+}
+"""Kind of a model -> values of `--task` of tasks/main.py that train or evaluate it.
+
+Source: Megatron-LM of 2024-02 and Megatron-DeepSpeed 4efb479d tasks/main.py.
+"""
 NO_PLAN_REASON = (
     "{path}: describes {title}, whose layers cannot be planned, got {evidence!r}. "
     "Give a run of a language model."
@@ -83,6 +91,8 @@ def find_other_model_kind(
     """
     kind = _find_kind_by_options(written, values)
     if kind is None:
+        kind = _find_kind_by_task(values)
+    if kind is None:
         kind = _find_kind_by_program(written, values)
     return kind
 
@@ -100,6 +110,15 @@ def _find_kind_by_options(
             is_evidence = name in OPTIONS_WITHOUT_DEFAULT or written.printed is None
             if is_evidence and name in values.known:
                 return OtherModelKind(title, format_option(name))
+    return None
+
+
+def _find_kind_by_task(values: ArgumentValues) -> OtherModelKind | None:
+    """Return the kind of model of the task that `--task` names."""
+    task = values.all.get("task")
+    for title, tasks in TASKS_OF_MODEL.items():
+        if task in tasks:
+            return OtherModelKind(title, f"--task {task}")
     return None
 
 

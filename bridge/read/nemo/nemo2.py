@@ -112,12 +112,12 @@ def _import_call(call: PythonCall) -> ImportReport:
     """Return the precision of a call. Arguments that only the run decides are reported."""
     label = f"line {call.line}, {call.name}"
     values = dict(call.arguments)
-    undecided = dict(call.undecided)
+    open_values = dict(call.open_values)
     if call.name == PLUGIN_CLASS:
-        _name_positional(call, values, undecided)
-        is_open = "precision" in undecided or "**" in undecided
+        _name_positional(call, values, open_values)
+        is_open = "precision" in open_values or "**" in open_values
         if is_open and values.get("precision") is None:
-            source = undecided.get("precision") or f"**{undecided['**']}"
+            source = open_values.get("precision") or f"**{open_values['**']}"
             rule = "precision: must be written out, as only the run decides it"
             raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
     if call.name in RECIPE_ARGUMENTS:
@@ -125,21 +125,21 @@ def _import_call(call: PythonCall) -> ImportReport:
     else:
         imported = _import_plugin(values)
     late = ImportBuilder(TABLE.title)
-    for name, source in undecided.items():
+    for name, source in open_values.items():
         late.record("nemo2.only-the-run-decides", name, source)
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
 
 
-def _name_positional(call: PythonCall, values: dict[str, Any], undecided: dict[str, str]) -> None:
+def _name_positional(call: PythonCall, values: dict[str, Any], open_values: dict[str, str]) -> None:
     """Put the positional arguments of the plugin under their names."""
     for index, value in enumerate(call.positional):
         written = call.written[str(index)]
         if written == "None":
             continue
         if index >= len(POSITIONAL_ARGUMENTS):
-            undecided[f"argument {index + 1}"] = written
+            open_values[f"argument {index + 1}"] = written
         elif value is None:
-            undecided[POSITIONAL_ARGUMENTS[index]] = written
+            open_values[POSITIONAL_ARGUMENTS[index]] = written
         else:
             values.setdefault(POSITIONAL_ARGUMENTS[index], value)
 

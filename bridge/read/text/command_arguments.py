@@ -39,9 +39,9 @@ class CommandArguments:
         """`some_name` of `--some-name value` -> the last value. True: the option has no value."""
         self.overrides: dict[str, str] = {}
         """`key.inner` of `key.inner=value`, without Hydra's `+` -> the value."""
-        self.undecided: dict[str, str] = {}
+        self.open_values: dict[str, str] = {}
         """Option or override whose value only the run decides -> the value as it is written."""
-        self.unknown_words: list[str] = []
+        self.open_words: list[str] = []
         """Arguments that only the run decides. Each may contain any options."""
         self.spellings: dict[str, str] = {}
         """`some_name` -> the option as it is written, `--some-name`."""
@@ -58,14 +58,14 @@ class CommandArguments:
 
     def _add_option(self, word: ShellWord) -> str:
         """Add an option. Return its name if the next argument may be its value, else ""."""
-        name, value = word.option()
-        if name.is_unknown:
-            self.unknown_words.append(str(word))
+        name, value = word.split_option()
+        if name.is_open:
+            self.open_words.append(str(word))
             return ""
         key = name.lstrip("-").replace("-", "_")
         self.spellings[key] = str(name)
         self.options[key] = True
-        self.undecided.pop(key, None)
+        self.open_values.pop(key, None)
         if value is None:
             return key
         self._set_value(self.options, key, value)
@@ -81,26 +81,26 @@ class CommandArguments:
                 of the option before it.
         """
         is_option = values is self.options
-        if value.is_unknown and is_option and OPTIONS_VARIABLE_PATTERN.search(value):
-            self.unknown_words.append(str(value))
-        elif value.is_unknown:
-            self.undecided[key] = str(value)
+        if value.is_open and is_option and OPTIONS_VARIABLE_PATTERN.search(value):
+            self.open_words.append(str(value))
+        elif value.is_open:
+            self.open_values[key] = str(value)
             values.pop(key, None)
         else:
-            self.undecided.pop(key, None)
+            self.open_values.pop(key, None)
             values[key] = str(value)
 
     def _add_override(self, word: ShellWord) -> None:
         """Add an override, or an argument that only the run decides. Others are ignored."""
-        name, value = word.option()
+        name, value = word.split_option()
         match = OVERRIDE_KEY_PATTERN.fullmatch(name)
-        if match is not None and value is not None and not name.is_unknown:
+        if match is not None and value is not None and not name.is_open:
             if word.startswith("~"):
                 self.overrides.pop(match[1], None)
             else:
                 self._set_value(self.overrides, match[1], value)
-        elif word.is_unknown:
-            self.unknown_words.append(str(word))
+        elif word.is_open:
+            self.open_words.append(str(word))
 
 
 def nest_dotted_keys(flat: Mapping[str, str | bool]) -> dict[str, Any]:

@@ -48,11 +48,13 @@ class Document:
     of: Any = field(default=None, repr=False)
     """The parsed content, if the caller has parsed it already."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
-    """Key, last value and line of each repeated key.
-
-    A repeated key occurs twice in the same mapping. A repeated key that affects precision is an
-    error instead. The list is filled when the content is parsed.
-    """
+    """Key, last value and line of each key that occurs twice in one mapping and does not affect
+    precision. The list is filled when the content is parsed."""
+    launches: dict[tuple[tuple[str, str], ...], Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Variables of the environment -> the launches of a script with them. `read_document_launches`
+    fills it, so that a second reader does not follow the script again."""
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -41,7 +41,7 @@ class HydraOverride:
     value: object = None
     sign: str = ""
     """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key must exist."""
-    is_late: bool = False
+    is_open: bool = False
     """Whether only the run knows the value. `value` is then the text as it is written."""
 
 
@@ -52,13 +52,13 @@ def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
         match = OVERRIDE_PATTERN.match(word)
         if match is None or (match["value"] is None and match["sign"] != "~"):
             continue
-        value_text = match["value"] or ""
-        is_late = ShellWord(value_text).is_unknown
-        value: object = value_text
-        if not is_late:
-            value = parse_override_value(value_text)
+        text = match["value"] or ""
+        is_open = ShellWord(text).is_open
+        value: object = text
+        if not is_open:
+            value = parse_override_value(text)
         override = HydraOverride(
-            key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late
+            key=match["key"], value=value, sign=match["sign"] or "", is_open=is_open
         )
         overrides.append(override)
     return overrides

@@ -2,7 +2,7 @@
 
     program = parse_program("L.Trainer(precision=PRECISION)", "a.py", {"Trainer"}.__contains__)
     program.calls[0].name         # "Trainer"
-    program.calls[0].undecided    # {"precision": "PRECISION"}
+    program.calls[0].open_values    # {"precision": "PRECISION"}
 
 A value is known if it is a constant, or the name of a constant. Names are followed through the
 imports of the file: `L.Trainer` is `lightning.Trainer` after `import lightning as L`. A class that
@@ -35,7 +35,7 @@ class PythonCall:
     line: int
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments whose values are known. A dtype is its dotted name, "torch.bfloat16"."""
-    undecided: dict[str, str] = field(default_factory=dict)
+    open_values: dict[str, str] = field(default_factory=dict)
     """Keyword arguments that only a run decides, as they are written."""
     positional: tuple[Any, ...] = ()
     """Positional arguments. An argument that only a run decides is None."""
@@ -244,7 +244,7 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
     """Return a call with its arguments."""
     callee, positional = _get_callee(node)
     plain: dict[str, Any] = {}
-    undecided: dict[str, str] = {}
+    open_values: dict[str, str] = {}
     written = {str(index): format_source(argument) for index, argument in enumerate(positional)}
     for keyword in node.keywords:
         name = keyword.arg or "**"
@@ -253,12 +253,12 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
         if keyword.arg is not None and value.is_plain:
             plain[name] = value.value
         else:
-            undecided[name] = written[name]
+            open_values[name] = written[name]
     return PythonCall(
         name=_get_last_name(names.path(callee)),
         line=node.lineno,
         arguments=plain,
-        undecided=undecided,
+        open_values=open_values,
         positional=tuple(_get_value_or_none(names.plain(argument)) for argument in positional),
         written=written,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN
 
 MAX_PARENT_FOLDERS = 6
 """The number of folders above a script in which a file is looked for."""
@@ -26,10 +26,10 @@ def find_repository_file(name: str, script: Path) -> Path | None:
             (`$ROOT/conf/run.yaml`) is ignored.
         script: The path of the script.
     """
-    unknown_pieces = [*UNKNOWN_PATTERN.finditer(name)]
+    open_pieces = [*OPEN_PIECE_PATTERN.finditer(name)]
     known_end = name
-    if unknown_pieces:
-        known_end = name[unknown_pieces[-1].end() :].lstrip("/")
+    if open_pieces:
+        known_end = name[open_pieces[-1].end() :].lstrip("/")
     if not known_end or not known_end.isprintable():
         return None
     for folder in (Path(), *script.absolute().parents[:MAX_PARENT_FOLDERS]):

@@ -219,7 +219,7 @@ def find_rows_in_another_stored_scheme(context: RunContext) -> Iterator[Violatio
         stored.append("fp4_param_gather=False")
     if not stored:
         return
-    if context.shape.is_hybrid and is_at_least(context.mcore, "0.18") is not False:
+    if context.shape.is_hybrid and is_at_least(context.target.mcore, "0.18") is not False:
         return
     for row in _get_row_selections(context):
         other = _find_other_scheme(context, row)

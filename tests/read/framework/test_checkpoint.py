@@ -95,6 +95,59 @@ def test_the_bridges_differ_where_their_code_does() -> None:
     )
 
 
+ERNIE = {
+    "model_type": "ernie4_5_moe",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 256,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
+LLAMA4 = {
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 256,
+    "intermediate_size_mlp": 1024,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 1024,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+}
+
+
+@pytest.mark.parametrize(("bridge", "has_bias"), [(MEGATRON_BRIDGE, True), (MCORE_BRIDGE, None)])
+def test_ernie_has_dense_layers_first_and_a_bias_of_experts_in_megatron_bridge(bridge: str, has_bias) -> None:
+    fields = build_bridged_model(ERNIE, bridge).fields
+    assert fields["moe_layer_freq"] == [0, 1, 1, 1]
+    assert (fields["num_moe_experts"], fields["moe_router_topk"]) == (8, 2)
+    assert fields["moe_shared_expert_intermediate_size"] == 512
+    assert fields["share_embeddings_and_output_weights"] is True
+    assert fields.get("moe_router_enable_expert_bias") is has_bias
+
+
+def test_llama4_has_experts_in_the_last_layer_of_each_step() -> None:
+    config = {"model_type": "llama4", "text_config": LLAMA4}
+    made = build_bridged_model(config, MCORE_BRIDGE)
+    assert made.fields["moe_layer_freq"] == [0, 1, 0, 1]
+    widths = ("ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
+    assert [made.fields[name] for name in widths] == [1024, 256, 256]
+    assert "norms without weights of queries and keys" in made.other_parts
+    every = {**config, "text_config": {**LLAMA4, "interleave_moe_layer_step": 1}}
+    assert "moe_layer_freq" not in build_bridged_model(every, MCORE_BRIDGE).fields
+    assert (
+        build_bridged_model(config, MEGATRON_BRIDGE).unread == "Megatron Bridge makes no model of its model_type llama4"
+    )
+
+
 def test_a_family_that_is_not_known_has_no_sizes() -> None:
     made = build_bridged_model({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
     assert (made.fields, made.dtype) == ({}, "bfloat16")
@@ -161,7 +214,7 @@ def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str
     assert (run.model["attention_backend"], run.model["moe_token_dispatcher_type"]) == ("flash", "alltoall")
     assert run.origin_of("model.attention_backend") == "verl at start"
     assert run.model.get("bias_activation_fusion") is bool(bridge)
-    assert run.reading.uncertainty.uncounted_options == ()
+    assert run.reading.uncertainty.unread_options == ()
 
 
 @pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])
@@ -201,7 +254,7 @@ def test_a_vision_tower_leaves_memory_without_a_verdict(tmp_path) -> None:
     folder = write(tmp_path / "here", model_type="qwen3_vl", text_config=QWEN3)
     run = read(tmp_path / "run.sh", VERL, folder)
     assert run.plan.shape.num_layers == 4
-    assert run.reading.uncertainty.uncounted_options
+    assert run.reading.uncertainty.unread_options
     assert any(
         "such as a vision tower, are neither planned nor counted" in line
         for line in run.reading.uncertainty.open_points

@@ -53,8 +53,37 @@ def test_the_width_of_swiglu_is_rounded_up(run_of) -> None:
 )
 def test_a_name_of_its_own_leaves_memory_without_a_verdict(run_of, line: str, path: str) -> None:
     run = run_of(TRAINING.replace("MORE", line), "7b.yaml")
-    assert run.reading.uncertainty.uncounted_options
+    assert run.reading.uncertainty.unread_options
     assert path in run.reading.uncertainty.unread_sources
+
+
+def test_the_sizes_of_meshes_leave_open_what_they_may_set_and_no_other_field(run_of) -> None:
+    lines = "expert_tensor_parallel_size_per_process_mesh: [1, 1]"
+    run = run_of(TRAINING.replace("MORE", lines), "7b.yaml")
+    assert set(run.reading.uncertainty.unread_sources) == {"model.expert_tensor_parallel_size"}
+    assert "not read here; the layout" not in " ".join(run.reading.lines)
+
+
+def test_adapters_train_in_the_place_of_the_weights(run_of) -> None:
+    lines = "peft_type: lora\n  lora_dim: 32\n  lora_target_modules: [linear_qkv]"
+    run = run_of(TRAINING.replace("MORE", lines), "7b.yaml")
+    assert run.section("peft")["dim"] == 32
+    names = [module.name for layer in run.plan.layers for module in layer.modules if module.kind == "adapter"]
+    assert set(names) == {"linear_qkv.adapter.linear_in", "linear_qkv.adapter.linear_out"}
+    assert [one for one in check(run).findings if "asserts at the start" in one.rule] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("num_experts: 8", "FlagScale asserts at the start that a model with adapters has no experts"),
+        ("recompute_granularity: full", "FlagScale asserts at the start that a run with adapters recomputes nothing"),
+    ],
+)
+def test_adapters_that_its_start_refuses_are_a_finding(run_of, line: str, rule: str) -> None:
+    run = run_of(TRAINING.replace("MORE", f"peft_type: lora\n  {line}"), "7b.yaml")
+    (finding,) = [one for one in check(run).findings if one.path.endswith("peft_type")]
+    assert (finding.rule, finding.severity) == (rule, "warning")
 
 
 def experiment(program: str, name: str) -> str:
@@ -84,4 +113,4 @@ def test_a_program_with_a_vision_tower_leaves_memory_without_a_verdict(run_of, t
     (tmp_path / "train.yaml").write_text(experiment("train_llava.py", "7b"))
     run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
     assert run.reading.uncertainty.no_plan_reason is None
-    assert "task.entrypoint" in run.reading.uncertainty.uncounted_options
+    assert "task.entrypoint" in run.reading.uncertainty.unread_options

@@ -1,5 +1,7 @@
 """ms-swift's command lines: Megatron's names as true and false, and a mode that the checkpoint decides."""
 
+import json
+
 import pytest
 
 from bridge.cli.main import main
@@ -74,7 +76,7 @@ def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) 
     run = run_of(text, "conf/sft.yaml")
     assert (run.model["bf16"], run.model.get("recompute_granularity")) == (True, None)
     assert run.reading.environment == {"NVTE_FUSED_ATTN": "1"}
-    assert "tuner_type" in run.reading.uncertainty.uncounted_options
+    assert run.section("peft")["dim"] == 8
     assert "loss_scale" not in run.section("optimizer")
     run = run_of("#!/bin/bash\nmegatron sft conf/sft.yaml --bf16 false --fp16 true\n", "run.sh")
     assert (run.model["bf16"], run.model["fp16"]) == (False, True)
@@ -115,4 +117,82 @@ def test_the_group_train_of_a_file_for_ray_stands_over_the_arguments_of_all_role
         assert run.reading.generation == {"vllm_tensor_parallel_size": 4}
         lines = " ".join(run.reading.lines)
         assert "The number of GPUs: train.gpus=4. Add --target h100x4, for example." in lines
-        assert "tuner_type=lora: weights are frozen and adapters train" in lines
+        assert run.section("peft")["type"] == "LoraParallelLinear"
+
+
+MODEL_WORDS = "--bf16 true --tuner_type lora --lora_rank 16 --lora_dropout 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "targets", "excluded"),
+    [
+        ("", [], ["router"]),
+        ("--target_modules all-linear all-router", [], []),
+        ("--target_modules linear_qkv", ["linear_qkv", "*.linear_qkv"], None),
+    ],
+)
+def test_lora_trains_adapters_of_the_linear_layers_that_are_named(run_of, words: str, targets, excluded) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} {MODEL_WORDS} {words}\n", "run.sh")
+    peft = run.section("peft")
+    assert (peft["type"], peft["dim"], peft["dropout"]) == ("LoraParallelLinear", 16, 0)
+    assert (peft["target_modules"], peft.get("exclude_modules")) == (targets, excluded)
+    assert peft["share_expert_adapters"] is False
+    assert "counted as trained" not in " ".join(run.reading.lines)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--tuner_type lora_llm",
+        "--tuner_type lora --modules_to_save word_embeddings",
+        "--tuner_type lora --lora_rank $RANK",
+        "--adapters out/checkpoint-1",
+    ],
+)
+def test_adapters_whose_layers_are_not_known_are_named_and_all_weights_count(run_of, words: str) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bf16 true {words}\n", "run.sh")
+    assert not run.section("peft")
+    assert "weights are frozen and adapters train; all weights are counted as trained" in " ".join(run.reading.lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_named"),
+    [
+        ("--rlhf_type dpo", True),
+        ("--rlhf_type grpo --beta 0", True),
+        ("--rlhf_type rm", False),
+        ("--rlhf_type dpo --tuner_type lora", False),
+    ],
+)
+def test_full_training_from_preferences_loads_a_reference_model(run_of, words: str, is_named: bool) -> None:
+    command = COMMAND.replace("megatron sft", "megatron rlhf")
+    run = run_of(f"#!/bin/bash\n{command} --bf16 true {words}\n", "run.sh")
+    assert ("a reference model computes too" in " ".join(run.reading.lines)) is is_named
+
+
+def test_a_frozen_vision_tower_leaves_the_weights_that_are_counted_as_they_are(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bf16 true --freeze_vit true --freeze_aligner true\n", "run.sh")
+    assert "counted as trained" not in " ".join(run.reading.lines)
+
+
+@pytest.mark.parametrize(("value", "has_plan"), [("0", False), ("1", True)])
+def test_linear_attention_of_transformers_has_no_plan(run_of, tmp_path, value: str, has_plan: bool) -> None:
+    folder = tmp_path / "org" / "a-model"
+    folder.mkdir(parents=True)
+    text = {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+    }
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    run = run_of(f"#!/bin/bash\nexport USE_MCORE_GDN={value}\n{COMMAND} --bf16 true\n", "run.sh")
+    assert (run.reading.uncertainty.no_plan_reason is None) is has_plan

@@ -96,8 +96,8 @@ def test_a_setting_of_the_optimizer_that_its_strategy_does_not_hand_on_is_warned
             "strategy_name=fsdp2_train, which trains without Megatron Core",
         ),
         (
-            file().replace("actor_train", "student"),
-            "trains on Megatron Core where the strategy of its trainer is",
+            file().replace("actor_train", "reward"),
+            "does not state actor_train.strategy_args.strategy_name, and describes no training",
         ),
     ],
 )
@@ -122,3 +122,32 @@ def test_a_checkpoint_is_refused_since_its_bridge_is_not_read(tmp_path: Path) ->
     (tmp_path / "run.yaml").write_text(file())
     with pytest.raises(RunConfigError, match="checkpoint"):
         load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+
+
+@pytest.mark.parametrize("trainer", ["sft_train", "student", "student_train"])
+def test_each_worker_that_trains_is_read_like_the_actor(run_of, trainer: str) -> None:
+    run = run_of(file().replace("actor_train", trainer), "run.yaml")
+    assert run.model["tensor_model_parallel_size"] == 2
+    assert run.section("ddp")["grad_reduce_in_fp32"] is True
+    points = run.reading.uncertainty.open_points
+    assert f"The number of GPUs: {trainer}.device_mapping has 16 of them. Add --target h100x16, for example." in points
+    key = f"{trainer}.strategy_args.strategy_config.tensor_model_parallel_size"
+    assert run.reading.translate_key(key) == "model.tensor_model_parallel_size"
+
+
+def test_a_worker_that_trains_on_something_else_is_named_by_its_key(run_of) -> None:
+    text = file().replace("actor_train", "sft_train").replace("megatron_train", "deepspeed_train")
+    with pytest.raises(UnreadFileError, match=r"sft_train\.strategy_args"):
+        run_of(text, "run.yaml")
+
+
+def test_dpo_trains_on_pairs_of_samples(run_of) -> None:
+    assert run_of(file() + "chosen_key: chosen\n", "run.yaml").section("train")["micro_batch_size"] == 4
+
+
+def test_a_sequence_is_a_prompt_and_a_response_where_its_length_is_not_stated(run_of) -> None:
+    lengths = "response_length: 3072\nprompt_length: 2048"
+    assert run_of(file().replace("sequence_length: 4096", lengths), "run.yaml").model["seq_length"] == 5120
+    assert (
+        run_of(file().replace("sequence_length: 4096", "response_length: 3072"), "run.yaml").model["seq_length"] == 4096
+    )

@@ -448,7 +448,7 @@ def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
             "getopts ab A",
             "read -n 3 A",
         ),
-        *("read A <<< --bf16", "read -r A <<'X'\n--fp8\nX"),
+        *("read A <<< $UNSET", "read -r A <<'X'\n--fp8\nX"),
         *(
             "(( A = $1 ))",
             "(( A = 1 ))",
@@ -543,7 +543,7 @@ def test_a_file_of_bare_arguments_is_one_run() -> None:
 def test_arithmetic_that_only_the_run_knows_stays_as_it_is_written(expression: str) -> None:
     (launch,) = read_launches(f"A=4\nC=${{C:-8}}\ntorchrun t.py --num-layers $(({expression}))")
     assert launch.arguments[1] == f"$(({expression}))"
-    assert launch.arguments[1].is_unknown
+    assert launch.arguments[1].is_open
 
 
 @pytest.mark.parametrize("pattern", ["%%]*", "%]", "##*]", "//]/", "%%[]]*", "%%{*", "/]/x", "%%'*"])
@@ -552,7 +552,7 @@ def test_a_bracket_in_the_pattern_of_an_expansion_is_bash(pattern: str) -> None:
     (launch,) = read_launches(script)
     assert launch.notes == ()
     assert [*launch.arguments[:2], *launch.arguments[3:]] == ["--bf16", "--name", "--lr", "1"]
-    assert launch.arguments[2].is_unknown
+    assert launch.arguments[2].is_open
 
 
 @pytest.mark.parametrize("reader", ["sbatch", "ssh host bash -s", "python", "cat > job.sh", "tee job.sh"])
@@ -591,3 +591,30 @@ def test_a_loop_over_a_number_of_the_environment_is_open() -> None:
 def test_a_case_that_goes_on_to_its_next_pattern_is_noted(sign: str) -> None:
     (launch,) = read_launches(f"case a in a) A=1\n{sign} a*) A=2;; esac\n{RUN} $A")
     assert [str(note) for note in launch.notes] == ["the case on line 1, which goes on to its next pattern"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("IFS=',' read -r TP PP <<< 2,4", ["2", "4"]),
+        ("C='2,4,8'; IFS=, read TP PP <<< \"$C\"", ["2", "4,8"]),
+        ("read -r TP PP <<< ' 2 '", ["2", ""]),
+        ("read -r TP PP <<< ${SIZES:-2 4}", ["2", "4"]),
+        ("IFS=',' read -r TP PP <<< $1", ["$TP", "$PP"]),
+        ("for C in 2,4; do IFS=, read -r TP PP <<< $C; done", ["2", "4"]),
+        ("for C in 2,4 4,8; do IFS=, read -r TP PP <<< $C; done", ["4", "8"]),
+    ],
+)
+def test_read_sets_its_variables_to_the_fields_of_a_known_string(script: str, arguments: list[str]) -> None:
+    (launch,) = read_launches(f'TP=1; PP=1\n{script}\n{RUN} "$TP" "$PP"')
+    assert list(launch.arguments[-2:]) == arguments
+
+
+def test_read_fills_an_array_with_every_field() -> None:
+    (launch,) = read_launches(f"IFS='|' read -ra A <<< '2|4|'\n{RUN} ${{A[@]}}")
+    assert list(launch.arguments[-2:]) == ["2", "4"]
+
+
+def test_a_loop_over_a_single_word_has_its_word_in_the_launches() -> None:
+    (launch,) = read_launches(f"for SIZE in 4; do\n{RUN} --num-layers $SIZE\ndone")
+    assert launch.arguments[-1] == "4"

@@ -226,8 +226,8 @@ def test_empty_file_is_an_error(process, tmp_path):
 def test_pair_without_vocabulary_is_an_error(process, tmp_path):
     write_pair(tmp_path / "pair", [[1, 2]])
     assert refused(tmp_path / "pair", tmp_path) == (
-        f"data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer has, got None for "
-        f"'{tmp_path}/pair'. Set it to the tokenizer's vocabulary size."
+        f"data.vocab_size: the .bin/.idx pair '{tmp_path}/pair' does not say how many ids its tokenizer has, got None. "
+        "Set it to the tokenizer's vocabulary size."
     )
 
 

@@ -15,7 +15,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import RunConfigError, TrainingError
-from bridge.front.decode import build_container, require_startable
+from bridge.front.container import build_container, require_startable
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
 from bridge.rules.topics.system.train_script import find_unsupported_fields

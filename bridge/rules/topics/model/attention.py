@@ -16,14 +16,14 @@ def find_missing_attention_backend(context: RuleContext) -> Iterator[Violation]:
         or context.is_emulated
     ):
         return
-    if context.capability is not None and context.target.is_before(10):
-        has = format_dotted(context.capability)
+    if context.target.capability is not None and context.target.is_before(10):
+        has = format_dotted(context.target.capability)
         yield Violation(what=f"compute capability 10.0, and the target has {has}")
         return
     least = "9.13.1"
-    if is_at_least(context.te, "2.15"):
+    if is_at_least(context.target.te, "2.15"):
         least = "9.14"
-    if is_at_least(context.cudnn, least) is False:
+    if is_at_least(context.target.cudnn, least) is False:
         yield Violation(what=f"cuDNN {least}")
 
 

@@ -295,7 +295,7 @@ RULES = (
             context.has_experts and context.model.moe_grouped_gemm and context.target.is_before(8)
         ),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
-        "{run.capability[0]}.{run.capability[1]}",
+        "{run.target.capability[0]}.{run.target.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
         source=PARSER_SOURCE,
     ),
@@ -338,8 +338,8 @@ RULES = (
             and context.is_low_precision
             and not context.is_delayed
             and not context.is_emulated
-            and context.te is not None
-            and context.mcore is not None
+            and context.target.te is not None
+            and context.target.mcore is not None
         ),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
         "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it "

@@ -46,7 +46,7 @@ def _reaches_fused_norm(context: RunContext) -> bool:
     if shape.kinds[0] in fused:
         return True
     has_dense_mlp = not shape.is_hybrid and not all(map(is_moe_kind, shape.kinds))
-    if not is_at_least(context.mcore, RESIDUAL_DTYPE_SINCE):
+    if not is_at_least(context.target.mcore, RESIDUAL_DTYPE_SINCE):
         return False
     return has_dense_mlp or not {*fused}.isdisjoint(shape.kinds)
 

@@ -56,9 +56,9 @@ def find_releases_for_fp4_weights(context: RuleContext) -> Iterator[Violation]:
     if not context.is_fp4 or not context.gathers_fp4 or context.is_emulated:
         return
     missing = []
-    if is_at_least(context.te, "2.14") is not True:
+    if is_at_least(context.target.te, "2.14") is not True:
         missing.append("Transformer Engine 2.14")
-    if is_at_least(context.mcore, "0.18") is not True:
+    if is_at_least(context.target.mcore, "0.18") is not True:
         missing.append("megatron-core 0.18")
     yield Violation(releases=" and ".join(missing))
 

@@ -80,7 +80,7 @@ def find_separate_expert_optimizer(context: RunContext) -> Iterator[Violation]:
     parallel = context.parallel
     if parallel.expert > 1:
         yield Violation(same="expert_model_parallel_size=1")
-    elif parallel.expert_tensor != parallel.tensor and is_at_least(context.mcore, "0.19"):
+    elif parallel.expert_tensor != parallel.tensor and is_at_least(context.target.mcore, "0.19"):
         yield Violation(same=f"expert_tensor_parallel_size={parallel.tensor}")
 
 

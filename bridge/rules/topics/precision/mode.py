@@ -80,7 +80,7 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
         return
     if (
         context.model.fp32_residual_connection
-        and is_at_least(context.mcore, RESIDUAL_DTYPE_SINCE) is not False
+        and is_at_least(context.target.mcore, RESIDUAL_DTYPE_SINCE) is not False
     ):
         return  # Megatron's __post_init__ sets it to FP32
     is_local = context.model.transformer_impl == "local"
@@ -90,7 +90,7 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
         and not context.has_gpu
     ):
         is_local = True
-    sent = get_sent_dtype(context.views["model"].values, context.mcore, is_local=is_local)
+    sent = get_sent_dtype(context.views["model"].values, context.target.mcore, is_local=is_local)
     if sent is not None and sent != context.model.pipeline_dtype:
         yield Violation(sent=sent)
 

@@ -95,16 +95,16 @@ def find_schemes_unsupported_by_gpu(context: RuleContext) -> Iterator[Violation]
 
     PB602 and PB603 are about the scheme of the run.
     """
-    if context.capability is None or not context.has_gpu or context.is_emulated:
+    if context.target.capability is None or not context.has_gpu or context.is_emulated:
         return
     chosen = set()
     for effect in _get_training_precisions(context).values():
         if effect.acts_in_layer(is_low=context.is_low_precision):
             chosen.add(effect.scheme)
     chosen.discard(context.scheme)
-    has = format_dotted(context.capability)
+    has = format_dotted(context.target.capability)
     for row in SCHEMES:
-        needs = _format_needed_capabilities(row, context.capability)
+        needs = _format_needed_capabilities(row, context.target.capability)
         if row.name in chosen and needs:
             yield make_module_violation(context, row.name, needs=" and ".join(needs), has=has)
 

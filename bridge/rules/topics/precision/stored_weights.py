@@ -46,7 +46,7 @@ def find_unsharded_fp8_weights(context: RuleContext) -> Iterator[Violation]:
         return
     if not _shards_by_layer(context):
         yield make_storage_violation(context, "fp8")
-    elif not is_at_least(context.mcore, LAYER_WISE_FP8):
+    elif not is_at_least(context.target.mcore, LAYER_WISE_FP8):
         yield make_storage_violation(context, "fp8", severity="warning")
 
 

@@ -35,20 +35,28 @@ def is_blockwise_on_blackwell(context: RuleContext) -> bool:
 
 def find_gpu_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the minimum compute capability of the scheme, if the GPU is below it."""
-    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
+    if (
+        not context.needs_gpu_formats
+        or context.scheme_row is None
+        or context.target.capability is None
+    ):
         return
     least = context.scheme_row.min_compute_capability
-    if least is not None and context.capability < least:
-        yield Violation(limit=format_dotted(least), has=format_dotted(context.capability))
+    if least is not None and context.target.capability < least:
+        yield Violation(limit=format_dotted(least), has=format_dotted(context.target.capability))
 
 
 def find_gpu_too_new(context: RuleContext) -> Iterator[Violation]:
     """Yield the compute capability below which the scheme runs, if the GPU is not below it."""
-    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
+    if (
+        not context.needs_gpu_formats
+        or context.scheme_row is None
+        or context.target.capability is None
+    ):
         return
     limit = context.scheme_row.below_compute_capability
-    if limit is not None and context.capability >= limit:
-        yield Violation(limit=format_dotted(limit), has=format_dotted(context.capability))
+    if limit is not None and context.target.capability >= limit:
+        yield Violation(limit=format_dotted(limit), has=format_dotted(context.target.capability))
 
 
 def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
@@ -61,13 +69,13 @@ def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
 def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the oldest CUDA that the scheme supports, if the target's CUDA is older."""
     if context.needs_gpu_formats and context.scheme_row is not None:
-        yield from _find_version_below(context.cuda, context.scheme_row.min_cuda)
+        yield from _find_version_below(context.target.cuda, context.scheme_row.min_cuda)
 
 
 def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the oldest Transformer Engine that the scheme supports, if the target's is older."""
     if context.needs_gpu_formats and context.scheme_row is not None:
-        yield from _find_version_below(context.te, context.scheme_row.min_transformer_engine)
+        yield from _find_version_below(context.target.te, context.scheme_row.min_transformer_engine)
 
 
 def _find_version_below(version: Version | None, floor: str | None) -> Iterator[Violation]:
@@ -80,7 +88,7 @@ def is_te_older_than_rules(context: RuleContext) -> bool:
     if (
         not context.is_low_precision
         or context.is_emulated
-        or is_at_least(context.te, OLDEST_KNOWN_TE) is not False
+        or is_at_least(context.target.te, OLDEST_KNOWN_TE) is not False
     ):
         return False
     return not [*find_te_too_old(context)]
@@ -89,14 +97,14 @@ def is_te_older_than_rules(context: RuleContext) -> bool:
 def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
     """Yield the oldest versions of the scheme for products that the target does not state."""
     row = context.scheme_row
-    if not context.needs_gpu_formats or row is None or context.capability is None:
+    if not context.needs_gpu_formats or row is None or context.target.capability is None:
         return
     if context.target.has_te is False:
         return
     floors = []
-    if context.te is None and row.min_transformer_engine:
+    if context.target.te is None and row.min_transformer_engine:
         floors.append(f"Transformer Engine {row.min_transformer_engine}")
-    if context.cuda is None and row.min_cuda:
+    if context.target.cuda is None and row.min_cuda:
         floors.append(f"CUDA {row.min_cuda}")
     if floors:
         yield Violation(floors=" and ".join(floors))
@@ -109,7 +117,7 @@ def find_formats_of_other_gpu(context: RuleContext) -> Iterator[Violation]:
     if (
         not context.needs_gpu_formats
         or gpu is None
-        or context.capability is not None
+        or context.target.capability is not None
         or needed is None
     ):
         return
@@ -145,7 +153,7 @@ def is_other_vendor_unverified(context: RuleContext) -> bool:
     """Return whether the scheme is not known to be refused on a GPU that is not NVIDIA's."""
     if (
         not context.needs_gpu_formats
-        or context.capability is not None
+        or context.target.capability is not None
         or context.target.gpu is None
     ):
         return False
@@ -304,7 +312,7 @@ RULES = (
         when=lambda context: (
             context.needs_gpu_formats
             and is_blockwise_on_blackwell(context)
-            and is_at_least(context.te, BLOCKWISE_ON_BLACKWELL) is False
+            and is_at_least(context.target.te, BLOCKWISE_ON_BLACKWELL) is False
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),

@@ -7,6 +7,7 @@ from packaging.specifiers import SpecifierSet
 from bridge.rules.rule import warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
+from bridge.target.fields import TE_ADAPTER
 from bridge.target.versions import VersionRange
 
 UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
@@ -16,11 +17,14 @@ def find_unaligned_adapter_rank(context: RunContext) -> Iterator[Violation]:
     """Yield the rank of adapters that Transformer Engine's GEMMs do not accept.
 
     Adapters of Megatron Bridge's classes are Megatron's layers, unless Transformer Engine fuses
-    them.
+    them. Adapters of mcore-bridge are Transformer Engine's layers. They compute in high precision
+    if the weights are stored in FP8.
     """
     if not context.has_peft or not context.is_low_precision:
         return
     is_of_te = context.peft.type is None or context.model.use_transformer_engine_op_fuser
+    if context.peft.type == TE_ADAPTER:
+        is_of_te = not context.model.fp8_param
     rank = context.peft.rank or context.peft.dim or 0
     if is_of_te and rank % 16:
         yield Violation(value=rank)

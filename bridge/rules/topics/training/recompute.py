@@ -38,7 +38,7 @@ def find_captured_experts(context: RunContext) -> Iterator[Violation]:
     ):
         return
     field = "cuda_graph_modules"
-    if is_at_least(context.mcore, "0.18") is False:
+    if is_at_least(context.target.mcore, "0.18") is False:
         field = "cuda_graph_scope"
     parts = _parse_parts(context.model.cuda_graph_modules) | _parse_parts(
         context.model.cuda_graph_scope

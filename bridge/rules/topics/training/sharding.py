@@ -152,7 +152,7 @@ def find_unreplicated_experts(context: RunContext) -> Iterator[Violation]:
     sent = context.ddp.megatron_fsdp_grad_comm_dtype
     is_cast = sent is not None and sent != main
     is_averaged = context.model.calculate_per_token_loss or context.ddp.average_in_collective
-    if is_at_least(context.mcore, IN_PLACE_REDUCTION_SINCE) is False or is_cast:
+    if is_at_least(context.target.mcore, IN_PLACE_REDUCTION_SINCE) is False or is_cast:
         effect = "adds it to itself"
     elif not is_averaged:
         ranks = parallel.data * parallel.context

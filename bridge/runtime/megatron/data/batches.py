@@ -32,7 +32,7 @@ class Splits:
 
     train: Any
     validation: Any
-    """None without validation."""
+    """None: the run has no validation."""
 
 
 def build_splits(
@@ -54,7 +54,7 @@ def build_splits(
         split: Parts of the documents for training, validation and test, as Megatron writes them.
         seed: Seed of the sample order.
         train_samples: Samples of the whole run.
-        validation_samples: Samples of a validation; 0 is no validation.
+        validation_samples: Samples of a validation. 0: no validation.
 
     Raises:
         DataError: The split is malformed, or a part has less than one sample.
@@ -117,7 +117,7 @@ def _require_three_parts(split: str) -> None:
         parts = []
     if len(parts) != 3 or min(parts) < 0 or not 0 < sum(parts) < math.inf:
         rule = "must be three numbers for training, validation and test"
-        raise DataError(f"data.split: {rule}, got {split!r}. Write '90,5,5', for example.")
+        raise DataError.of("data.split", rule, split, "Write '90,5,5', for example.")
 
 
 def _require_samples(

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import random
-import struct
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from bridge.errors import DataError, Finding
+from bridge.errors import DataError
+from bridge.runtime.megatron.data.pair_path import PairPath, find_path_fault
 
 BYTES_VOCAB_SIZE = 256
 """One id per byte value."""
@@ -28,11 +28,10 @@ END_OF_DOCUMENT = 0
 PIECE_BYTES = 2048
 """A piece ends at the first line end after this many bytes."""
 SHUFFLE_SEED = 20240
+INDEX_FOLDER = "indices"
+"""The folder of the cache with the sample indices that Megatron builds."""
 MAX_SCANNED_TOKENS = 2**28
 """Most tokens of an existing pair whose ids are checked here; the embedding checks the others."""
-
-_INDEX_HEADER = struct.Struct("<9sQBQQ")
-"""The head of an ``.idx``: magic, version, code of the dtype, number of sequences, of documents."""
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,9 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     The first rank tokenises text while the other ranks wait.
 
     Args:
-        path: A text file, or the prefix of an existing pair. None means CPython's documentation.
-        vocab_size: Vocabulary of the tokenizer that made an existing pair, else None.
-        cache_dir: Folder of tokenised text. None means the user's cache.
+        path: A text file, or the prefix of an existing pair. None: CPython's documentation.
+        vocab_size: Vocabulary of the tokenizer that made an existing pair. None: the data are text.
+        cache_dir: Folder of tokenised text. None: the user's cache.
 
     Raises:
         DataError: The file is missing, empty or incomplete, or `vocab_size` is missing,
@@ -70,46 +69,14 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
         fault = find_path_fault(path)
         if fault is not None:
             raise DataError(str(fault))
-        prefix, is_file = _parse_pair_path(path)
-        if all(is_file.values()):
-            return _open_pair(prefix, vocab_size, cache)
+        pair = PairPath.parse(path)
+        if pair.is_complete():
+            return _open_pair(pair, vocab_size, cache)
     if vocab_size is not None:
-        raise DataError(
-            f"data.vocab_size: text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids, "
-            f"got {vocab_size}. Leave it at None; it belongs to an existing .bin/.idx pair."
-        )
+        rule = f"text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids"
+        remedy = "Leave it at None; it belongs to an existing .bin/.idx pair."
+        raise DataError.of("data.vocab_size", rule, vocab_size, remedy)
     return _open_text(path, cache)
-
-
-def _open_text(path: str | None, cache: Path) -> Corpus:
-    """Return the corpus of a text, whose tokens the first rank writes into the cache."""
-    name, text = _read_text(path)
-    pieces: list[bytes] = []
-    for part in text:
-        pieces.extend(_split_into_pieces(part))
-    target = cache / f"bytes-{_hash_pieces(pieces)}"
-    if torch.distributed.get_rank() == 0 and not _is_cached(target):
-        _write_pair(pieces, target)
-    torch.distributed.barrier()
-    if not _is_complete(target):
-        raise DataError(
-            f"data.cache_dir: rank 0 wrote {target}.bin, but rank {torch.distributed.get_rank()} "
-            f"does not see it, got {str(cache)!r}. Choose a folder that all machines share."
-        )
-    return Corpus(
-        prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices"
-    )
-
-
-def _is_cached(target: Path) -> bool:
-    """Return whether tokenised text is in the cache and complete; damage is logged."""
-    if not _is_complete(target):
-        return False
-    damage = find_pair_fault(target)
-    if damage is None:
-        return True
-    log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
-    return False
 
 
 def _get_cache_folder(cache_dir: str | None) -> Path:
@@ -122,93 +89,58 @@ def _get_cache_folder(cache_dir: str | None) -> Path:
     return Path.home() / ".cache" / "precision-bridge"
 
 
-def find_path_fault(path: str) -> Finding | None:
-    """Return the fault of a path without a text file or ``.bin``/``.idx`` pair; None for others."""
-    prefix, is_file = _parse_pair_path(path)
-    if all(is_file.values()):
-        return None
-    if any(is_file.values()):
-        present, absent = sorted(is_file, key=is_file.__getitem__, reverse=True)
-        return Finding(
-            path="data.path",
-            rule=f"{prefix}{present} is there but {prefix}{absent} is not",
-            value=path,
-            remedy="A Megatron data set is both files.",
-        )
-    if Path(path).suffix not in is_file and Path(path).expanduser().is_file():
-        return None  # a text file
-    return Finding(
-        path="data.path",
-        rule="no such file, and no .bin/.idx pair of that prefix",
-        value=path,
-        remedy="Give a text file or the prefix of a Megatron data set.",
-    )
-
-
-def _parse_pair_path(path: str) -> tuple[Path, dict[str, bool]]:
-    """Return the prefix of a pair that a path may name, and suffix -> whether that file exists."""
-    suffixes = (".bin", ".idx")
-    prefix = Path(path).expanduser()
-    if prefix.suffix in suffixes:
-        prefix = prefix.with_suffix("")
-    return prefix, {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in suffixes}
-
-
-def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
+def _open_pair(pair: PairPath, vocab_size: int | None, cache: Path) -> Corpus:
     """Return the corpus of an existing pair, whose ids must be smaller than `vocab_size`."""
     if vocab_size is None:
-        raise DataError(
-            "data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer "
-            f"has, got None for {str(prefix)!r}. Set it to the tokenizer's vocabulary size."
+        rule = (
+            f"the .bin/.idx pair {str(pair.prefix)!r} does not say how many ids its tokenizer has"
         )
-    fault = find_pair_fault(prefix)
-    if fault is not None:
-        raise DataError(f"data.path: {fault}. Copy the data set again, or make it again.")
-    dtype = IndexedDataset(str(prefix)).index.dtype
-    ids = np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:MAX_SCANNED_TOKENS]
+        remedy = "Set it to the tokenizer's vocabulary size."
+        raise DataError.of("data.vocab_size", rule, None, remedy)
+    damage = pair.find_damage()
+    if damage is not None:
+        raise DataError(f"data.path: {damage}. Copy the data set again, or make it again.")
+    dtype = IndexedDataset(str(pair.prefix)).index.dtype
+    ids = np.memmap(pair.data_file, dtype=dtype, mode="r")[:MAX_SCANNED_TOKENS]
     largest = -1
     if ids.size:
         largest = int(ids.max())
     if largest < 0:
-        raise DataError(
-            f"data.path: {prefix}.bin holds no tokens. Give a data set with text in it."
-        )
+        remedy = "Give a data set with text in it."
+        raise DataError(f"data.path: {pair.data_file} holds no tokens. {remedy}")
     if largest >= vocab_size:
-        raise DataError(
-            f"data.vocab_size: must be larger than the largest token id {largest} in {prefix}.bin, "
-            f"got {vocab_size}. "
-            "Set it to the vocabulary size of the tokenizer that made the data."
-        )
+        rule = f"must be larger than the largest token id {largest} in {pair.data_file}"
+        remedy = "Set it to the vocabulary size of the tokenizer that made the data."
+        raise DataError.of("data.vocab_size", rule, vocab_size, remedy)
     return Corpus(
-        prefix=str(prefix), vocab_size=vocab_size, name=prefix.name, index_dir=cache / "indices"
+        prefix=str(pair.prefix),
+        vocab_size=vocab_size,
+        name=pair.prefix.name,
+        index_dir=cache / INDEX_FOLDER,
     )
 
 
-def find_pair_fault(prefix: Path) -> str | None:
-    """Return a clause on a file of a pair that was not written to its end; None without it.
-
-    Megatron's reader is not called: when an index that it refused is garbage-collected, it prints a
-    traceback.
-    """
-    file = Path(f"{prefix}.idx")
-    with file.open("rb") as stream:
-        head = stream.read(_INDEX_HEADER.size).ljust(_INDEX_HEADER.size, b"\0")
-    magic, _, code, sequences, documents = _INDEX_HEADER.unpack(head)
-    codes = {dtype.value for dtype in DType}
-    index_bytes = _INDEX_HEADER.size + 12 * sequences + 8 * documents
-    is_index = magic == b"MMIDIDX\x00\x00" and code in codes
-    if not is_index or file.stat().st_size < index_bytes:
-        return f"{file} is damaged"
-    needed_bytes = 0
-    if sequences:
-        data = np.memmap(file, mode="r")[_INDEX_HEADER.size :]
-        lengths = data[: 4 * sequences].view(np.int32)
-        pointers = data[4 * sequences : 12 * sequences].view(np.int64)
-        needed_bytes = int(pointers[-1]) + int(lengths[-1]) * DType.size(code)
-    data_bytes = Path(f"{prefix}.bin").stat().st_size
-    if data_bytes < needed_bytes:
-        return f"{prefix}.bin has {data_bytes} bytes, and its index names {needed_bytes}"
-    return None
+def _open_text(path: str | None, cache: Path) -> Corpus:
+    """Return the corpus of a text, whose tokens the first rank writes into the cache."""
+    name, text = _read_text(path)
+    pieces: list[bytes] = []
+    for part in text:
+        pieces.extend(_split_into_pieces(part))
+    pair = PairPath(cache / f"bytes-{_hash_pieces(pieces)}")
+    rank = torch.distributed.get_rank()
+    if rank == 0 and not _is_cached(pair):
+        _write_pair(pieces, pair)
+    torch.distributed.barrier()
+    if not pair.is_complete():
+        rule = f"rank 0 wrote {pair.data_file}, but rank {rank} does not see it"
+        remedy = "Choose a folder that all machines share."
+        raise DataError.of("data.cache_dir", rule, str(cache), remedy)
+    return Corpus(
+        prefix=str(pair.prefix),
+        vocab_size=BYTES_VOCAB_SIZE,
+        name=name,
+        index_dir=cache / INDEX_FOLDER,
+    )
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
@@ -224,10 +156,8 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
         return "CPython's reference documentation", texts
     content = Path(path).expanduser().read_bytes()
     if not content.strip():
-        raise DataError(
-            f"data.path: the file holds no text, got {path!r}. "
-            "Give a text file of some 100 kB or more."
-        )
+        remedy = "Give a text file of some 100 kB or more."
+        raise DataError.of("data.path", "the file holds no text", path, remedy)
     return Path(path).name, [content]
 
 
@@ -255,30 +185,37 @@ def _hash_pieces(pieces: list[bytes]) -> str:
     return content.hexdigest()[:16]
 
 
-def _is_complete(prefix: Path) -> bool:
-    """Return whether both files exist; the index is renamed into place last."""
-    return Path(f"{prefix}.idx").is_file() and Path(f"{prefix}.bin").is_file()
+def _is_cached(pair: PairPath) -> bool:
+    """Return whether tokenised text is in the cache and complete; damage is logged."""
+    if not pair.is_complete():
+        return False
+    damage = pair.find_damage()
+    if damage is None:
+        return True
+    log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
+    return False
 
 
-def _write_pair(pieces: list[bytes], prefix: Path) -> None:
+def _write_pair(pieces: list[bytes], pair: PairPath) -> None:
     """Write the pieces, shuffled, as documents of byte ids.
 
-    The files are renamed into place when they are complete.
+    The files are renamed into place when they are complete, the index last.
     """
+    folder = pair.prefix.parent
     try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        scratch = prefix.with_name(f".{prefix.name}-{uuid.uuid4().hex}")
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = PairPath(folder / f".{pair.prefix.name}-{uuid.uuid4().hex}")
         dtype = DType.optimal_dtype(BYTES_VOCAB_SIZE)
-        builder = IndexedDatasetBuilder(f"{scratch}.bin", dtype=dtype)
+        builder = IndexedDatasetBuilder(str(scratch.data_file), dtype=dtype)
         order = random.Random(SHUFFLE_SEED)  # noqa: S311 an order, not a secret
         for piece in order.sample(pieces, len(pieces)):
             ids = np.frombuffer(piece + bytes([END_OF_DOCUMENT]), dtype=np.uint8)
             builder.add_document(ids.astype(dtype), [len(ids)])
-        builder.finalize(f"{scratch}.idx")
-        for suffix in (".bin", ".idx"):
-            Path(f"{scratch}{suffix}").replace(f"{prefix}{suffix}")
+        builder.finalize(str(scratch.index_file))
+        scratch.data_file.replace(pair.data_file)
+        scratch.index_file.replace(pair.index_file)
     except OSError as error:
-        raise DataError(
-            f"data.cache_dir: cannot write the tokenised text, got {str(prefix.parent)!r} "
-            f"({error.strerror}). Choose a folder you can write to."
+        rule, remedy = "cannot write the tokenised text", "Choose a folder you can write to."
+        raise DataError.of(
+            "data.cache_dir", rule, str(folder), remedy, where=error.strerror
         ) from error

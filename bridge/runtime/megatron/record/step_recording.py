@@ -3,7 +3,7 @@
     recording = StepRecording(model, optimizer)
     with recording.record_gemms():
         ...                                          # forward, backward and optimizer of one step
-    record = recording.gather_record(census)              # of all ranks
+    record = recording.gather_record(census)         # of all ranks
     recording.find_mismatches(plan, record)
 
 Both the loop of this project and the audits inside other trainers' loops use it.
