@@ -268,7 +268,7 @@ def _built(process: Any, *words: str) -> Any:
 
 def _wide_gemm() -> Any:
     """Return `bridge.runtime.megatron.cpu.wide_gemm` without the package around it, which imports Megatron."""
-    path = HERE.parent / "bridge" / "runtime" / "megatron" / "wide_gemm.py"
+    path = HERE.parent / "bridge" / "runtime" / "megatron" / "cpu" / "wide_gemm.py"
     spec = importlib.util.spec_from_file_location("wide_gemm", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -281,7 +281,7 @@ def _plain_sizes() -> Any:
     from plain_gpt import PlainConfig
 
     dtype = torch.bfloat16
-    if dtype in _wide_gemm().slow_dtypes():
+    if dtype in _wide_gemm().find_slow_dtypes():
         dtype = torch.float32
     return PlainConfig(attention="sdpa", sdpa_dtype=dtype)
 
@@ -313,7 +313,7 @@ def _take_five_steps(kind: str) -> None:
         sizes = _plain_sizes()
         plain = PlainStep(sizes)
         wide = _wide_gemm()
-        with wide.widened(wide.slow_dtypes()):
+        with wide.widen_gemms(wide.find_slow_dtypes()):
             for _ in range(5):
                 tokens = torch.randint(sizes.vocab_size, (4, sizes.seq_length))
                 plain.step(tokens, tokens)
@@ -364,7 +364,7 @@ def _emulated_runs() -> Iterator[dict[str, Any]]:
 PARTS = {
     "making operands, those of weights that are not stored too": ("numerics/operand.py", "make_operand"),
     "of this and of writing: the largest magnitude, before a value is rounded": ("numerics/native.py", "amax"),
-    "reading stored weights as operands": ("numerics/operand.py", "stored_operand"),
+    "reading stored weights as operands": ("numerics/operand.py", "make_stored_operand"),
     "writing stored weights after the optimizer": ("emulation/stored_weight.py", "quantize_"),
     "renewing delayed scales": ("numerics/delayed.py", "update_all"),
 }
