@@ -332,14 +332,21 @@ def _count_planned_gemms(plan: PrecisionPlan) -> int:
 
 
 def _check_resumed_loss(outcome: RankOutcome) -> list[Finding]:
-    """Return a finding if a step has another loss after a resume than without a break."""
+    """Return a finding if the step after a resume is missing, or has another loss than without a break."""
     loss = outcome["loss"]
     resumed = outcome.get("resumed_loss", loss)
     if resumed == loss:
         return []
     same = "the step after a resume has the loss of the same step without a break"
-    rule, value = f"{same}, {loss:.6f}", f"{resumed:.6f}"
+    rule, value = f"{same}, {_format_loss(loss)}", _format_loss(resumed)
     return [Finding(path="checkpoint", rule=rule, value=value, remedy="", severity="warning")]
+
+
+def _format_loss(loss: float | None) -> str:
+    """Return a loss for a message. A run that took no step has none."""
+    if loss is None:
+        return "no step"
+    return f"{loss:.6f}"
 
 
 def _compare_records(

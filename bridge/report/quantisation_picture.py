@@ -1,16 +1,20 @@
 """The errors of a run's quantisers as a heat map over layers and steps."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.image import AxesImage
+from typing import TYPE_CHECKING
 
 from bridge.precision.formats import FORMATS
 from bridge.report.curves import make_figure
 from bridge.report.quantisation_table import shorten_module_name
 from bridge.runtime.audit.quantisation import QuantisationRow, group_by_operand
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 Place = tuple[int, str]
 """A layer and the name of a module in it."""

@@ -1,12 +1,12 @@
 """`Audit`: compares what single steps of a run ran in with the plan of the run.
 
 The first two steps, the first step of each phase and the last step are audited, and further steps
-at an interval.
+at an interval. A caller can choose other steps.
 """
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +29,19 @@ log = logging.getLogger("bridge.training")
 class Audit:
     """Compares the records of single steps with the plan of the run."""
 
-    def __init__(self, run: TrainingRun, run_dir: Path) -> None:
+    def __init__(
+        self, run: TrainingRun, run_dir: Path, *, steps: Collection[int] | None = None
+    ) -> None:
+        """Prepare the audit of a run; nothing is recorded yet.
+
+        Args:
+            run: The run.
+            run_dir: The folder of the record.
+            steps: The steps to record, from 1 on. None chooses them by ``train.audit``.
+        """
         self._run = run
         self._path = run_dir / RECORD_FILE
+        self._steps = steps
         self._phase: Phase | None = None
         self.record = Record(gemms=())
         """The record of the last audited step."""
@@ -40,7 +50,7 @@ class Audit:
         with this error."""
 
     def _is_due(self) -> bool:
-        """Return whether the next step, which is not the first, is audited."""
+        """Return whether the next step, which begins neither the run nor a phase, is audited."""
         run, train = self._run, self._run.config.train
         step = run.iteration + 1
         if train.audit == "off":
@@ -64,7 +74,10 @@ class Audit:
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
-        if not is_first and not self._is_due():
+        is_recorded = is_first or self._is_due()
+        if self._steps is not None:
+            is_recorded = self._run.iteration + 1 in self._steps
+        if not is_recorded:
             yield
             return
         run = self._run

@@ -56,12 +56,17 @@ MAX_STUCK_STEPS = 10
 """A run ends after so many skipped steps in a row in which the loss scale could not fall."""
 
 
-def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
+def pretrain(
+    config: ConfigContainer, *, run_dir: Path, recorded_steps: Collection[int] | None = None
+) -> RunSummary:
     """Train, and return the summary of the run.
 
     Args:
         config: The run. Its precision is already written into its sections.
         run_dir: Folder of the run's files. The first rank writes them even if the run ends early.
+        recorded_steps: The steps whose GEMMs are recorded and compared with the plan, from 1 on.
+            None chooses them by ``train.audit``. The summary has no GEMMs of a first step that is
+            not recorded.
 
     Raises:
         BackendUnavailableError: The matrix multiplications of the recipe cannot run here. Nothing
@@ -96,7 +101,8 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         run = build_run(config, process, backend=backend)
         lock_notes.append(_lock_folder(stack, "logging.run_dir", run_dir, locked=save_folder))
         run.notes += [*filter(None, lock_notes), *tf32_notes]
-        return _train_and_report(run, run_dir, began)
+        audit = Audit(run, run_dir, steps=recorded_steps)
+        return _train_and_report(run, audit, run_dir, began)
 
 
 def _lock_folder(
@@ -124,7 +130,7 @@ def _lock_folder(
     return compute_on_first_rank(lock)
 
 
-def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSummary:
+def _train_and_report(run: TrainingRun, audit: Audit, run_dir: Path, began: float) -> RunSummary:
     """Train with metrics and a display, and return the summary.
 
     The curves are drawn even if the run ends with an error.
@@ -147,7 +153,7 @@ def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSumma
             display.note(note)
         # From now on a signal ends the run after the present step, not at once.
         run.process.stop.is_noted_only = True
-        _train(run, Audit(run, run_dir), metrics, display)
+        _train(run, audit, metrics, display)
     summary = _summarise(run, run_dir, time.perf_counter() - began)
     if run.process.is_first:
         summary.write(run_dir / "summary.json")
