@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 def group_pairs(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Return the values of each key, keys and values in the order in which they come."""
+    """Return the values of each key. Keys and values keep the order of the pairs."""
     found: dict[Key, list[Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
