@@ -126,7 +126,7 @@ class RecipeSource(ConfigSource):
         return URL_SCHEME
 
     def available(self) -> bool:
-        """Return True: there is always a registry."""
+        """Return True, because there is always a registry."""
         return True
 
     def is_group(self, config_path: str) -> bool:
@@ -190,7 +190,7 @@ class RecipeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes.
 
-        At the root it returns the group, once a recipe was chosen.
+        At the root the result is the group, if a recipe was chosen before.
         """
         if config_path.strip("/") == GROUP:
             if results_filter == ObjectType.GROUP:
