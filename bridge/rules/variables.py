@@ -33,9 +33,9 @@ class EnvironmentVariable:
     reads: str = "import"
     """When the variable is read. import: when `transformer_engine` is imported. run: during the run."""
     kind: str = "flag"
-    """flag: only the text 1 switches it on. number: an integer; 0 is off. text: a word."""
+    """flag: only the text 1 switches it on. number: an integer; 0 is off. text: any other text."""
     default: str | None = "0"
-    """The value that means the same as unset. None: there is no such value."""
+    """The value with the same effect as an unset variable. None: there is no such value."""
     choices: tuple[str, ...] = ()
     """The values that Transformer Engine accepts. Empty: it does not check the value."""
     keyword: str | None = None
