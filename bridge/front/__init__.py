@@ -6,7 +6,7 @@
       command_line.py   the flags and overrides of Hydra
       job.py            the run as Hydra calls it, in its run folder
       plain_config.py   the configs of a run as plain data, for its folder
-      errors.py         Hydra's errors in this package's words
+      errors.py         Hydra's errors as errors of this package
     compose.py          one config of YAML files, recipes and overrides, and the origin of each key
       search.py         the folders of configs
       references.py     refuses references that would multiply the size of a config

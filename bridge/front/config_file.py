@@ -62,11 +62,11 @@ def read_config_file(
         path: The file.
         overrides: Overrides in Hydra's spelling.
         trust: Whether to run the Python that `recipes_from` of the file names. If not, a
-            `BridgeWarning` says that it was left out. Python that an override names is run.
+            `BridgeWarning` reports that it was left out. Python that an override names is run.
         choice: The run of a file that has several, and the variables of a script.
 
     Raises:
-        UnreadFileError: The file cannot be read, or describes no run.
+        UnreadFileError: The file cannot be read, or does not describe a run.
         RunConfigError: A section or an override cannot be used.
     """
     file = ConfigFile(read_run_file(path, choice), path.name, trust=trust)
@@ -214,8 +214,8 @@ class ConfigFile:
     def apply_start(self) -> None:
         """Write the values that the file's framework sets at the start of the run.
 
-        The release of the file is written into a target that states none. A release that the
-        target states replaces that of the file.
+        If the target states no release, it gets the release of the file. Otherwise the target's
+        release replaces the release of the file.
         """
         stated = self.sections.get("target")
         if isinstance(stated, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
@@ -237,7 +237,8 @@ class ConfigFile:
     def _drop_open_mode(self) -> None:
         """Note that the mode is known.
 
-        The command line states it for every branch of a script, so one branch is answered.
+        The command line states the mode for every branch of a script, so this branch is no longer
+        open.
         """
         uncertainty = replace(self.reading.uncertainty, mode_decider=None)
         launches = replace(self.reading.launches, branches=())
@@ -260,7 +261,8 @@ class ConfigFile:
     def _list_known_fields(self, section: str) -> set[str]:
         """Return the fields that a section can have.
 
-        Empty for a section whose fields are judged later, together with those of the file.
+        The result is empty for a section whose fields are checked later, together with the fields
+        of the file.
         """
         fields = self.sections.get(section) or {}
         is_judged_later = section in (PRECISION_KEY, *OWNER_SECTIONS, *NON_SECTION_KEYS)
@@ -274,7 +276,7 @@ class ConfigFile:
     def _list_fields_of_argument(self, key: str) -> tuple[str, ...]:
         """Return the settings that an override states.
 
-        An argument of Megatron-LM sets several fields, so an override of one field sets all.
+        An argument of Megatron-LM may set several fields. An override of one of them sets them all.
         """
         if self.reading.settings_of != MEGATRON_LM:
             return (key,)
