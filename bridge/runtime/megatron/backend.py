@@ -5,7 +5,7 @@
     emulated   the emulation of FP8 and FP4, on any device
     local      Megatron's own layers, for a run without FP8 and FP4
 
-`choose_backend` chooses one, and `use_backend` prepares Megatron for it.
+`choose_backend` chooses a backend, and `use_backend` prepares Megatron for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ def choose_backend(
             the emulation otherwise. te_cpu needs a process that was declared for it
             (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
-        environ: Environment variables, from which those of Transformer Engine are read.
+        environ: Environment variables. Only Transformer Engine's variables are read.
 
     Raises:
         BackendUnavailableError: The requested backend cannot run here.
@@ -144,7 +144,7 @@ def _make_local_backend(requested: str) -> Backend:
 def _make_emulated_backend(
     config: Any, reason: str, environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> Backend:
-    """Return the emulation, with notes on the choice and on Transformer Engine's variables.
+    """Return the emulation, with notes about the choice and about Transformer Engine's variables.
 
     Raises:
         BackendUnavailableError: A variable switches on a feature that the emulation does not have.
@@ -168,7 +168,9 @@ def _make_emulated_backend(
 def _read_backward_override(
     environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> str | None:
-    """Return the `backward_override` that the environment states for a run's schemes; None if unset.
+    """Return the `backward_override` that the environment states for a run's schemes.
+
+    The result is None if the environment states none.
 
     Raises:
         BackendUnavailableError: Another variable changes the recipe of a scheme.
@@ -226,7 +228,7 @@ def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) 
 
     Args:
         schemes: Schemes of the run.
-        machine: A declared machine. None means this machine.
+        machine: A declared machine. None: this machine.
     """
     missing: dict[str, None] = {}
     for scheme in schemes:
@@ -235,7 +237,7 @@ def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) 
 
 
 def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
-    """Return sentences on Transformer Engine's recipe and variables.
+    """Return sentences about Transformer Engine's recipe and variables.
 
     Raises:
         PrecisionConfigError: A variable contradicts the config.
@@ -253,7 +255,7 @@ def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 
 
 def get_te_recipe(config: Any) -> Any:
-    """Return Transformer Engine's recipe of a model config; None without FP8 and FP4."""
+    """Return Transformer Engine's recipe of a model config, or None without FP8 and FP4."""
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron reads the current device for a recipe of delayed scaling
             return get_fp8_recipe(config)

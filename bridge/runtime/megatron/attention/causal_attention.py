@@ -38,7 +38,7 @@ def compute_attention(
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
     mask = None
     if is_causal and queries != keys:
-        # torch's own causal mask gives the first query the position of the first key.
+        # torch's causal mask gives the first query the position of the first key.
         mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return F.scaled_dot_product_attention(
         q_BNSD,
