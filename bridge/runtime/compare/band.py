@@ -70,7 +70,10 @@ class Band:
 
     @property
     def first_outside(self) -> BandRow | None:
-        """The first result outside of the band, whose error later results inherit. None: no result."""
+        """The first result outside of the band. None: no result is outside.
+
+        Later results inherit its error.
+        """
         for row in self.rows:
             if not row.is_inside:
                 return row

@@ -130,7 +130,7 @@ def get_compute_dtype(config: MixedPrecisionConfig) -> str:
 
 
 def make_scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the arguments of `LossScaler`. `enabled` states whether the recipe has a loss scale."""
+    """Return the arguments of `LossScaler`. `enabled`: whether the recipe has a loss scale."""
     if config.loss_scale is not None:
         return {"enabled": True, "init_scale": float(config.loss_scale), "constant": True}
     if not config.fp16:
