@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation error of a tensor: noise, underflow and saturation.
+"""`measure_quantisation_error`: noise, underflow and saturation of a quantised tensor.
 
     noise     x - dequantised(x)
     SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
@@ -9,9 +9,9 @@
 Under blockwise, MXFP8 and NVFP4 scaling only infinity saturates, since the scale of a tile follows
 its maximum.
 
-A rounding to m mantissa bits, of numbers whose logarithms are spread evenly over a binade, has an
-SQNR of about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A tensor under a
-scale that fits has nearly this SQNR.
+Rounding to m mantissa bits has an SQNR of about 6.02 (m + 1) + 7.4 dB, if the logarithms of the
+numbers are spread evenly over a binade. This is 31.5 for E4M3, 25.5 for E5M2 and 19.4 for E2M1. A
+tensor under a scale that fits has nearly this SQNR.
 """
 
 import math
@@ -27,9 +27,9 @@ from bridge.runtime.numerics.spec import EMULATED_SCHEMES, GemmPrecision
 from bridge.runtime.numerics.tiles import iterate_row_chunks
 
 MAX_SAMPLED_VALUES = 2**18
-"""About the number of elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
+"""The approximate number of elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
 BLOCK_ROWS = 128
-"""Rows that are sampled together: the tallest tile."""
+"""The number of rows that are sampled together, the height of the tallest tile."""
 
 
 def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
     Args:
         source_MK: The matrix before quantisation, FP32, BF16 or FP16.
-        operand: The operand that was made of it, without a Hadamard transform.
+        operand: The operand that was made of the matrix, without a Hadamard transform.
 
     Returns:
         amax: Largest magnitude before quantisation, NaN not counted; NaN if it is not known.
-        scale: Scale of the whole tensor; None for a scheme with a scale per tile.
+        scale: Scale of the whole tensor, or None for a scheme with a scale per tile.
         underflow, saturated: Shares, 0 to 1.
         sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """
@@ -78,7 +78,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
 
 def _compute_share(part: float, total: float) -> float:
-    """Return part / total, 0 if the total is 0."""
+    """Return part / total, or 0 if the total is 0."""
     if not total:
         return 0.0
     return part / total

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation: `quantise(x, spec)` gives codes and scales with the bits of Transformer Engine.
+"""`quantise`: a tensor -> codes and scales with the same bits as Transformer Engine.
 
-The results for special values, per scheme (Transformer Engine 2.20, by its kernels and not its
-Python references):
+The results for special values, per scheme (as in the kernels of Transformer Engine 2.20, and not as
+in its Python references):
 
 |            | NaN element | infinity in a tile     | tile of zeros    | -0.0 | tiny tile          |
 |------------|-------------|------------------------|------------------|------|--------------------|
@@ -12,11 +12,12 @@ Python references):
 | mxfp8      | NaN         | scale 2^127, +-max     | scale 2^-127     | kept | scale 2^-127       |
 | nvfp4      | +6, no NaN  | +-max, infinite factor | S_dec 0          | kept | S_dec 0, subnormal |
 
-NaN has no effect on scales. +-max is the saturated value. The infinite factor is that of NVFP4's
-GEMM. The scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
+NaN has no effect on scales. +-max is the saturated value. The infinite factor is the factor of
+NVFP4's GEMM. The scale of a tiny tile is at most the largest number of FP32, or of the input's
+dtype.
 
-So an infinite value is finite after quantisation: a check for overflow has to read the tensor
-before, or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
+So an infinite value is finite after quantisation. A check for overflow has to read the tensor
+before quantisation, or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
@@ -59,7 +60,7 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the scale of a whole tensor with an amax, an FP32 number; under NVFP4 it is S_enc.
+    """Return the FP32 scale of a whole tensor with an amax. Under NVFP4 it is S_enc.
 
     Args:
         amax: Largest magnitude of the tensor.
@@ -79,7 +80,7 @@ def choose_tensor_scale(
     hadamard: bool = False,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> tuple[float, float | None]:
-    """Return the scale of the whole tensor, and the amax that it was computed from.
+    """Return the scale of the whole tensor, and the amax from which it was computed.
 
     The scale is 1.0 for a scheme that has only scales per tile. The amax is None if the scale was
     not computed.
@@ -87,11 +88,11 @@ def choose_tensor_scale(
     Args:
         x_MK: FP32, BF16 or FP16.
         spec: Format, scale rule and tiles.
-        stored_scale: Scale of delayed scaling, which is returned. None means that the scale is
+        stored_scale: Scale of delayed scaling, which is returned. None: the scale is
             computed.
-        hadamard: Whether the transform of the matrix is quantised, which has another amax.
+        hadamard: Whether the transformed matrix is quantised, which has another amax.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
-            None means that this rank has all of it.
+            None: this rank has all of it.
     """
     if stored_scale is not None:
         return stored_scale, None
@@ -102,7 +103,7 @@ def choose_tensor_scale(
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return 63 random bits from a generator. None means torch's default generator."""
+    """Return 63 random bits from a generator. None: torch's default generator."""
     device = torch.device("cpu")
     if generator is not None:
         device = generator.device
@@ -127,9 +128,9 @@ def quantise(
         spec: Format, scale rule and tiles.
         rowwise: Whether the row-wise copy is made.
         columnwise: Whether the column-wise copy is made.
-        scale: Stored scale of delayed scaling. None means that the scale is computed.
+        scale: Stored scale of delayed scaling. None: the scale is computed.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
-            None means that this rank has all of it.
+            None: this rank has all of it.
 
     Returns:
         Codes and scales of the copies. The table in this file's docstring has the special values.
@@ -205,7 +206,7 @@ def _lay_out_copy(
     Args:
         result: Codes and scales in the axes of the tensor.
         spec: Format, scale rule and tiles.
-        columnwise: Which copy it is.
+        columnwise: Whether it is the column-wise copy.
         scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
     """
     transposed = columnwise and spec.scheme != "mxfp8"
@@ -218,7 +219,8 @@ def _lay_out_copy(
         return codes, _make_fp32_tensor(round_to_fp32(1.0 / scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
-        # The scale of a square tile is stored once for each of its rows (columns, column-wise).
+        # The scale of a square tile is stored for each of its rows, or for each of its columns in
+        # the column-wise copy.
         axis, size = 0, rows
         if columnwise:
             axis, size = 1, columns
