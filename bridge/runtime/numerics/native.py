@@ -45,12 +45,7 @@ def get_kernel_choice() -> str:
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         choice = os.environ.get("BRIDGE_NUMERICS", "auto")
-        if choice not in _KERNEL_CHOICES:
-            message = (
-                f"BRIDGE_NUMERICS: must be auto, native or torch, got {choice!r} (environment). "
-                "Use one of these."
-            )
-            raise RunConfigError(message, close_matches(choice, _KERNEL_CHOICES))
+        _require_known_choice(choice, setting="BRIDGE_NUMERICS", origin="environment")
         _selection = _Selection(
             choice=choice,
             setting="BRIDGE_NUMERICS",
@@ -65,14 +60,37 @@ def use(choice: str) -> str | None:
 
     Returns:
         A sentence about why the C kernel cannot be compiled, or None if the choice can be used.
+
+    Raises:
+        RunConfigError: There is no such choice. The earlier choice stays.
     """
     global _selection  # noqa: PLW0603
+    _require_known_choice(choice, setting="use", origin="call of use")
     _selection = _Selection(
         choice=choice, setting="use", origin="call of use", remedy='call use("auto")'
     )
     if choice == "native" and load_kernel(wait=True) is None:
         return _build.problem
     return None
+
+
+def _require_known_choice(choice: str, *, setting: str, origin: str) -> None:
+    """Refuse a choice that does not exist.
+
+    Args:
+        choice: The choice.
+        setting: The variable or function that states it, for the message.
+        origin: The origin of the choice, for the message.
+
+    Raises:
+        RunConfigError: There is no such choice.
+    """
+    if choice not in _KERNEL_CHOICES:
+        message = (
+            f"{setting}: must be auto, native or torch, got {choice!r} ({origin}). "
+            "Use one of these."
+        )
+        raise RunConfigError(message, close_matches(choice, _KERNEL_CHOICES))
 
 
 def get_kernel(x: torch.Tensor) -> Kernel | None:
