@@ -157,17 +157,17 @@ class LinearCall:
             role: input or grad_output.
             columnwise: Whether the column-wise copy is made.
         """
-        scale = None
+        tensor_scale = None
         if self.state is not None:
-            scale = self.state.get_scale(role)
+            tensor_scale = self.state.get_scale(role)
         spec = self.precision.spec(role)
-        operand = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
+        operand = make_operand(x_MK, spec, role, columnwise=columnwise, tensor_scale=tensor_scale)
         self._record_amax(operand)
         self._report_operand(x_MK, operand)
         return operand
 
     def make_weight_operand(
-        self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
+        self, w_NK: torch.Tensor, *, columnwise: bool = False, tensor_scale: float | None = None
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
@@ -175,7 +175,7 @@ class LinearCall:
             w_NK: The weight. With a stored weight it is not read.
             columnwise: Whether the column-wise copy is returned. fprop reads the row-wise copy, and
                 dgrad the column-wise copy.
-            scale: Scale of the forward pass, for the backward pass. None: the forward pass.
+            tensor_scale: Scale of the forward pass, for the backward pass. None: the forward pass.
         """
         if self.cache is not None:
             if self.first_microbatch and not columnwise:
@@ -186,26 +186,28 @@ class LinearCall:
         if self.stored_weight is not None:
             operand = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
-            operand = self._quantise_weight(w_NK, columnwise=columnwise, scale=scale)
+            operand = self._quantise_weight(w_NK, columnwise=columnwise, tensor_scale=tensor_scale)
         if self.cache is not None:
             self.cache.put(operand)
         return operand
 
     def _quantise_weight(
-        self, w_NK: torch.Tensor, *, columnwise: bool, scale: float | None
+        self, w_NK: torch.Tensor, *, columnwise: bool, tensor_scale: float | None
     ) -> GemmOperand:
         """Return the weight's operand, quantised now. `make_weight_operand` has the arguments."""
-        if scale is None and self.state is not None:
-            scale = self.state.get_scale("weight")
+        if tensor_scale is None and self.state is not None:
+            tensor_scale = self.state.get_scale("weight")
         spec = self.precision.spec("weight")
-        operand = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
+        operand = make_operand(
+            w_NK, spec, "weight", columnwise=columnwise, tensor_scale=tensor_scale
+        )
         if not columnwise:  # the forward pass has recorded the amax already
             self._record_amax(operand)
         self._report_operand(w_NK, operand)
         return operand
 
     def get_backward_weight(
-        self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
+        self, w_NK: torch.Tensor, dtype: torch.dtype, tensor_scale: float | None
     ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`, (N, K).
 
@@ -215,7 +217,7 @@ class LinearCall:
         Args:
             w_NK: The weight.
             dtype: Dtype of the result.
-            scale: Scale of the forward pass. None: a scheme with a scale per tile.
+            tensor_scale: Scale of the forward pass. None: the scheme has a scale per tile.
         """
         if self.stored_weight is not None:
             return make_stored_operand(self.stored_weight, "weight").dequantise(dtype)
@@ -225,7 +227,8 @@ class LinearCall:
         if self.cache is not None:
             w_row = self.cache.get(columnwise=False)
         if w_row is None:
-            w_row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
+            spec = self.precision.spec("weight")
+            w_row = make_operand(w_NK, spec, "weight", tensor_scale=tensor_scale)
         return w_row.dequantise(dtype)
 
     def multiply(
@@ -270,7 +273,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         w_row = call.make_weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
-        ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
+        ctx.weight_scale, ctx.weight_dtype = w_row.tensor_scale, weight.dtype
         kept_input = kept_weight = None
         if ctx.needs_input_grad[1]:
             kept_input = _choose_saved_input(ctx, x_MK, x_row)
@@ -338,7 +341,7 @@ def _compute_low_precision_grads(
     dy_row = None
     if ctx.needs_input_grad[0]:
         dy_row = call.make_activation_operand(dy_MN, "grad_output")
-        w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+        w_col = call.make_weight_operand(weight, columnwise=True, tensor_scale=ctx.weight_scale)
         dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
         del w_col  # freed before the next operand is made
     if ctx.needs_input_grad[1]:

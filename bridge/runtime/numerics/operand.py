@@ -53,7 +53,7 @@ class GemmOperand:
     """
     amax: float | None
     """Largest magnitude before quantisation. None: the operand was decoded from stored codes."""
-    scale: float | None = None
+    tensor_scale: float | None = None
     """Scale of the whole tensor. None: the scheme has scales per tile, or codes were stored."""
 
     @property
@@ -72,7 +72,7 @@ def make_operand(
     role: str,
     *,
     columnwise: bool = False,
-    scale: float | None = None,
+    tensor_scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
     """Round a matrix to the grid of its scheme, as an operand of a GEMM.
@@ -86,12 +86,13 @@ def make_operand(
         role: input, weight or grad_output.
         columnwise: Whether the column-wise copy is made. After a Hadamard transform its rows are
             padded to a multiple of 16.
-        scale: Stored scale of delayed scaling. None: the scale is computed.
+        tensor_scale: Scale of the whole tensor, such as the stored scale of delayed scaling. None:
+            the scale is computed.
         generator: The generator of the seed of stochastic rounding. None: torch's default
             generator.
     """
     tensor_scale, amax = choose_tensor_scale(
-        x_MK, spec, scale, hadamard=spec.is_transformed(columnwise)
+        x_MK, spec, tensor_scale, hadamard=spec.is_transformed(columnwise)
     )
     seed = None
     if spec.stochastic:
@@ -106,9 +107,9 @@ def make_operand(
     result = dispatch.run_tile_pass(x_MK, tile_pass)
     if amax is None:
         amax = result.amax
-    scale_of_operand, scale_inv = None, 1.0
+    operand_scale, scale_inv = None, 1.0
     if spec.has_single_scale:
-        scale_of_operand, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
+        operand_scale, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
     factors = _choose_factors(spec, scale_inv, amax, result.scale_range)
     values = result.values
     if factors.range_multiplier != 1.0:
@@ -124,7 +125,7 @@ def make_operand(
         factor=factors.factor,
         nvfp4_amax=factors.nvfp4_amax,
         amax=amax,
-        scale=scale_of_operand,
+        tensor_scale=operand_scale,
     )
 
 

@@ -46,8 +46,8 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
         sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """
     largest_representable = math.inf
-    if operand.scale is not None:
-        largest_representable = operand.spec.element.max / operand.scale
+    if operand.tensor_scale is not None:
+        largest_representable = operand.spec.element.max / operand.tensor_scale
     sums = torch.zeros(5, dtype=torch.float64)
     for start, end in iterate_row_chunks(source_MK, 1):
         x = source_MK[start:end].float()
@@ -70,7 +70,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
         amax = operand.amax
     return {
         "amax": amax,
-        "scale": operand.scale,
+        "scale": operand.tensor_scale,
         "underflow": _compute_share(underflow, nonzero),
         "saturated": _compute_share(saturated, source_MK.numel()),
         "sqnr_db": _compute_sqnr_db(signal, noise_power),
@@ -118,10 +118,12 @@ def compute_what_if_sqnr(
         precision = ModulePrecision(family=EMULATED_SCHEMES[scheme].family, scheme=scheme)
         format_ = str(precision.resolve_in_run(fp8_format).format)
         spec = GemmPrecision(scheme=scheme, format=format_).spec(role)
-        scale = None
+        tensor_scale = None
         if spec.has_single_scale:
-            scale = compute_tensor_scale(amax, spec)
+            tensor_scale = compute_tensor_scale(amax, spec)
         generator = torch.Generator(sample_MK.device).manual_seed(0)
-        operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)
+        operand = make_operand(
+            sample_MK, spec, role, tensor_scale=tensor_scale, generator=generator
+        )
         ratios[scheme] = measure_quantisation_error(sample_MK, operand)["sqnr_db"]
     return ratios

@@ -75,7 +75,7 @@ def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
 def choose_tensor_scale(
     x_MK: torch.Tensor,
     spec: QuantSpec,
-    stored_scale: float | None,
+    tensor_scale: float | None,
     *,
     hadamard: bool = False,
     reduce_amax: Callable[[float], float] | None = None,
@@ -88,14 +88,14 @@ def choose_tensor_scale(
     Args:
         x_MK: FP32, BF16 or FP16.
         spec: Format, scale rule and tiles.
-        stored_scale: Scale of delayed scaling, which is returned. None: the scale is
+        tensor_scale: The stored scale of delayed scaling, which is returned. None: the scale is
             computed.
         hadamard: Whether the transformed matrix is quantised, which has another amax.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
             None: this rank has all of it.
     """
-    if stored_scale is not None:
-        return stored_scale, None
+    if tensor_scale is not None:
+        return tensor_scale, None
     if not spec.needs_amax:
         return 1.0, None
     amax = _compute_amax(x_MK, reduce_amax, hadamard=hadamard)
@@ -116,7 +116,7 @@ def quantise(
     *,
     rowwise: bool = True,
     columnwise: bool = True,
-    scale: torch.Tensor | float | None = None,
+    tensor_scale: torch.Tensor | float | None = None,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise.
@@ -128,7 +128,7 @@ def quantise(
         spec: Format, scale rule and tiles.
         rowwise: Whether the row-wise copy is made.
         columnwise: Whether the column-wise copy is made.
-        scale: Stored scale of delayed scaling. None: the scale is computed.
+        tensor_scale: Stored scale of delayed scaling. None: the scale is computed.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
             None: this rank has all of it.
 
@@ -140,14 +140,13 @@ def quantise(
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
-    if scale is None and spec.scheme == "delayed":
+    if tensor_scale is None and spec.scheme == "delayed":
         raise PrecisionTypeError(
-            "scale: delayed scaling quantises with a stored scale. Pass scale=."
+            "tensor_scale: delayed scaling quantises with a stored scale. Pass tensor_scale=."
         )
-    stored_scale = None
-    if scale is not None:
-        stored_scale = float(scale)
-    tensor_scale, amax = choose_tensor_scale(x_MK, spec, stored_scale, reduce_amax=reduce_amax)
+    if tensor_scale is not None:
+        tensor_scale = float(tensor_scale)
+    tensor_scale, amax = choose_tensor_scale(x_MK, spec, tensor_scale, reduce_amax=reduce_amax)
     row_result = None
     if rowwise or spec.copies_share_values:
         row_result = _make_codes(x_MK, spec, columnwise=False, tensor_scale=tensor_scale)
@@ -159,7 +158,9 @@ def quantise(
         spec=spec, shape=x.shape, dtype=x.dtype, amax=_make_fp32_tensor(amax, x.device)
     )
     if rowwise and row_result is not None:
-        codes, scale_inv = _lay_out_copy(row_result, spec, columnwise=False, scale=tensor_scale)
+        codes, scale_inv = _lay_out_copy(
+            row_result, spec, columnwise=False, tensor_scale=tensor_scale
+        )
         quantised = replace(quantised, codes=codes, scale_inv=scale_inv)
     if not columnwise:
         return quantised
@@ -170,7 +171,9 @@ def quantise(
             amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
             tensor_scale = compute_tensor_scale(amax, spec)
         column_result = _make_codes(x_MK, spec, columnwise=True, tensor_scale=tensor_scale)
-    codes_t, scale_inv_t = _lay_out_copy(column_result, spec, columnwise=True, scale=tensor_scale)
+    codes_t, scale_inv_t = _lay_out_copy(
+        column_result, spec, columnwise=True, tensor_scale=tensor_scale
+    )
     amax_t = _make_fp32_tensor(amax, x.device)
     return replace(quantised, codes_t=codes_t, scale_inv_t=scale_inv_t, amax_t=amax_t)
 
@@ -199,7 +202,7 @@ def _make_codes(
 
 
 def _lay_out_copy(
-    result: TileResult, spec: QuantSpec, *, columnwise: bool, scale: float
+    result: TileResult, spec: QuantSpec, *, columnwise: bool, tensor_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scale_inv of a copy in Transformer Engine's layout (`quantised.py`).
 
@@ -207,7 +210,7 @@ def _lay_out_copy(
         result: Codes and scales in the axes of the tensor.
         spec: Format, scale rule and tiles.
         columnwise: Whether it is the column-wise copy.
-        scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
+        tensor_scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
     """
     transposed = columnwise and spec.scheme != "mxfp8"
     rows, columns = result.values.shape
@@ -216,7 +219,7 @@ def _lay_out_copy(
     )
     scales = result.scale_inv
     if scales is None:
-        return codes, _make_fp32_tensor(round_to_fp32(1.0 / scale), codes.device)
+        return codes, _make_fp32_tensor(round_to_fp32(1.0 / tensor_scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
         # The scale of a square tile is stored for each of its rows, or for each of its columns in

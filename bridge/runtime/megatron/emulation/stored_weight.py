@@ -198,7 +198,7 @@ def _quantise_weight(
     elif spec.scheme == "delayed":
         # No GEMM in FP8 reads a weight without a state. Its scale stays 1.
         scale = torch.ones(1, device=x_NK.device)
-    fresh = quantise(x_NK, spec, columnwise=not spec.copies_share_values, scale=scale)
+    fresh = quantise(x_NK, spec, columnwise=not spec.copies_share_values, tensor_scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
         state.record_stored_scale()

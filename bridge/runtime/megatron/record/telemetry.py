@@ -167,7 +167,7 @@ class Telemetry:
         scale = None
         if spec.scheme == "delayed":
             scale = quantizer.scale.item()
-        self.add(location, matrix, make_operand(matrix, spec, location.role, scale=scale))
+        self.add(location, matrix, make_operand(matrix, spec, location.role, tensor_scale=scale))
 
     def _find_location(self, source: torch.Tensor, quantizer: Any) -> _OperandLocation | None:
         """Return the location of a tensor.

@@ -137,10 +137,10 @@ def measure_emulated_health(
         return None
     x_operand, w_operand = operands
     is_fresh = _is_weight_fresh(weight, w_operand)
-    w_scale = w_operand.scale
+    w_scale = w_operand.tensor_scale
     if w_operand.has_stored_codes and w_operand.spec.has_single_scale:
         w_scale = 1 / w_operand.factor
-    x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
+    x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.tensor_scale)
     weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
     error = compute_relative_error(out, x_MK, weight, bias)
     weight_format = OperandFormat(format=w_operand.spec.format, scheme=w_operand.spec.scheme)
@@ -156,7 +156,11 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     spec = operand.spec
     if not operand.has_stored_codes:
         fresh = make_operand(
-            weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
+            weight,
+            spec,
+            "weight",
+            columnwise=operand.columnwise,
+            tensor_scale=operand.tensor_scale,
         )
     elif spec.scheme != "delayed":
         fresh = make_stored_operand(quantise(weight, spec, columnwise=False), "weight")
