@@ -300,7 +300,7 @@ def _resolve_folders(config: DictConfig, plain: Mapping[str, Any], *, is_sweep: 
     if isinstance(logging, dict):
         run_dir = logging.get("run_dir")
     hydra_overrides = plain["hydra"]["overrides"]["hydra"]
-    is_stated = any(text.startswith("hydra.run.dir=") for text in hydra_overrides)
+    is_stated = any(override.startswith("hydra.run.dir=") for override in hydra_overrides)
     with read_write(settings), open_dict(settings):
         if is_sweep:
             # A sweep has no job yet. The interpolations of its folder may name the job.
@@ -440,8 +440,9 @@ def _make_run_input(
     except OmegaConfBaseException as error:
         path = error.full_key or "the configuration"
         why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{path}: cannot be resolved: {why} ({origins.get_origin(path)}). Correct the reference."
-        raise RunConfigError(text) from error
+        origin = origins.get_origin(path)
+        message = f"{path}: cannot be resolved: {why} ({origin}). Correct the reference."
+        raise RunConfigError(message) from error
     sections: dict[str, Any] = _drop_missing(resolved)
     problems = Problems(origins)
     refuse_unknown_sections(sections, problems)

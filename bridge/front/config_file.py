@@ -150,9 +150,9 @@ class ConfigFile:
         """Write one override over the sections, or add its faults to the problems."""
         key = self.reading.translate_key(override.key_or_group)
         section, _, field = key.partition(".")
-        text = (override.input_line or "").partition("=")[2]
+        value_text = (override.input_line or "").partition("=")[2]
         if section == ENVIRONMENT_SECTION and section not in self.reading.sections:
-            self._write_variable(field, text, problems, is_delete=override.is_delete())
+            self._write_variable(field, value_text, problems, is_delete=override.is_delete())
             return
         value = None
         if not override.is_delete() and not override.is_sweep_override():
@@ -172,13 +172,13 @@ class ConfigFile:
     ) -> bool:
         """Add the fault of an override to the problems, and return whether it has one."""
         section, _, field = key.partition(".")
-        text = (override.input_line or "").partition("=")[2]
+        value_text = (override.input_line or "").partition("=")[2]
         if section not in RUN_CONFIG_KEYS and section not in self.reading.sections:
             sections = (*RUN_CONFIG_KEYS, *self.reading.sections)
-            problems.unknown(key, text, "no such section", sections, word=section)
+            problems.unknown(key, value_text, "no such section", sections, word=section)
             return True
         if override.is_sweep_override():
-            problems.add(key, "takes one value", text)
+            problems.add(key, "takes one value", value_text)
             return True
         if not field and section in MAPPING_SECTIONS and not isinstance(value, dict | None):
             rule = "a file has no options to choose from"
@@ -190,7 +190,7 @@ class ConfigFile:
         near = find_near_names(field, known_fields)
         is_own_section = self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES
         if near or is_own_section:
-            problems.unknown(key, text, "no such field", near or known_fields)
+            problems.unknown(key, value_text, "no such field", near or known_fields)
             return True
         return False
 

@@ -211,9 +211,9 @@ def write_run_files(
     if not is_first_process():
         return
     run_dir.mkdir(parents=True, exist_ok=True)
-    text = "# The run as it was: every field, after the precision was written into it.\n"
-    text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
-    (run_dir / "config.yaml").write_text(text)
+    config_text = "# The run as it was: every field, after the precision was written into it.\n"
+    config_text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
+    (run_dir / "config.yaml").write_text(config_text)
     (run_dir / ORIGINS_FILE).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
     if check_report is not None:
         content = report_to_dict(check_report)

@@ -73,13 +73,13 @@ def parse_dtype(value: object) -> str:
     Raises:
         WrongValueError: The value is not a dtype. For a string the remedy names the nearest dtype.
     """
-    text = str(value)
+    spelling = str(value)
     is_dtype = is_torch_dtype(value)
     if not isinstance(value, str) and not is_dtype:
         raise WrongValueError(
             "must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value
         )
-    name = text.strip().lower().removeprefix("torch.")
+    name = spelling.strip().lower().removeprefix("torch.")
     if name in DTYPE_SPELLINGS:
         return DTYPE_SPELLINGS[name]
     if is_dtype:

@@ -49,7 +49,7 @@ _FP8_STATE_SPELLING = (("fp8", "uint8"),)
 class PrecisionConfig(Statements):
     """The precision of a training run, with a record of the fields that were stated.
 
-    A field is *stated* if it is given to the constructor, assigned, or overridden on a command
+    A field is *stated* if it is passed to the constructor, assigned, or overridden on a command
     line. `del` removes the statement. Copies, pickles and `dataclasses.replace` keep the statements.
     """
 
@@ -72,7 +72,7 @@ class PrecisionConfig(Statements):
     `autocast_enabled`.
     """
     autocast_enabled: bool = stated(False, "bool", subjects.COMPUTE)
-    """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
+    """Run the forward pass under torch.autocast. Megatron's name of it is `enable_autocast`."""
     grad_reduce_in_fp32: bool = stated(True, "bool", subjects.WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
     fp8: str | None = stated(

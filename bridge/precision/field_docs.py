@@ -34,7 +34,7 @@ def read_field_docs(cls: type) -> dict[str, FieldDoc]:
     for node, below in itertools.pairwise(body):
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-            text = inspect.cleandoc(below.value.value)
+            docstring = inspect.cleandoc(below.value.value)
             annotation = ast.unparse(node.annotation).replace("DType", "torch.dtype | str")
-            docs[node.target.id] = FieldDoc(annotation, " ".join(text.split()))
+            docs[node.target.id] = FieldDoc(annotation, " ".join(docstring.split()))
     return docs

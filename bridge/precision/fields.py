@@ -59,7 +59,7 @@ class StatedField:
     choices: tuple[str, ...] = ()
     """The only values that Megatron accepts. Empty: only Megatron's code checks the value."""
     spellings: tuple[tuple[str, str], ...] = ()
-    """Further spellings of values, each with the value that it stands for."""
+    """Further spellings of values, each with its value."""
     subject: Subject | None = None
     """The subject under which it is listed. It also decides the outcome of a change on resume."""
     family: str | None = None

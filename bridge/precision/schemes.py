@@ -22,7 +22,7 @@ WHOLE_TENSOR: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
 COMPARED_SCHEMES = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""The schemes for which the quantisation error of an operand is computed, next to its own scheme.
+"""The schemes for which an operand's quantisation error is computed, in addition to its scheme.
 
 The row of an operand has the columns `tensorwise_db`, `blockwise_db` and so on.
 """

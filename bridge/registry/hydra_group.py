@@ -167,9 +167,9 @@ class RecipeSource(ConfigSource):
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
         """Return the config of a recipe, and set the environment variables that its function sets."""
-        made = self._get_or_make(name)
-        os.environ.update(made.variables)
-        return made.config
+        cached_recipe = self._get_or_make(name)
+        os.environ.update(cached_recipe.variables)
+        return cached_recipe.config
 
     def _get_or_make(self, name: str) -> _CachedRecipe:
         """Return a recipe with its config, which is made again only if the recipe was replaced.

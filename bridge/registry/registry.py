@@ -436,10 +436,10 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
 
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> Any:
-        made: Any = function(*args, **options)
-        if isinstance(made, MixedPrecisionConfig):
-            return _copy_with_recipe_name(made, name)
-        return made  # `Registry.get` refuses it
+        result: Any = function(*args, **options)
+        if isinstance(result, MixedPrecisionConfig):
+            return _copy_with_recipe_name(result, name)
+        return result  # `Registry.get` refuses it
 
     return recipe
 

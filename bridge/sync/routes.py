@@ -37,7 +37,7 @@ class Route:
     field: str
     owner: str
     attribute: str | None
-    """The name of the attribute. None: the field has no attribute, and its note says why."""
+    """The name of the attribute. None: the field has no attribute, for the reason in its note."""
     family: str | None
     """The row acts only while this family is on: fp8, fp4, or low for either. None: always.
 

@@ -272,13 +272,13 @@ def _check_underflow(inputs: WarningInputs) -> str | None:
     if not rising:
         return None
     worst = max(rising, key=lambda row: row.underflow)
-    text = f"{100 * worst.underflow:.3g} % of {worst.location} became zero at step {worst.step}"
+    sentence = f"{100 * worst.underflow:.3g} % of {worst.location} became zero at step {worst.step}"
     if worst.location in medians:
         usual = medians[worst.location]
-        text += f", {100 * usual:.3g} % in the median of the measurements before"
+        sentence += f", {100 * usual:.3g} % in the median of the measurements before"
     if len(rising) > 1:
-        text += f"; too much of {len(rising) - 1} other operands, too"
-    return f"{text}."
+        sentence += f"; too much of {len(rising) - 1} other operands, too"
+    return f"{sentence}."
 
 
 def _compute_underflow_medians(

@@ -49,7 +49,7 @@ class Mismatch:
     """A clause about the cause; empty if the cause is not known."""
 
     def __str__(self) -> str:
-        text = MISMATCH_TEXTS[self.column].format(planned=self.planned, ran=self.ran)
+        difference = MISMATCH_TEXTS[self.column].format(planned=self.planned, ran=self.ran)
         layers = ", ".join(self.layers)
         if count_layer_numbers(self.layers):
             layers = f"{format_layer_noun(len(self.layers))} {format_ranges(self.layers)}"
@@ -58,8 +58,8 @@ class Mismatch:
             parts += self.gemms
         location = ", ".join(filter(None, parts))
         if self.cause:
-            return f"{text}: {location}; {self.cause}."
-        return f"{text}: {location}."
+            return f"{difference}: {location}; {self.cause}."
+        return f"{difference}: {location}."
 
 
 def count_layer_numbers(labels: Iterable[str]) -> int:

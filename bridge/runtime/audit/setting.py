@@ -45,7 +45,7 @@ class Setting:
     key: str
     """Section and field, for example ``optimizer.lr``."""
     value: Any
-    """The value of the run, after the sync and Megatron's own checks."""
+    """The value of the run, after the sync and Megatron's checks."""
     default: Any
     """The default of the section's class."""
     set_by: dict[str, Any]

@@ -56,12 +56,12 @@ def read_latest_iteration(folder: Path) -> int | None:
     pointer = folder / LATEST_FILE
     if not pointer.is_file():
         return None
-    text = ""
+    step_text = ""
     with suppress(OSError), pointer.open(errors="replace") as stream:
-        text = stream.read(100).strip()
-    if not text.isdecimal() or len(text) > MAX_POINTER_DIGITS:
+        step_text = stream.read(100).strip()
+    if not step_text.isdecimal() or len(step_text) > MAX_POINTER_DIGITS:
         return None
-    return int(text)
+    return int(step_text)
 
 
 def list_resumable_iterations(folder: Path) -> list[int]:

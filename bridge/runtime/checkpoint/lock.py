@@ -93,7 +93,7 @@ def _make_in_use_error(folder: Path, key: str) -> CheckpointError:
 def _read_holder(path: Path) -> str | None:
     """Return the process that a lock names, "process 7 on host", or None if it names no process."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(4096)
-    if _HOLDER_PATTERN.fullmatch(text):
-        return text
+        holder = file.read(4096)
+    if _HOLDER_PATTERN.fullmatch(holder):
+        return holder
     return None

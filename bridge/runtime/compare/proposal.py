@@ -42,13 +42,13 @@ class Proposal:
     """Increase of this operand's ratio. None: the dtype of the run."""
 
     def __str__(self) -> str:
-        text = (
+        sentence = (
             f"layer {self.layer}, {self.module}: {self.operand} has {self.sqnr_db:.1f} dB of "
             f"{self.healthy_db:.1f}; {self.precision}"
         )
         if self.gained_db is None:
-            return text
-        return f"{text}, where it loses {self.gained_db:.0f} dB less"
+            return sentence
+        return f"{sentence}, where it loses {self.gained_db:.0f} dB less"
 
 
 def propose_precisions(

@@ -3,7 +3,7 @@
     te         Transformer Engine, on a GPU
     te_cpu     Transformer Engine's Python, on a CPU; in a process that was declared for it
     emulated   the emulation of FP8 and FP4, on any device
-    local      Megatron's own layers, for a run without FP8 and FP4
+    local      Megatron's local layers, for a run without FP8 and FP4
 
 `choose_backend` chooses a backend, and `use_backend` prepares Megatron for it.
 """
@@ -54,7 +54,7 @@ class Backend:
     """Implementation of a run's linear layers."""
 
     name: str
-    """te, emulated, te_cpu, or local: Megatron's own layers in the weights' dtype."""
+    """te, emulated, te_cpu, or local: Megatron's local layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
     """Sentences about the choice, for the log."""
     backward_override: str | None = None
@@ -157,11 +157,11 @@ def _make_emulated_backend(
         if parse_quant_recipes(getattr(config, "quant_recipe", None)):
             formats += ", and per module"
     notes = [f"FP8/FP4 matmuls: emulated ({formats}), {reason}."]
-    for row, text in list_set_variables(environ):
+    for row, stated_value in list_set_variables(environ):
         if row.name == OVERRIDE_VARIABLE and override is not None:
-            notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
+            notes.append(f"{row.name}={stated_value}: the emulation follows it, and {row.effect}.")
         else:
-            notes.append(f"{row.name}={text}: the emulation does not read it.")
+            notes.append(f"{row.name}={stated_value}: the emulation does not read it.")
     return Backend(name="emulated", notes=tuple(notes), backward_override=override)
 
 
@@ -179,16 +179,17 @@ def _read_backward_override(
     for scheme in dict.fromkeys(schemes):
         if scheme is None:
             continue
-        for row, text in list_scheme_variables(scheme, environ, attention=False):
-            if not row.keyword or not row.is_active(text):
+        for row, stated_value in list_scheme_variables(scheme, environ, attention=False):
+            if not row.keyword or not row.is_active(stated_value):
                 continue
             if row.name != OVERRIDE_VARIABLE:
                 raise BackendUnavailableError(
                     f"precision_backend: the emulation has no {row.keyword}, "
-                    f"which {row.name}={text} switches on for {scheme}, got 'emulated'. Unset it."
+                    f"which {row.name}={stated_value} switches on for {scheme}, got 'emulated'. "
+                    "Unset it."
                 )
             if scheme not in row.refused_by:
-                override = text
+                override = stated_value
     return override
 
 

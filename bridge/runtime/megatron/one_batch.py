@@ -182,7 +182,7 @@ class _RouterReplay:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores of the experts that the first pass chose, and the experts.
 
-        Megatron calls it in place of its own choice of experts. The arguments are Megatron's.
+        Megatron calls it instead of choosing the experts itself. The arguments are Megatron's.
         """
         values, preferred = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk

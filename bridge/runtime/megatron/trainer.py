@@ -245,9 +245,8 @@ class Trainer:
     def gather_parameters(self) -> Iterator[None]:
         """Gather the weights before a ``with`` block, and not during its forward passes.
 
-        Without `overlap_param_gather` they are gathered already. Megatron's own forced gather is
-        not used: it would leave MXFP8 weights in the buffer, and the weights of the last step in
-        use.
+        Without `overlap_param_gather` they are gathered already. Megatron's forced gather is not
+        used. It would leave MXFP8 weights in the buffer, and the weights of the last step in use.
         """
         if not self.model[0].ddp_config.overlap_param_gather:
             yield

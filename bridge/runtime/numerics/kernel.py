@@ -242,7 +242,7 @@ def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> to
 def _get_format_arguments(element: Format) -> dict[str, Any]:
     """Return the fields of `pass` about the element format."""
     nan_code, nan_bits = element.nan, _BF16_NAN_AS_FP32
-    if nan_code is None:  # the largest value stands for NaN
+    if nan_code is None:  # NaN becomes the largest value
         nan_code = (1 << (element.bits - 1)) - 1
         nan_bits = struct.unpack("<I", struct.pack("<f", element.max))[0]
     return {

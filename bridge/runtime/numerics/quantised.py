@@ -78,7 +78,7 @@ class Quantised:
     ) -> torch.Tensor:
         """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
-        The axes are those of the tensor, not transposed.
+        The axes are the axes of the tensor, not transposed.
         """
         codes, _ = self.get_copy(columnwise)
         if self.spec.format == "e2m1":

@@ -32,7 +32,7 @@ def compute_attention(
         k_BGSD: Keys, as many as queries or more.
         v_BGSD: Values.
         scale: Factor on the scores before the softmax.
-        is_causal: Whether a query attends only to the keys up to its own position. The last query
+        is_causal: Whether a query attends only to the keys up to its position. The last query
             has the position of the last key.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]

@@ -93,7 +93,7 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
         with warnings.catch_warnings(), apply_patches(keep_compatible(CHANGES_FOR_CONFIGS)):
-            # Megatron warns of values that are its own defaults.
+            # Megatron warns about values that are its defaults.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
             if config.multi_latent_attention:
@@ -114,7 +114,7 @@ _SWITCH_EXTENSIONS = {
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
     "persist_layer_norm": "apex",
 }
-"""Switch -> the compiled extension that Megatron's own layers need for it.
+"""Switch -> the compiled extension that Megatron's local layers need for it.
 
 The output layer is Megatron's under each backend, with Transformer Engine too.
 """

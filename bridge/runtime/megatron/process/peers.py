@@ -181,7 +181,7 @@ class Peers:
         self._store.compare_set("verdict", "", sentence)
 
     def _wait_for_ranks(self, word: str, *, until: float) -> list[int]:
-        """Return the ranks that have not written a word and have not left.
+        """Return the ranks that have not written a key and have not left.
 
         The call returns when there is no such rank, and at the time `until`.
         """
@@ -194,7 +194,7 @@ class Peers:
         return missing
 
     def _has_written(self, rank: int, word: str) -> bool:
-        """Return whether a rank has written a word, or left."""
+        """Return whether a rank has written a key, or left."""
         return self._store.check([f"{word} {rank}"]) or self._store.check([f"left {rank}"])
 
     def _get_host(self, rank: int) -> str:

@@ -104,10 +104,10 @@ class _LauncherVariables:
 
     def count_threads(self) -> int:
         """Return OMP_NUM_THREADS, or this rank's share of the CPUs of the machine."""
-        text = os.environ.get("OMP_NUM_THREADS", "")
+        stated_threads = os.environ.get("OMP_NUM_THREADS", "")
         stated = 0
-        if text.isdecimal():
-            stated = int(text)
+        if stated_threads.isdecimal():
+            stated = int(stated_threads)
         if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
             return stated
         cpus = os.cpu_count() or 1
