@@ -171,8 +171,8 @@ class Trainer:
         """Take a step of optimizer and schedule, unless a gradient of any rank is not finite.
 
         Returns:
-            Whether the weights were updated, and the norm of the gradients before clipping; None
-            without it.
+            Whether the weights were updated, and the norm of the gradients before clipping, or
+            None if it was not computed.
         """
         if not self._checks_gradients:
             is_finite = are_finite(self._list_gradient_buffers())

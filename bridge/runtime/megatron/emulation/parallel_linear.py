@@ -131,8 +131,8 @@ def _resolve_module_precision(
 
     Args:
         layer: The precision without the recipe. None: high precision.
-        quant_config: Megatron's config of the layer in the recipe, the precision by part. None means
-            that the recipe has none.
+        quant_config: Megatron's config of the layer in the recipe, the precision by part. None:
+            the recipe has none.
         part: `TRAINING` or `EVALUATION`. Without statements for evaluation, the statements for
             training count.
     """
@@ -186,8 +186,8 @@ class EmulatedParallelLinear:
         """Change the precision of the layer. Scales of an earlier precision are dropped.
 
         Args:
-            precision: Precision without a per-module recipe, which may override it. None
-                means high precision.
+            precision: Precision without a per-module recipe, which may override it. None:
+                high precision.
         """
         self.gemm_precision = _resolve_module_precision(precision, self.quant_config, TRAINING)
         self.evaluation_precision = _resolve_module_precision(

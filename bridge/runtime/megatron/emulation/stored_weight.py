@@ -222,7 +222,7 @@ def store_weight(
         spec: Quantisation of the weight.
         state: Scales and histories of delayed scaling. None: another scheme.
         in_16_bits: Whether the weight is a `GatheredIn16Bits`.
-        gathered_dtype: Dtype to which masters are rounded before they are quantised. None means
+        gathered_dtype: Dtype to which masters are rounded before they are quantised. None:
             the dtype of the weight.
     """
     weight = module.weight
