@@ -28,7 +28,7 @@ class FileRun:
     run: Run | None
     """The run. None: it cannot be used."""
     refusal: str = ""
-    """The reason for which it cannot be used, as sentences."""
+    """The reason why the run cannot be used, as sentences."""
 
     @property
     def name(self) -> str:

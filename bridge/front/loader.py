@@ -1,8 +1,8 @@
 """`load_run`: the `Run` of a file that describes a run, or of the training script's Hydra tree.
 
 Such a file is a file of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
-Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
-training script in both cases. Neither torch nor Megatron Core is imported.
+Bridge `ConfigContainer`, or another file that `bridge.read` reads. A file and the tree accept the
+same overrides as the training script. Neither torch nor Megatron Core is imported.
 
 `make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
 It returns the faults of the run too, since one error reports all of them.
@@ -64,10 +64,11 @@ def load_run(
             of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, with the groups of a team.
-        strict: Whether to refuse a run that cannot be planned: a precision that can never be right,
-            a mode that nothing states, misspelt fields. A check passes False, since it reports
-            all of these itself.
-        trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
+        strict: Whether to refuse a run that cannot be planned. Examples are a precision that is
+            wrong in any run, an unstated mode and misspelt fields. A check passes False, because
+            its findings report these faults.
+        trust: Whether to run the Python that `recipes_from` names in `config_file` or in the
+            primary config.
         choice: The run of a `config_file` that has several, and the variables of a script.
 
     Returns:
@@ -75,9 +76,9 @@ def load_run(
         reports its known faults. Its `plan` has the format of every GEMM and tensor.
 
     Raises:
-        RunConfigError: A file, section, key or override that cannot be used.
-        PrecisionConfigError: The precision can never be right.
-        UnknownRecipeError: No such recipe.
+        RunConfigError: A file, section, key or override cannot be used.
+        PrecisionConfigError: The precision is wrong in any run.
+        UnknownRecipeError: There is no such recipe.
     """
     reading = FileReading()
     if config_file is not None:
@@ -123,7 +124,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
     Raises:
         RunConfigError: The model has other layers than a language model, nothing states the mode,
             a value is of a wrong type, a field is misspelt, or a size is not stated.
-        PrecisionConfigError: The precision can never be right.
+        PrecisionConfigError: The precision is wrong in any run.
     """
     problems = problems or Problems(run.origins)
     if run.reading.uncertainty.other_model_kind is not None:
@@ -137,7 +138,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             continue
         for name, value in section.unknown.items():
             near = find_near_fields(key, name)
-            # The further fields of a model provider resemble no field of Megatron.
+            # The further fields of a model provider are not similar to Megatron's fields.
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
@@ -187,7 +188,7 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
 def _resolve_named_recipe(run_input: RunInput) -> RunInput:
     """Return the sections with the recipe that ``mixed_precision: NAME`` names.
 
-    Hydra resolves an option of its group `mixed_precision` itself. Other sources have the name.
+    Hydra resolves an option of its group `mixed_precision` itself. Other sources keep the name.
     """
     name = run_input.sections.get(PRECISION_KEY)
     if not isinstance(name, str):

@@ -1,8 +1,8 @@
 """`Adapter`: the adapter of a fine-tuning run, a bypass of two small layers at each linear layer.
 
     peft = read_section("peft", {"type": "LoRA", "dim": 16, "target_modules": ["linear_qkv"]})
-    adapter = Adapter.of(peft, model)
-    adapter.added_to(modules, shape, path)      # and linear_qkv.adapter.linear_in, ...linear_out
+    adapter = Adapter.from_sections(peft, model)
+    adapter.add_to_modules(modules, shape, path)    # and linear_qkv.adapter.linear_in, ...linear_out
 
 The weights of the model are frozen: they have no gradient, no master and no state, and their linear
 layers keep no input. In Megatron Bridge, the two layers of an adapter are Megatron's layers, not

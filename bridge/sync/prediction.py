@@ -53,16 +53,16 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     no_plan_reason: str | None = None
-    """The reason why the run has no plan: a source of its layers or precision is not read.
+    """The reason why the run has no plan. None: the run has a plan.
 
-    None: the run has a plan.
+    A run has no plan if a source of its layers or of its precision is not read.
     """
     unread_options: tuple[str, ...] = ()
     """Options of the run that are not read and may affect its layout, its layers or its memory."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The known environment variables of the run."""
     file_gpus: int | None = None
-    """The number of GPUs that the file of the run states, which counts if the target states none."""
+    """The number of GPUs that the file of the run states. It counts if the target states none."""
     features: DebugFeatures | None = None
     """The features of Transformer Engine's debugger. None: the debugger is off."""
 

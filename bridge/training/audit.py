@@ -1,4 +1,4 @@
-"""`Audit`: compares what single steps of a run ran in with the plan of the run.
+"""`Audit`: compares the recorded formats of single steps of a run with the plan of the run.
 
 The first two steps, the first step of each phase and the last step are audited, and further steps
 at an interval. A caller can choose other steps.
@@ -88,7 +88,7 @@ class Audit:
         census = take_census(model, optimizer, run.activations)
         global_record = recording.gather_record(census)
         step = run.iteration + 1
-        # The record has the tensors of this rank. Those of all ranks are only compared.
+        # The record has the tensors of this rank. The tensors of all ranks are only compared.
         self.record = replace(global_record, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
             self._compare(recording, global_record, must_raise=is_first)
@@ -158,7 +158,7 @@ def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
     The comparison shows no mismatch then, since the plan has no low-precision GEMM either.
 
     Returns:
-        None: the recipe has no low precision, or a GEMM ran in it.
+        The fault, or None if the recipe has no low precision or a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):
         return None

@@ -53,7 +53,7 @@ from bridge.training.value_checks import require_sane_values
 log = logging.getLogger("bridge.training")
 
 MAX_STUCK_STEPS = 10
-"""A run ends after so many skipped steps in a row in which the loss scale could not fall."""
+"""A run ends after this number of skipped steps in a row in which the loss scale could not fall."""
 
 
 def pretrain(
@@ -117,7 +117,7 @@ def _lock_folder(
         locked: A folder that this run has locked already. It is not locked a second time.
 
     Returns:
-        A sentence if the lock of a dead process was replaced, else None.
+        A sentence if the lock of a dead process was replaced, or None otherwise.
     """
 
     def lock() -> str | None:
@@ -207,7 +207,7 @@ def _show_warnings(
         shown: The result of the previous call.
 
     Returns:
-        The names of the warnings that hold now.
+        The names of the present warnings.
     """
     optimizer = run.config.optimizer
     smallest_scale = None
@@ -324,7 +324,7 @@ def _require_sound(run: TrainingRun, result: StepResult, metrics: Metrics) -> No
     """Require a finite loss, finite weights, and weights that still change.
 
     Raises:
-        TrainingError: One of them is not so. The record of the step is written before.
+        TrainingError: A requirement is not met. The record of the step is written before.
     """
     message = _find_unsound_state(run, result)
     if message is not None:
@@ -370,7 +370,7 @@ def _find_unsound_state(run: TrainingRun, result: StepResult) -> str | None:
 
 
 def _find_failure(run: TrainingRun) -> str | None:
-    """Return why the run has failed, if more than half of its steps were skipped. Else None."""
+    """Return why the run has failed, or None unless more than half of its steps were skipped."""
     skipped = run.skipped_steps - get_skipped_steps(run.start)
     if 2 * skipped <= run.steps:
         return None

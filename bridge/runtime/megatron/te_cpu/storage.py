@@ -216,7 +216,7 @@ def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor
         spec,
         rowwise=row,
         columnwise=col,
-        scale=scale,
+        tensor_scale=scale,
         reduce_amax=_make_amax_reduction(quantizer),
     )
     if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
