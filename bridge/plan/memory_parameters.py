@@ -130,6 +130,8 @@ class Parameter:
     copies: LayerCopies | None = None
     """The copies of its layer's operands, if the copies of the weight have two formats."""
     is_expert: bool = False
+    is_grouped: bool = False
+    """Whether its layer is a `GroupedLinear` of Transformer Engine: all experts of a rank."""
     is_frozen: bool = False
     """Whether it is not trained. Then it is in none of Megatron's buffers."""
     shares_embedding: bool = False
@@ -250,6 +252,7 @@ class _Chunk:
             layer=label,
             module=module.name,
             is_expert=module.is_expert and self.parallel.expert > 1,
+            is_grouped=module.is_expert and self.plan.settings.are_experts_grouped,
             is_frozen=module.is_frozen,
         )
         dtype = "fp32" if module.is_fp32 else self.plan.settings.mode

@@ -293,8 +293,14 @@ def _count_copies(
 
     Megatron-FSDP has separate buffers for the column-wise copies of MXFP8 weights. It drops other
     copies after their use.
+    Where layers do not keep transposes, the backward pass makes the transpose
+    of one weight at a time, and the largest of them counts.
+
+    Source: ROCm/TransformerEngine pull requests 218 and 328, pytorch/module/linear.py and
+    layernorm_linear.py; `GroupedLinear` has no such argument.
     """
     total = 0
+    largest_transpose = 0
     for parameter, count in Counter(parameters).items():
         is_stored_low, scheme = parameter.is_stored_low, parameter.scheme
         is_dropped = settings.fsdp and is_stored_low and not ddp["keep_fp8_transpose_cache"]
@@ -311,12 +317,15 @@ def _count_copies(
         size = count_scale_bytes(scheme, parameter.rows, parameter.columns)
         if not is_stored_low:
             size += elements
-        if has_column:
+        keeps_transpose = settings.keeps_weight_transposes or parameter.is_grouped
+        if has_column and is_per_tensor(scheme) and not keeps_transpose:
+            largest_transpose = max(largest_transpose, elements)
+        elif has_column:
             size += elements
             if not is_per_tensor(scheme):
                 size += count_scale_bytes(scheme, parameter.columns, parameter.rows)
         total += count * size
-    return total
+    return total + largest_transpose
 
 
 def _count_amax_state(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
@@ -409,7 +418,13 @@ def _list_notes(
     yield from _list_fsdp_notes(settings, ddp)
     yield from _list_offload_notes(settings)
     is_gpu_open = capability is None and not has_column_copy(settings.scheme_row, (10, 0))
-    if settings.family is not None and is_gpu_open:
+    drops_transposes = is_per_tensor(settings.scheme_row) and not settings.keeps_weight_transposes
+    if settings.family is not None and drops_transposes:
+        yield (
+            "keep_fp8_weight_transpose_cache=False: linear layers do not keep transposed FP8 copies "
+            "of weights; the largest is counted, which the backward pass makes and drops."
+        )
+    elif settings.family is not None and is_gpu_open:
         yield (
             "Whether the GPU needs transposed FP8 copies is not known: counted with them, which "
             "Hopper needs and Blackwell not."

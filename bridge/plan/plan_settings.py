@@ -102,6 +102,11 @@ class PlanSettings:
     """
     low_parameters: bool = False
     """Whether the weights are stored in FP8 or FP4."""
+    keeps_weight_transposes: bool = True
+    """Whether linear layers keep the transposes of FP8 weights of one scale from GEMM to GEMM.
+
+    Only Transformer Engine of ROCm can be told otherwise (`keep_fp8_weight_transpose_cache`).
+    """
     unused_weight_buffer: bool = False
     """Whether the BF16 weights of an MXFP8 model are not in the buffer that Megatron allocates."""
     grad_reduce: str = "fp32"
@@ -317,6 +322,7 @@ def _add_scheme_settings(
         format=str(model[str(family)]),
         output_layer=runs_output_layer and not is_hybrid_model,
         low_parameters=bool(model[f"{family}_param"]),
+        keeps_weight_transposes=bool(model["keep_fp8_weight_transpose_cache"]),
     )
     if scheme == "custom":
         settings = replace(settings, factory=model[f"{family}_quantizer_factory"])

@@ -52,7 +52,16 @@ if TYPE_CHECKING:
     from bridge.precision.debug_features import DebugFeatures
 
 ROW_COLUMNS = tuple(field.name for field in fields(PlanRow))
-OMITTED_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
+OMITTED_SETTINGS = frozenset(
+    {
+        "recipes",
+        "notes",
+        "absorbs",
+        "are_experts_grouped",
+        "has_units",
+        "keeps_weight_transposes",
+    }
+)
 """Fields of `PlanSettings` that the plain data leaves out, since the plan shows them elsewhere."""
 
 

@@ -59,6 +59,15 @@ def get_framework_fields(framework: str, classes: Sequence[str]) -> frozenset[st
     return frozenset(fields)
 
 
+@functools.cache
+def list_all_framework_fields(framework: str) -> frozenset[str]:
+    """Return the fields that any class of a framework has and Megatron Core's classes do not."""
+    fields: set[str] = set()
+    for names in _get_fields_by_class(framework).values():
+        fields |= names
+    return frozenset(fields)
+
+
 def list_newer_fields(names: Collection[str], owner_name: str) -> list[str]:
     """Return the fields in a section that came after every known release of Megatron Core.
 

@@ -71,6 +71,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
         **_FREEZE_ENCODERS,
         "freeze_vision_projection": ("bool", False),
         "keep_mtp_spec_in_bf16": ("bool", False),
+        "keep_fp8_weight_transpose_cache": ("bool", True),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},

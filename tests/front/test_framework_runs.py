@@ -313,6 +313,49 @@ def test_gradients_of_primus_are_kept_in_bf16_where_it_is_stated(tmp_path: Path)
     assert primus(tmp_path, "grad_reduce_in_bf16: true").section("ddp")["grad_reduce_in_fp32"] is False
 
 
+def count_copies(run: Run) -> int:
+    """Return the bytes of the low-precision copies of weights on a rank."""
+    return run.planned.memory.ranks[0].bytes_of["low-precision copies"]
+
+
+def test_primus_may_keep_no_transposes_of_fp8_weights(tmp_path: Path) -> None:
+    kept = primus(tmp_path)
+    dropped = primus(tmp_path, "no_fp8_weight_transpose_cache: true")
+    assert dropped.origin_of("model.keep_fp8_weight_transpose_cache") == "Primus at start"
+    layer = 3 * 256 * 256 + 256 * 256 + 2 * 512 * 256 + 512 * 256
+    largest = 2 * 512 * 256
+    assert count_copies(kept) - count_copies(dropped) == 2 * layer - largest
+    assert any("do not keep transposed FP8 copies" in note for note in dropped.planned.memory.notes)
+    turbo = ("no_fp8_weight_transpose_cache: true", "enable_primus_turbo: true", "use_turbo_gemm: true")
+    assert count_copies(primus(tmp_path, *turbo)) == count_copies(kept)
+
+
+def test_grouped_experts_of_primus_keep_the_transposes_of_their_weights(tmp_path: Path) -> None:
+    experts = ("num_experts: 4", "moe_grouped_gemm: true", "moe_ffn_hidden_size: 512")
+    kept = primus(tmp_path, *experts)
+    dropped = primus(tmp_path, *experts, "no_fp8_weight_transpose_cache: true")
+    attention = 3 * 256 * 256 + 256 * 256
+    assert count_copies(kept) - count_copies(dropped) == 2 * attention - 3 * 256 * 256
+
+
+def test_adapters_of_primus_train_in_the_place_of_the_weights(tmp_path: Path) -> None:
+    stage = "stage: sft\nlora: {enabled: false, dim: 32, target_modules: [linear_qkv, linear_fc1]}\n"
+    whole = primus(tmp_path, module=stage)
+    run = primus(tmp_path, "lora: {enabled: true, dim: 8, target_modules: [linear_proj]}", module=stage)
+    assert "peft" not in whole.reading.sections
+    assert run.section("peft")["dim"] == 8
+    names = {module.name for layer in run.plan.layers for module in layer.modules if module.kind == "adapter"}
+    assert names == {"linear_proj.adapter.linear_in", "linear_proj.adapter.linear_out"}
+    # Weights of 2 layers: 256 x 8 and 8 x 256. Adam keeps two moments in FP32.
+    assert run.planned.memory.ranks[0].bytes_of["optimizer state"] == 2 * 2 * 256 * 8 * 8
+    assert "all weights are counted as trained" not in " ".join(run.reading.lines)
+
+
+def test_a_trainer_of_primus_that_does_not_fine_tune_has_no_adapters(tmp_path: Path) -> None:
+    run = primus(tmp_path, "stage: pretrain", "lora: {enabled: true}")
+    assert "peft" not in run.reading.sections
+
+
 def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -> None:
     experts = ("num_experts: 4", "moe_grouped_gemm: true", "enable_primus_turbo: true", "use_turbo_grouped_gemm: true")
     run = primus(tmp_path, *experts)

@@ -75,6 +75,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
     "fp8_param": (LOW, True),
     "fp8_amax_history_len": (DELAYED, 16),
     "fp8_output_proj": (LOW, True),
+    "keep_fp8_weight_transpose_cache": (LOW, False),
     "fp8_dot_product_attention": (LOW, True),
     "fp8_multi_head_attention": (DELAYED, True),
     "fp4": ({"bf16": True}, "e2m1"),

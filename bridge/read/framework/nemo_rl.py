@@ -92,20 +92,20 @@ FP8_SETTING_RULE = (
 )
 STATED_TWICE_RULE = "stands in megatron_cfg too, and NeMo-RL refuses to start"
 NUMBER_OF_GPUS = (
-    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. "
+    "The number of GPUs: cluster states num_nodes={nodes} and gpus_per_node={each}. "
     "Add --target h100x{training}, for example."
 )
 GPUS_WITHOUT_NODES_OF_GENERATION = (
-    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and generation has {generating} "
-    "of these nodes. Add --target h100x{training}, for example."
+    "The number of GPUs: cluster states num_nodes={nodes} and gpus_per_node={each}, "
+    "and generation has {generating} of these nodes. Add --target h100x{training}, for example."
 )
 GPUS_WITHOUT_GPUS_OF_GENERATION = (
-    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and generation has {generating} "
-    "of these GPUs. Add --target h100x{training}, for example."
+    "The number of GPUs: cluster states num_nodes={nodes} and gpus_per_node={each}, "
+    "and generation has {generating} of these GPUs. Add --target h100x{training}, for example."
 )
 GPUS_SHARED_WITH_OTHERS = (
-    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs, and {others} has some of them. "
-    "Add a target with the GPUs of training, --target h100x8 for example."
+    "The number of GPUs: cluster states num_nodes={nodes} and gpus_per_node={each}, "
+    "and {others} has some of them. Add a target with the GPUs of training, --target h100x8 for example."
 )
 GENERATION_PRECISION = "{key}={value}: {engine} generates samples in it, and trains nothing."
 

@@ -13,6 +13,7 @@ Source: AMD-AGI/Primus fd1eeabb of 2026-08-22, primus/core/launcher/parser.py pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ from bridge.read.megatron_lm.written_arguments import parse_runs
 
 MEGATRON_FRAMEWORK = "megatron"
 FP32_REDUCTION_KEY = "accumulate_allreduce_grads_in_fp32"
+ADAPTER_KEY = "lora"
+"""Key of the adapters that train in the place of the model's weights."""
+STAGE_KEY = "stage"
+FINE_TUNING_STAGE = "sft"
+"""Stage of the only trainer that reads `ADAPTER_KEY`."""
+ADAPTER_FIELDS = ("dim", "target_modules", "exclude_modules", "dropout")
+"""Keys of the adapters that decide their layers and widths."""
 
 
 def is_of(config: Mapping[str, Any]) -> bool:
@@ -51,7 +59,8 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
     origins = dict.fromkeys(model, add_suffix(trainer.get("model")))
     origins |= dict.fromkeys(module, add_suffix(trainer.get("config")))
     origins |= dict.fromkeys(overrides, path.name)
-    arguments = dict(_flatten(merge(arguments, overrides)))
+    settings = merge(arguments, overrides)
+    arguments = dict(_flatten(settings))
     written = {}
     for name, value in arguments.items():
         is_default = (
@@ -66,7 +75,7 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
     run.mode_decider = run.used_by = ""
     if files.absent:
         run.mode_decider = f"{', '.join(files.absent)} of Primus"
-    return build_reading_from_arguments(
+    reading = build_reading_from_arguments(
         run,
         table,
         str(path),
@@ -75,6 +84,30 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         unknown=tuple(files.unknown),
         variables=tuple(files.variables),
     )
+    adapter = _read_adapter(settings)
+    if adapter is None:
+        return reading
+    return replace(reading, sections={**reading.sections, "peft": adapter})
+
+
+def _read_adapter(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the adapter of a fine-tuning run; None where all weights are trained.
+
+    The classes are ports of Megatron Bridge's: the same layers have the same adapters, and the
+    experts of a rank share theirs.
+
+    Source: primus/backends/megatron/megatron_sft_trainer.py _init_lora; peft/lora.py LoRA.
+    """
+    stated = settings.get(ADAPTER_KEY)
+    if not isinstance(stated, Mapping) or stated.get("enabled") is not True:
+        return None
+    if settings.get(STAGE_KEY, FINE_TUNING_STAGE) != FINE_TUNING_STAGE:
+        return None
+    adapter: dict[str, Any] = {"type": "LoRA"}
+    for name in ADAPTER_FIELDS:
+        if stated.get(name) is not None:
+            adapter[name] = stated[name]
+    return adapter
 
 
 def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework_fields import list_all_framework_fields
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.launch.torchrun import count_torchrun_ranks
@@ -34,6 +35,8 @@ from bridge.read.text.hydra_overrides import (
     parse_hydra_overrides,
 )
 from bridge.read.text.inherited_config import ConfigTree, resolve_interpolations
+from bridge.rules.facts.near_names import find_near_fields
+from bridge.target.fields import OWNER_FIELDS
 from bridge.target.versions import parse_version
 
 TABLE_NAME = "verl"
@@ -45,6 +48,10 @@ NODES_KEY = "trainer.nnodes"
 DEVICE_KEY = "trainer.device"
 DEVICES_KEY = "trainer.n_gpus_per_node"
 DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
+OVERRIDES_KEY = f"{ACTOR_BLOCK}.megatron.override_transformer_config"
+"""Fields of the model that go to Megatron Bridge by their names."""
+OLDER_BRIDGE_KEY = f"{ACTOR_BLOCK}.megatron.vanilla_mbridge"
+"""Switch of mbridge in the place of Megatron Bridge."""
 ADAPTER = f"{MODEL_BLOCK}.lora"
 RANK = f"{ADAPTER}.rank"
 REFERENCE = (f"{ACTOR_BLOCK}.use_kl_loss", "algorithm.use_kl_in_reward")
@@ -121,8 +128,12 @@ TRAINS_ON_NPU = (
     "target has such a device."
 )
 NUMBER_OF_GPUS = (
-    "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. "
+    "The number of GPUs: trainer states nnodes={nodes} and n_gpus_per_node={each}. "
     "Add --target h100x{all}, for example."
+)
+FIELD_NOT_KNOWN_RULE = (
+    "no known release of Megatron Core has this field, and with such a release Megatron Bridge from "
+    "0.5.0 on stops at the start (models/model_provider.py apply_overrides_and_finalize)"
 )
 CRITIC_NOT_COUNTED = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
 ADAPTER_NOT_KNOWN = (
@@ -284,7 +295,11 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
         open_points=(*open_settings, *reading.uncertainty.open_points),
         mode_decider=mode_decider,
     )
-    option_faults = replace(reading.option_faults, refused=tuple(_find_refused_settings(values)))
+    option_faults = replace(
+        reading.option_faults,
+        refused=tuple(_find_refused_settings(values)),
+        misdirected=tuple(_find_unknown_overrides(values)),
+    )
     return replace(
         reading,
         base=MEGATRON_CORE,
@@ -300,7 +315,7 @@ def _read_actor_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) ->
     """Return what is known of the checkpoint that the actor starts from."""
     table = load_framework_table(TABLE_NAME)
     bridge = MEGATRON_BRIDGE
-    if get_dotted_value(values, f"{ACTOR_BLOCK}.megatron.vanilla_mbridge") is True:
+    if get_dotted_value(values, OLDER_BRIDGE_KEY) is True:
         bridge = MBRIDGE
     overrides = get_dotted_value(values, f"{MODEL_BLOCK}.override_config")
     if not isinstance(overrides, Mapping):
@@ -421,4 +436,32 @@ def _find_refused_settings(values: ConfigTree) -> list[Finding]:
                 remedy="Remove it",
             )
         )
+    return faults
+
+
+def _find_unknown_overrides(values: ConfigTree) -> list[Finding]:
+    """Return the overrides of the model that neither Megatron Core nor Megatron Bridge has as fields.
+
+    A name that resembles a field is not among them, since the check of misspelt fields reports it.
+    MindSpeed adds fields in runs on NPUs. mbridge does not take the names one by one.
+
+    Source: verl/workers/engine/megatron/transformer_impl.py _build_tf_config.
+    """
+    overrides = get_dotted_value(values, OVERRIDES_KEY)
+    is_other_bridge = get_dotted_value(values, OLDER_BRIDGE_KEY) not in (None, False)
+    if not isinstance(overrides, Mapping) or is_other_bridge or _is_on_npu(values):
+        return []
+    known = list_all_framework_fields(MEGATRON_BRIDGE)
+    faults = []
+    for name, value in overrides.items():
+        if name in OWNER_FIELDS["model"] or name in known or find_near_fields("model", name):
+            continue
+        fault = Finding(
+            path=f"{OVERRIDES_KEY}.{name}",
+            rule=FIELD_NOT_KNOWN_RULE,
+            value=value,
+            remedy="Drop it; or use the release that has it",
+            severity="warning",
+        )
+        faults.append(fault)
     return faults

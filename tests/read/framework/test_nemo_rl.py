@@ -84,16 +84,16 @@ def test_a_file_is_read_with_those_that_it_inherits_from(child: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "count", "sentence"),
     [
-        ([], 16, "cluster states 2 nodes with 8 GPUs. Add --target h100x16"),
+        ([], 16, "cluster states num_nodes=2 and gpus_per_node=8. Add --target h100x16"),
         (
             ["generation.colocated={enabled: false, resources: {num_nodes: 1, gpus_per_node: 8}}"],
             8,
-            "cluster states 2 nodes with 8 GPUs, and generation has 1 of these nodes. Add --target h100x8",
+            "cluster states num_nodes=2 and gpus_per_node=8, and generation has 1 of these nodes. Add --target h100x8",
         ),
         (
             ["generation.colocated={enabled: false, resources: {num_nodes: null, gpus_per_node: 2}}", "NODES=1"],
             6,
-            "cluster states 1 nodes with 8 GPUs, and generation has 2 of these GPUs. Add --target h100x6",
+            "cluster states num_nodes=1 and gpus_per_node=8, and generation has 2 of these GPUs. Add --target h100x6",
         ),
         (
             ["generation.colocated={enabled: false, resources: {num_nodes: null}}"],

@@ -46,6 +46,43 @@ def test_overrides_reach_the_configs_of_megatron(run_of) -> None:
     assert [one for one in check(run).findings if one.severity == "error"] == []
 
 
+OVERRIDE = "+actor_rollout_ref.actor.megatron.override_transformer_config"
+
+
+def list_unknown_overrides(run) -> list[str]:
+    """Return the fields that the check names as unknown to Megatron Bridge."""
+    found = [one for one in check(run).findings if one.path.startswith(OVERRIDE.lstrip("+"))]
+    assert all((one.id, one.severity) == ("PB801", "warning") for one in found)
+    return [one.path.rpartition(".")[2] for one in found]
+
+
+def test_an_override_that_no_release_has_stops_megatron_bridge(run_of) -> None:
+    words = f"{OVERRIDE}.use_flash_attn=True {OVERRIDE}.moe_permute_fusion=True {OVERRIDE}.seq_length=4096"
+    run = run_of(script(words), "run.sh")
+    assert list_unknown_overrides(run) == ["use_flash_attn"]
+    (finding,) = [one for one in check(run).findings if one.path.endswith("use_flash_attn")]
+    assert finding.rule == (
+        "no known release of Megatron Core has this field, and with such a release Megatron Bridge from 0.5.0 on "
+        "stops at the start (models/model_provider.py apply_overrides_and_finalize)"
+    )
+
+
+@pytest.mark.parametrize("word", ["trainer.device=npu", "actor_rollout_ref.actor.megatron.vanilla_mbridge=True"])
+def test_an_override_of_mindspeed_or_mbridge_is_not_reported(run_of, word: str) -> None:
+    assert list_unknown_overrides(run_of(script(f"{OVERRIDE}.use_flash_attn=True {word}"), "run.sh")) == []
+
+
+def test_a_misspelt_override_is_reported_once(run_of) -> None:
+    run = run_of(script(f"{OVERRIDE}.moe_permute_fusoin=True"), "run.sh")
+    assert [one.id for one in check(run).findings if "fusoin" in one.path] == ["PB122"]
+
+
+def test_the_number_of_gpus_is_named_with_its_keys(run_of) -> None:
+    run = run_of(script("trainer.nnodes=1 trainer.n_gpus_per_node=8"), "run.sh")
+    sentence = "The number of GPUs: trainer states nnodes=1 and n_gpus_per_node=8. Add --target h100x8, for example."
+    assert sentence in run.reading.uncertainty.open_points
+
+
 def test_a_check_of_megatron_lms_parser_is_a_warning_where_no_such_parser_runs(run_of) -> None:
     offloaded = "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True"
     run = run_of(script(offloaded), "run.sh")

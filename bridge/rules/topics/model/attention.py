@@ -31,16 +31,16 @@ def find_softmax_dtype_unread_by_te(context: RuleContext) -> Iterator[Violation]
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
     The model class of a framework can have another default than Megatron. Then nobody stated the
-    dtype, and the finding is an info.
+    dtype, and the finding is an info. A value that the framework sets cannot be dropped.
     """
     if context.model.transformer_impl != "transformer_engine" or context.is_emulated:
         return
     if not context.differs_from_default("attention_softmax_in_fp32"):
         return
     if "attention_softmax_in_fp32" in context.stated:
-        yield Violation()
+        yield Violation(remedy="drop it")
     else:
-        yield Violation(severity="info")
+        yield Violation(severity="info", remedy="leave it, which changes nothing")
 
 
 RULES = (
@@ -98,7 +98,7 @@ RULES = (
         setting="attention_softmax_in_fp32",
         when=find_softmax_dtype_unread_by_te,
         message="has no effect: Transformer Engine's attention does not read it",
-        remedies=("drop it", "set model.transformer_impl=local"),
+        remedies=("{remedy}", "set model.transformer_impl=local"),
         source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
     ),
     no_effect(
