@@ -88,7 +88,7 @@ def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[
     Raises:
         UnreadFileError: The script starts no run of Megatron-LM.
     """
-    model = find_model_arguments(document.text, document.path)
+    model = find_model_arguments(document.text, document.path, variables)
     launches = read_launches(document.text, document.path, {**model.variables, **variables})
     runs: list[WrittenArguments] = []
     for launch in launches:
