@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from bridge.read.framework.launcher_values import (
 
 MAX_ITEMS = 4096
 """Items of a list, and characters of a repeated text, that are computed."""
+MAX_NUMBER = 2**63
+"""The largest number that is computed."""
 OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -52,7 +55,7 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
     for function in (abs, all, any, bool, dict, float, int, len, list, max, min, round, set, str, sum, tuple)
 } | {"enumerate": lambda items: list(enumerate(items)), "sorted": sorted}
 TEXT_METHODS = frozenset(
-    "endswith format lower lstrip partition removeprefix removesuffix replace rsplit rstrip split "
+    "endswith lower lstrip partition removeprefix removesuffix replace rsplit rstrip split "
     "splitlines startswith strip title upper".split()
 )
 """Methods of a text that are computed."""
@@ -253,14 +256,17 @@ class ExpressionReader:
             if isinstance(left.content, str) or isinstance(right.content, str):
                 return join_texts((left, right))
             if isinstance(left.content, list) and isinstance(right.content, list):
-                return Value(left.content + right.content)
+                return Value(self.list_items(left) + self.list_items(right))
         if isinstance(left.content, dict) and isinstance(right.content, dict):
             return Value(left.content | right.content)
         names: set[str] = set()
         first, second = get_plain(left, names), get_plain(right, names)
         if isinstance(node.op, ast.Mult) and MAX_ITEMS < _get_size(first, second):
             raise UnknownValueError("a large product")
-        return wrap(OPERATORS[type(node.op)](first, second), names)
+        result = OPERATORS[type(node.op)](first, second)
+        if isinstance(result, int | float) and abs(result) > MAX_NUMBER:
+            raise UnknownValueError("a large number")
+        return wrap(result, names)
 
     def _evaluate_bool(self, node: ast.BoolOp, frame: Frame) -> Value:
         """Return the operand of `and` or `or` that decides it."""
@@ -289,7 +295,7 @@ class ExpressionReader:
         left = self.value(node.left, frame)
         for kind, expression in zip(node.ops, node.comparators, strict=True):
             right = self.value(expression, frame)
-            is_known_object = isinstance(left.content, Instance) and right == Value(None)
+            is_known_object = isinstance(left.content, Instance | re.Match) and right == Value()
             if is_known_object:
                 return Value(isinstance(kind, ast.IsNot | ast.NotEq))
             second = get_plain(right, names)

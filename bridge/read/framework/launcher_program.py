@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -198,9 +199,9 @@ class LauncherProgram(ExpressionReader):
             case ast.Return(value=expression):
                 raise _ReturnedError(Value() if expression is None else self.value(expression, frame))
             case ast.Assert(test=test) if self._fails(test, frame):
-                raise PathEndError(f"line {node.lineno} raises an error")
+                raise _make_error(node, frame, f"the assertion `{ast.unparse(test)}` fails")
             case ast.Raise():
-                raise PathEndError(f"line {node.lineno} raises an error")
+                raise _make_error(node, frame, "an error is raised")
             case ast.Break() | ast.Continue():
                 raise _JumpedError
             case ast.FunctionDef(name=name):
@@ -213,9 +214,10 @@ class LauncherProgram(ExpressionReader):
                 self._forget_names(node, frame)
 
     def _fails(self, test: ast.expr, frame: Frame) -> bool:
-        """Return whether an assertion is known to fail."""
+        """Return whether an assertion is known to fail. A run sets a variable that has no default."""
         answer = self.value(test, frame)
-        return not answer.late_name and not answer.content
+        is_unset = answer.content is None and bool(answer.names)
+        return not (self.holds(test, frame) or answer.late_name or is_unset)
 
     def _follow_if(self, node: ast.If, frame: Frame) -> None:
         """Follow the branch of a condition that is taken.
@@ -333,7 +335,7 @@ class LauncherProgram(ExpressionReader):
         """
         if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) != "os.environ.get":
             holder = self.value(node.func.value, frame)
-            if isinstance(holder.content, str | list | dict) and not holder.late_name:
+            if isinstance(holder.content, str | list | dict | re.Match):
                 return self._call_method(holder, node, frame)
         if isinstance(node.func, ast.Name) and frame.find(node.func.id) is None:
             return self._call_builtin(node.func.id, node, frame)
@@ -384,6 +386,10 @@ class LauncherProgram(ExpressionReader):
             case "typer.app":
                 self._follow_commands(node.func, frame)
                 return Value()
+        if path == "os.path.join":
+            return Value("/".join(argument.text for argument in arguments))
+        if path == "re.search":
+            return _search(arguments)
         if path.startswith("tempfile."):
             return Value(TEMPORARY_FILE)
         if path.endswith(TRAIN_FUNCTION):
@@ -417,6 +423,8 @@ class LauncherProgram(ExpressionReader):
             case str(), "join", [items]:
                 texts = [item.text for item in self.list_items(items)]
                 return Value(content.join(texts))
+            case re.Match(), "group", [number]:
+                return wrap(content.group(get_plain(number, set())), holder.names)
             case str(), "strip" | "lstrip" | "rstrip", []:
                 return Value(getattr(content, name)(), holder.names)
             case list(), "append", [item]:
@@ -444,6 +452,8 @@ class LauncherProgram(ExpressionReader):
         names: set[str] = set()
         text: Any = get_plain(holder, names)
         plain = [get_plain(argument, names) for argument in arguments]
+        if MAX_ITEMS < sum(len(str(word)) for word in (text, *plain)):
+            raise UnknownValueError("a long text")
         return wrap(getattr(text, name)(*plain), names)
 
     def follow_function(
@@ -633,6 +643,20 @@ class LauncherProgram(ExpressionReader):
         if any(ast.unparse(word).endswith("property") for word in node.decorator_list):
             return self.follow_function(function, (), {})
         return Value(function)
+
+
+def _search(arguments: Sequence[Value]) -> Value:
+    """Return the match of `re.search`, or None. A pattern with several repetitions may take too long."""
+    names: set[str] = set()
+    pattern, text = (str(get_plain(argument, names)) for argument in arguments)
+    if len(re.findall(r"[+*{]", pattern)) > 1 or len(text) > MAX_ITEMS:
+        raise UnknownValueError(pattern)
+    return Value(re.search(pattern, text), frozenset(names))
+
+
+def _make_error(node: ast.stmt, frame: Frame, fault: str) -> PathEndError:
+    """Return the end of a path on which the launcher raises an error."""
+    return PathEndError(f"{fault} on line {node.lineno} of {Path(frame.module.path).name}")
 
 
 @cache

@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 
 from bridge.read.launch.shell_word import ShellWord
 
+MAX_NAMES = 3
+"""Variables that a default names. `ShellWord` reads no deeper ones."""
+MAX_TEXT_LENGTH = 1_000_000
+"""Characters of a text that is followed."""
 MAX_NAME_LENGTH = 80
 """Characters of the name of a value that only the run knows."""
 QUOTING_PATTERN = re.compile(r"[\"'`\\]")
@@ -51,9 +55,10 @@ class Value:
             return f"${{{min(self.names, default='value')}}}"
         if not self.names:
             return text
-        if QUOTING_PATTERN.search(text) or text.count("{") != text.count("}"):
+        is_no_default = self.content is None or text.count("{") != text.count("}")
+        if is_no_default or QUOTING_PATTERN.search(text):
             return f"${{{min(self.names)}}}"
-        for name in sorted(self.names, reverse=True):
+        for name in sorted(self.names)[:MAX_NAMES]:
             text = f"${{{name}:-{text}}}"
         return text
 
@@ -107,8 +112,15 @@ def get_plain(content: object, names: set[str]) -> object:
 
 
 def join_texts(values: Iterable[Value]) -> Value:
-    """Return the texts of values as one text."""
-    return Value("".join(value.text for value in values))
+    """Return the texts of values as one text.
+
+    Raises:
+        UnknownValueError: It is too long.
+    """
+    text = "".join(value.text for value in values)
+    if len(text) > MAX_TEXT_LENGTH:
+        raise UnknownValueError("a long text")
+    return Value(text)
 
 
 def wrap(content: object, names: Iterable[str] = ()) -> Value:

@@ -36,10 +36,9 @@ from bridge.read.framework.miles import evaluate_model_file
 from bridge.read.text.document import Document
 
 LAUNCHER_PATTERN = re.compile(
-    r"^\s*(?:(?:import|from)\s+(?P<package>slime|miles)\.utils\.external_utils\b|from scripts\.run_)",
-    re.MULTILINE,
+    r"^\s*(?:import|from)\s+(?:(?P<package>slime|miles)|scripts|tests)\b", re.MULTILINE
 )
-"""The import of the module with `execute_train`, or of another launcher."""
+"""The import of the framework, or of another launcher."""
 CALL_PATTERN = re.compile(r"execute_train\(")
 MILES = "miles"
 """The framework whose launchers import each other."""
@@ -49,7 +48,8 @@ MAX_BRANCHES = 48
 BOOLEAN_WORDS = {"0": "1", "1": "0", "true": "false", "false": "true"}
 """Texts of a variable that switch something -> the other text."""
 NO_START_MESSAGE = (
-    "{path}: must start a run by itself, and {reason}. Give a launcher whose command line starts a run."
+    "{path}: must start a run with nothing overridden, and {reason}. "
+    "Add --context variables='NAME=VALUE' with an option of the launcher, or give its launch."
 )
 NO_CALL = "no statement that is followed calls `execute_train`"
 
@@ -76,7 +76,7 @@ def maybe_read_launcher(document: Document, variables: Mapping[str, str]) -> Doc
         UnreadFileError: The launcher starts no run, or is no Python.
     """
     package = LAUNCHER_PATTERN.search(document.text)
-    if document.kind != "python" or package is None or not CALL_PATTERN.search(document.text):
+    if document.kind != "python" or package is None or "__main__" not in document.text:
         return None
     path = Path(document.path)
     try:
@@ -84,6 +84,10 @@ def maybe_read_launcher(document: Document, variables: Mapping[str, str]) -> Doc
         script = _Launcher(path, package_name, variables).write_script()
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
+    except UnreadFileError:
+        if CALL_PATTERN.search(document.text):
+            raise
+        return None
     return Document(path=document.path, text=script, kind="shell")
 
 
@@ -211,7 +215,7 @@ def _list_branches(program: LauncherProgram) -> Iterator[_Branch]:
         if not branches:
             source = condition.source
             if condition.holds:
-                source = f"not {source}"
+                source = f"not {source}".replace("not not ", "")
             test = f'[ "${format_name(source)}" ]'
             branches = [_Branch(test, {}, (condition.text,))]
         for branch in branches:
