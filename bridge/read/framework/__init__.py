@@ -13,6 +13,9 @@ yaml_files.py              `read_framework`: a YAML file, by the reader of its f
 launch_scripts.py          `maybe_read_script`: a launch script, by the reader of its framework
 nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree
 primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM's arguments
+python_launcher.py         `maybe_read_launcher`: a Python launcher as the script that it stands for
+launcher_program.py        `LauncherProgram`: a launcher, followed by its syntax; its expressions in
+                           launcher_expressions.py, their values in launcher_values.py
 
 A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
 

@@ -52,13 +52,46 @@ OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 BUILTINS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (abs, all, any, bool, dict, float, int, len, list, max, min, round, set, str, sum, tuple)
+    for function in (
+        abs,
+        all,
+        any,
+        bool,
+        dict,
+        float,
+        int,
+        len,
+        list,
+        max,
+        min,
+        round,
+        set,
+        str,
+        sum,
+        tuple,
+    )
 } | {"enumerate": lambda items: list(enumerate(items)), "sorted": sorted}
 TEXT_METHODS = frozenset(
-    "endswith lower lstrip partition removeprefix removesuffix replace rsplit rstrip split "
-    "splitlines startswith strip title upper".split()
+    [
+        "endswith",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "title",
+        "upper",
+    ]
 )
 """Methods of a text that are computed."""
+EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 FAULTS = (
     *(UnknownValueError, TypeError, ValueError, LookupError, AttributeError),
     *(ArithmeticError, RecursionError),
@@ -79,7 +112,9 @@ class OpenCondition:
     names: frozenset[str]
     """Variables on whose defaults its answer rests; none if only the run knows it."""
     constants: tuple[object, ...]
-    """Constants that it is compared with."""
+    """Constants that it is compared with for equality."""
+    is_assertion: bool
+    """Whether the launcher ends with an error if it does not hold."""
 
 
 class ExpressionReader:
@@ -119,7 +154,7 @@ class ExpressionReader:
         """Return the value of an expression as Python has it, and add the variables that it rests on."""
         return get_plain(self.value(node, frame), names)
 
-    def holds(self, test: ast.expr, frame: Frame) -> bool:
+    def holds(self, test: ast.expr, frame: Frame, *, is_assertion: bool = False) -> bool:
         """Return whether a condition holds. A condition that only the run knows does not hold."""
         answer = self.value(test, frame)
         names: set[str] = set()
@@ -139,7 +174,8 @@ class ExpressionReader:
                 source=ast.unparse(test),
                 holds=does_hold,
                 names=frozenset(names),
-                constants=_list_constants(test),
+                constants=_list_compared_constants(test),
+                is_assertion=is_assertion,
             )
             self.conditions.setdefault(text, condition)
         return does_hold != (text in self.forced)
@@ -170,7 +206,7 @@ class ExpressionReader:
 
     # -- expressions -------------------------------------------------------------------------------
 
-    def _evaluate(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0911, PLR0912  a case for each form
+    def _evaluate(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
         """Return the value of an expression.
 
         Raises:
@@ -261,7 +297,7 @@ class ExpressionReader:
             return Value(left.content | right.content)
         names: set[str] = set()
         first, second = get_plain(left, names), get_plain(right, names)
-        if isinstance(node.op, ast.Mult) and MAX_ITEMS < _get_size(first, second):
+        if isinstance(node.op, ast.Mult) and _get_size(first, second) > MAX_ITEMS:
             raise UnknownValueError("a large product")
         result = OPERATORS[type(node.op)](first, second)
         if isinstance(result, int | float) and abs(result) > MAX_NUMBER:
@@ -364,6 +400,15 @@ class ExpressionReader:
     def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Assign a value. The subclass does."""
         raise NotImplementedError
+
+
+def _list_compared_constants(test: ast.expr) -> tuple[object, ...]:
+    """Return the constants that a condition compares something with for equality, each once."""
+    constants: list[object] = []
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], EQUALITIES):
+            constants += _list_constants(node)
+    return tuple(dict.fromkeys(constants))
 
 
 def _list_constants(test: ast.AST) -> tuple[object, ...]:

@@ -197,7 +197,9 @@ class LauncherProgram(ExpressionReader):
             case ast.Try():
                 self._follow_try(node, frame)
             case ast.Return(value=expression):
-                raise _ReturnedError(Value() if expression is None else self.value(expression, frame))
+                raise _ReturnedError(
+                    Value() if expression is None else self.value(expression, frame)
+                )
             case ast.Assert(test=test) if self._fails(test, frame):
                 raise _make_error(node, frame, f"the assertion `{ast.unparse(test)}` fails")
             case ast.Raise():
@@ -217,12 +219,14 @@ class LauncherProgram(ExpressionReader):
         """Return whether an assertion is known to fail. A run sets a variable that has no default."""
         answer = self.value(test, frame)
         is_unset = answer.content is None and bool(answer.names)
-        return not (self.holds(test, frame) or answer.late_name or is_unset)
+        holds = self.holds(test, frame, is_assertion=True)
+        return not (holds or answer.late_name or is_unset)
 
     def _follow_if(self, node: ast.If, frame: Frame) -> None:
         """Follow the branch of a condition that is taken.
 
-        If it raises an error, and only the run knows the condition, the other branch is followed.
+        If it raises an error, and only the run knows the condition, the other branch is followed. A
+        variable that has no default is set by a run.
         """
         branches = [node.orelse, node.body]
         if self.holds(node.test, frame):
@@ -231,8 +235,9 @@ class LauncherProgram(ExpressionReader):
         try:
             self._follow(branches[0], frame)
         except PathEndError:
-            is_late = bool(self.value(node.test, frame).late_name)
-            if not is_late or len(self.starts) > start_count:
+            answer = self.value(node.test, frame)
+            is_unset = bool(answer.names) and all(self.defaults[n] is None for n in answer.names)
+            if not (answer.late_name or is_unset) or len(self.starts) > start_count:
                 raise
             self._follow(branches[1], frame)
 
@@ -316,7 +321,9 @@ class LauncherProgram(ExpressionReader):
             case ast.Subscript(value=holder, slice=index):
                 if ast.unparse(holder) == "os.environ":
                     with suppress(*FAULTS):
-                        self.variables[self.plain(index, frame, set())] = str(get_plain(value, set()))
+                        self.variables[self.plain(index, frame, set())] = str(
+                            get_plain(value, set())
+                        )
                     return
                 mapping = self.value(holder, frame).content
                 key = self.value(index, frame)
@@ -336,7 +343,7 @@ class LauncherProgram(ExpressionReader):
         if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) != "os.environ.get":
             holder = self.value(node.func.value, frame)
             if isinstance(holder.content, str | list | dict | re.Match):
-                return self._call_method(holder, node, frame)
+                return self._call_method(holder, node.func, node, frame)
         if isinstance(node.func, ast.Name) and frame.find(node.func.id) is None:
             return self._call_builtin(node.func.id, node, frame)
         function = self.value(node.func, frame)
@@ -357,7 +364,9 @@ class LauncherProgram(ExpressionReader):
                 return self.call_imported(path, node, Call(arguments, options), frame)
         raise UnknownValueError(ast.unparse(node.func))
 
-    def call_imported(self, path: str, node: ast.Call, call: Call, frame: Frame) -> Value:
+    def call_imported(  # noqa: PLR0912  a case for each function
+        self, path: str, node: ast.Call, call: Call, frame: Frame
+    ) -> Value:
         """Return the value of a call of a function without source.
 
         Args:
@@ -393,7 +402,7 @@ class LauncherProgram(ExpressionReader):
         if path.startswith("tempfile."):
             return Value(TEMPORARY_FILE)
         if path.endswith(TRAIN_FUNCTION):
-            named = dict(zip(TRAIN_PARAMETERS, arguments, strict=False)) | options
+            named = {**dict(zip(TRAIN_PARAMETERS, arguments, strict=False)), **options}
             self.starts.append(Start(self._line, named))
             return Value()
         for argument in node.args:
@@ -413,10 +422,18 @@ class LauncherProgram(ExpressionReader):
             raise UnknownValueError(name)
         return wrap(BUILTINS[name](*arguments), names)
 
-    def _call_method(self, holder: Value, node: ast.Call, frame: Frame) -> Value:
-        """Return the value of a method of a text, a list or a mapping."""
-        assert isinstance(node.func, ast.Attribute)
-        name = node.func.attr
+    def _call_method(
+        self, holder: Value, method: ast.Attribute, node: ast.Call, frame: Frame
+    ) -> Value:
+        """Return the value of a method of a text, a list, a mapping or a match.
+
+        Args:
+            holder: The text, list, mapping or match.
+            method: The method.
+            node: The call.
+            frame: The names that it sees.
+        """
+        name = method.attr
         content = holder.content
         arguments = [self.value(argument, frame) for argument in node.args]
         match content, name, arguments:
@@ -424,7 +441,7 @@ class LauncherProgram(ExpressionReader):
                 texts = [item.text for item in self.list_items(items)]
                 return Value(content.join(texts))
             case re.Match(), "group", [number]:
-                return wrap(content.group(get_plain(number, set())), holder.names)
+                return wrap(content.group(int(str(get_plain(number, set())))), holder.names)
             case str(), "strip" | "lstrip" | "rstrip", []:
                 return Value(getattr(content, name)(), holder.names)
             case list(), "append", [item]:
@@ -438,21 +455,20 @@ class LauncherProgram(ExpressionReader):
                 return Value()
             case dict(), "get", [key, *rest]:
                 default = rest[0] if rest else Value()
-                return content.get(get_plain(key, set()), default)
+                found: Value = content.get(get_plain(key, set()), default)
+                return found
             case dict(), "items", []:
                 return Value([Value((Value(key), value)) for key, value in content.items()])
             case dict(), "values", []:
                 return Value(list(content.values()))
-            case dict() | list(), "copy", []:
-                return Value(content.copy())
         if not isinstance(content, str) or name not in TEXT_METHODS or node.keywords:
-            if isinstance(node.func.value, ast.Name) and not isinstance(content, str):
-                frame.names[node.func.value.id] = make_late_value(node.func.value)
+            if isinstance(method.value, ast.Name) and not isinstance(content, str):
+                frame.names[method.value.id] = make_late_value(method.value)
             raise UnknownValueError(name)
         names: set[str] = set()
         text: Any = get_plain(holder, names)
         plain = [get_plain(argument, names) for argument in arguments]
-        if MAX_ITEMS < sum(len(str(word)) for word in (text, *plain)):
+        if sum(len(str(word)) for word in (text, *plain)) > MAX_ITEMS:
             raise UnknownValueError("a long text")
         return wrap(getattr(text, name)(*plain), names)
 
@@ -489,7 +505,8 @@ class LauncherProgram(ExpressionReader):
     ) -> None:
         """Set the parameters of a function: arguments, defaults, or values that only the run knows."""
         positional = [*signature.posonlyargs, *signature.args]
-        defaults = dict(zip(positional[::-1], signature.defaults[::-1], strict=False))
+        defaults: dict[ast.arg, ast.expr | None] = {}
+        defaults |= dict(zip(positional[::-1], signature.defaults[::-1], strict=False))
         defaults |= dict(zip(signature.kwonlyargs, signature.kw_defaults, strict=True))
         others = dict(options)
         for index, parameter in enumerate((*positional, *signature.kwonlyargs)):
@@ -499,8 +516,7 @@ class LauncherProgram(ExpressionReader):
                 frame.names[name] = arguments[index]
             elif name in others:
                 frame.names[name] = others.pop(name)
-            elif default is not None:
-                assert frame.outer is not None
+            elif default is not None and frame.outer is not None:
                 frame.names[name] = self.value(default, frame.outer)
             else:
                 frame.names[name] = make_late_value(name)
@@ -512,15 +528,25 @@ class LauncherProgram(ExpressionReader):
     # -- command lines -----------------------------------------------------------------------------
 
     def _follow_commands(self, app: ast.expr, frame: Frame) -> None:
-        """Follow each command of an application of typer, as its own start of the launcher."""
+        """Follow each command of an application of typer, as its own start of the launcher.
+
+        Raises:
+            PathEndError: No command starts a run, and one ends with an error.
+        """
+        error: PathEndError | None = None
         decorator = f"{ast.unparse(app)}.command"
         for value in list(frame.names.values()):
             if not isinstance(value.content, Function):
                 continue
             for word in getattr(value.content.node, "decorator_list", ()):
-                if ast.unparse(word).startswith(decorator):
-                    with suppress(PathEndError):
-                        self._follow_command(value)
+                if not ast.unparse(word).startswith(decorator):
+                    continue
+                try:
+                    self._follow_command(value)
+                except PathEndError as raised:
+                    error = raised
+        if error is not None and not self.starts:
+            raise error
 
     def _follow_command(self, command: Value) -> Value:
         """Follow a function whose parameters are options of the command line.
@@ -595,7 +621,9 @@ class LauncherProgram(ExpressionReader):
         """Return the default of a field; None for a field without one."""
         if expression is None:
             return None
-        if not isinstance(expression, ast.Call) or not ast.unparse(expression.func).endswith("field"):
+        if not isinstance(expression, ast.Call) or not ast.unparse(expression.func).endswith(
+            "field"
+        ):
             return self.value(expression, frame)
         for keyword in expression.keywords:
             if keyword.arg == "default":
@@ -639,8 +667,8 @@ class LauncherProgram(ExpressionReader):
         if isinstance(node, ast.Assign):
             return self.value(node.value, frame)
         function = self._make_method(name, members, holder)
-        assert isinstance(node, ast.FunctionDef)
-        if any(ast.unparse(word).endswith("property") for word in node.decorator_list):
+        decorators = getattr(node, "decorator_list", ())
+        if any(ast.unparse(word).endswith("property") for word in decorators):
             return self.follow_function(function, (), {})
         return Value(function)
 
@@ -672,7 +700,10 @@ def _find_module(launcher: Path, path: str) -> Path | None:
         return None
     parts = path.split(".")
     for folder in launcher.resolve().parents:
-        for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+        for file in (
+            folder.joinpath(*parts).with_suffix(".py"),
+            folder.joinpath(*parts, "__init__.py"),
+        ):
             if file.is_file():
                 return file
     return None
@@ -690,8 +721,6 @@ def _make_test(subject: ast.expr, pattern: ast.pattern) -> ast.expr | None:
             return ast.Constant(True)
         case ast.MatchValue(value=value):
             return ast.Compare(subject, [ast.Eq()], [value])
-        case ast.MatchSingleton(value=value):
-            return ast.Compare(subject, [ast.Is()], [ast.Constant(value)])
         case ast.MatchOr(patterns=patterns):
             tests = [_make_test(subject, inner) for inner in patterns]
             if None not in tests:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from bridge.read.launch.shell_word import ShellWord
 
-MAX_NAMES = 3
-"""Variables that a default names. `ShellWord` reads no deeper ones."""
+MAX_NAMES = 2
+"""Variables that a default names. `ShellWord` reads four levels."""
 MAX_TEXT_LENGTH = 1_000_000
 """Characters of a text that is followed."""
 MAX_NAME_LENGTH = 80
@@ -47,12 +47,12 @@ class Value:
         """The text that the value becomes in a command of bash."""
         if self.late_name:
             return f"${{{self.late_name}}}"
-        if isinstance(self.content, str) and not self.names:
-            return self.content
-        try:
-            text = str(get_plain(self.content, set()))
-        except UnknownValueError:
-            return f"${{{min(self.names, default='value')}}}"
+        text = self.content
+        if not isinstance(text, str):
+            try:
+                text = str(get_plain(self.content, set()))
+            except UnknownValueError:
+                return f"${{{min(self.names, default='value')}}}"
         if not self.names:
             return text
         is_no_default = self.content is None or text.count("{") != text.count("}")
@@ -104,8 +104,6 @@ def get_plain(content: object, names: set[str]) -> object:
         return type(content)(get_plain(item, names) for item in content)
     if isinstance(content, dict):
         return {key: get_plain(item, names) for key, item in content.items()}
-    if isinstance(content, range):
-        return list(content)
     if content is not None and not isinstance(content, str | int | float):
         raise UnknownValueError(type(content).__name__)
     return content

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,8 +49,9 @@ BOOLEAN_WORDS = {"0": "1", "1": "0", "true": "false", "false": "true"}
 """Texts of a variable that switch something -> the other text."""
 NO_START_MESSAGE = (
     "{path}: must start a run with nothing overridden, and {reason}. "
-    "Add --context variables='NAME=VALUE' with an option of the launcher, or give its launch."
+    'Add --context variables="{pair}" with an option of the launcher.'
 )
+NO_START_KIND = "starts no run with nothing overridden"
 NO_CALL = "no statement that is followed calls `execute_train`"
 
 
@@ -110,7 +111,6 @@ class _Launcher:
         prefix = f"{self.package}_SCRIPT_".upper()
         program = LauncherProgram(self.path, self.variables, prefix=prefix)
         first = self._list_commands(program)
-        self.end = self.end or NO_CALL
         others: list[tuple[_Branch, dict[int, list[str]]]] = []
         for branch in [*_list_branches(program)][:MAX_BRANCHES]:
             variables = {**self.variables, **branch.variables}
@@ -118,14 +118,27 @@ class _Launcher:
             commands = self._list_commands(other)
             if commands and commands != first:
                 others.append((branch, commands))
+        if not first:
+            raise self._make_refusal(branch for branch, _ in others)
         lines = sorted({*first, *(line for _, commands in others for line in commands)})
-        if not lines:
-            sentence = NO_START_MESSAGE.format(path=self.path, reason=self.end)
-            raise UnreadFileError(sentence, kind="starts no run")
         texts = [""] * lines[-1]
         for line in lines:
             texts[line - 1] = _write_line(first.get(line, []), others, line)
         return "\n".join(texts) + "\n"
+
+    def _make_refusal(self, branches: Iterable[_Branch]) -> UnreadFileError:
+        """Return the refusal of a launcher that starts nothing with nothing overridden.
+
+        Args:
+            branches: The branches that start a run.
+        """
+        pair = "NAME=VALUE"
+        for branch in branches:
+            for name, value in branch.variables.items():
+                pair = f"{name}={shlex.quote(value)}"
+        reason = self.end or NO_CALL
+        sentence = NO_START_MESSAGE.format(path=self.path, reason=reason, pair=pair)
+        return UnreadFileError(sentence, kind=NO_START_KIND)
 
     def _list_commands(self, program: LauncherProgram) -> dict[int, list[str]]:
         """Return line of a call -> its commands, each once, on one path of the launcher."""
@@ -212,7 +225,7 @@ def _list_branches(program: LauncherProgram) -> Iterator[_Branch]:
     known: set[str] = set()
     for condition in program.conditions.values():
         branches = [*_list_variable_branches(condition, program)]
-        if not branches:
+        if not branches and not condition.is_assertion:
             source = condition.source
             if condition.holds:
                 source = f"not {source}".replace("not not ", "")
