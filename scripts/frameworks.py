@@ -142,7 +142,9 @@ def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
         pattern = table.counted.get(pattern_column)
         for name in _git(clone, "ls-files", *table.counted[column].split()).splitlines():
             file = clone / name
-            if file.is_file() and (pattern is None or re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)):
+            if file.is_file() and (
+                pattern is None or re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
+            ):
                 yield file
 
 

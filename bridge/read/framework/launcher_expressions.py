@@ -345,6 +345,8 @@ class ExpressionReader:
         if isinstance(index, ast.Slice):
             raise UnknownValueError("a slice")
         names = set(holder.names)
+        if holder.content == Imported("os.environ"):
+            return self.read_variable(str(self.plain(index, frame, names)), None)
         item = holder.content[self.plain(index, frame, names)]  # type: ignore[index]
         if not isinstance(item, Value):
             item = Value(item)

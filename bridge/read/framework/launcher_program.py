@@ -19,7 +19,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ class Start:
 
     line: int
     """The line of the launcher."""
+    package: str
+    """The framework whose function it is."""
     arguments: Mapping[str, Value]
 
 
@@ -107,6 +109,7 @@ class LauncherProgram(ExpressionReader):
         self.prefix = prefix
         self.starts: list[Start] = []
         self._modules: dict[str, Frame] = {}
+        self._files: dict[str, Path | None] = {}
         self._line = 0
         """The line of the launcher that is followed."""
         self._depth = 0
@@ -136,10 +139,10 @@ class LauncherProgram(ExpressionReader):
         if path.endswith(TRAIN_FUNCTION):
             return Value(Imported(path))
         module, _, name = path.rpartition(".")
-        file = _find_module(self.path, path)
+        file = self._find_module(path)
         if file is not None:
             return Value(Module(path, str(file)))
-        file = _find_module(self.path, module)
+        file = self._find_module(module)
         if file is not None:
             value = self.load_module(Module(module, str(file))).names.get(name)
             if value is not None and isinstance(value.content, Imported):
@@ -147,6 +150,12 @@ class LauncherProgram(ExpressionReader):
             if value is not None:
                 return value
         return Value(Imported(path))
+
+    def _find_module(self, path: str) -> Path | None:
+        """Return the file of a module in the clone of the launcher; None for any other module."""
+        if path not in self._files:
+            self._files[path] = _find_module(self.path, path)
+        return self._files[path]
 
     def load_module(self, module: Module) -> Frame:
         """Return the names of a module, whose statements are followed once."""
@@ -344,7 +353,8 @@ class LauncherProgram(ExpressionReader):
             holder = self.value(node.func.value, frame)
             if isinstance(holder.content, str | list | dict | re.Match):
                 return self._call_method(holder, node.func, node, frame)
-        if isinstance(node.func, ast.Name) and frame.find(node.func.id) is None:
+        is_name = isinstance(node.func, ast.Name) and frame.find(node.func.id) is None
+        if isinstance(node.func, ast.Name) and is_name and node.func.id in (*BUILTINS, "range"):
             return self._call_builtin(node.func.id, node, frame)
         function = self.value(node.func, frame)
         arguments = [self.value(argument, frame) for argument in node.args]
@@ -361,12 +371,16 @@ class LauncherProgram(ExpressionReader):
             case Class() as kind:
                 return self._make_instance(kind, arguments, options)
             case Imported(path=path):
-                return self.call_imported(path, node, Call(arguments, options), frame)
+                with suppress(UnknownValueError):
+                    return self.call_imported(path, node, Call(arguments, options), frame)
+        for argument in node.args:
+            if isinstance(argument, ast.Name):
+                changeable = self.value(argument, frame)
+                if isinstance(changeable.content, list | dict):  # an unknown function may change it
+                    frame.names[argument.id] = make_late_value(argument)
         raise UnknownValueError(ast.unparse(node.func))
 
-    def call_imported(  # noqa: PLR0912  a case for each function
-        self, path: str, node: ast.Call, call: Call, frame: Frame
-    ) -> Value:
+    def call_imported(self, path: str, node: ast.Call, call: Call, frame: Frame) -> Value:
         """Return the value of a call of a function without source.
 
         Args:
@@ -403,13 +417,8 @@ class LauncherProgram(ExpressionReader):
             return Value(TEMPORARY_FILE)
         if path.endswith(TRAIN_FUNCTION):
             named = {**dict(zip(TRAIN_PARAMETERS, arguments, strict=False)), **options}
-            self.starts.append(Start(self._line, named))
+            self.starts.append(Start(self._line, path.partition(".")[0], named))
             return Value()
-        for argument in node.args:
-            if isinstance(argument, ast.Name):
-                content = self.value(argument, frame).content
-                if isinstance(content, list | dict):  # the function may change it
-                    frame.names[argument.id] = make_late_value(argument)
         raise UnknownValueError(path)
 
     def _call_builtin(self, name: str, node: ast.Call, frame: Frame) -> Value:
@@ -687,13 +696,17 @@ def _make_error(node: ast.stmt, frame: Frame, fault: str) -> PathEndError:
     return PathEndError(f"{fault} on line {node.lineno} of {Path(frame.module.path).name}")
 
 
-@cache
 def _parse(path: Path) -> ast.Module:
     """Return the syntax tree of a program."""
-    return parse_python(path.read_text(encoding="utf-8"), str(path))
+    return _parse_text(path.read_text(encoding="utf-8"), str(path))
 
 
-@cache
+@lru_cache(maxsize=64)
+def _parse_text(text: str, path: str) -> ast.Module:
+    """Return the syntax tree of a text; a launcher is followed once for each branch."""
+    return parse_python(text, path)
+
+
 def _find_module(launcher: Path, path: str) -> Path | None:
     """Return the file of a module in the clone of a launcher; None for a module that is not there."""
     if not path:

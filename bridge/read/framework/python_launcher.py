@@ -97,7 +97,7 @@ class _Launcher:
 
     def __init__(self, path: Path, package: str, variables: Mapping[str, str]) -> None:
         self.path = path
-        self.package = package
+        self.prefix = f"{package}_SCRIPT_".upper()
         self.variables = variables
         self.end = ""
         """The error that ends the launcher with nothing overridden; empty without one."""
@@ -108,13 +108,12 @@ class _Launcher:
         Raises:
             UnreadFileError: No branch starts a run.
         """
-        prefix = f"{self.package}_SCRIPT_".upper()
-        program = LauncherProgram(self.path, self.variables, prefix=prefix)
+        program = LauncherProgram(self.path, self.variables, prefix=self.prefix)
         first = self._list_commands(program)
         others: list[tuple[_Branch, dict[int, list[str]]]] = []
         for branch in [*_list_branches(program)][:MAX_BRANCHES]:
             variables = {**self.variables, **branch.variables}
-            other = LauncherProgram(self.path, variables, branch.forced, prefix)
+            other = LauncherProgram(self.path, variables, branch.forced, self.prefix)
             commands = self._list_commands(other)
             if commands and commands != first:
                 others.append((branch, commands))
@@ -160,8 +159,8 @@ class _Launcher:
         program = arguments.get("train_script", Value("train.py")).text
         train_arguments = arguments.get("train_args", make_late_value("train_args")).text
         environment = self._write_environment(arguments.get("extra_env_vars", Value({})))
-        source, model = self._write_model(arguments.get("megatron_model_type", Value()), variables)
-        command = f"ray job submit {environment} -- python3 {self.package}/{program} {model} "
+        source, model = self._write_model(start, variables)
+        command = f"ray job submit {environment} -- python3 {start.package}/{program} {model} "
         return source + " ".join(f"{command}{train_arguments}".split())
 
     def _write_environment(self, variables: Value) -> str:
@@ -174,8 +173,9 @@ class _Launcher:
         texts = {str(name): value.text for name, value in content.items()}
         return f"--runtime-env-json={shlex.quote(json.dumps({'env_vars': texts}))}"
 
-    def _write_model(self, kind: Value, variables: Mapping[str, str]) -> tuple[str, str]:
+    def _write_model(self, start: Start, variables: Mapping[str, str]) -> tuple[str, str]:
         """Return the command before the start that reads a model's arguments, and these arguments."""
+        kind = start.arguments.get("megatron_model_type", Value())
         try:
             name = get_plain(kind, set())
         except UnknownValueError:
@@ -184,13 +184,13 @@ class _Launcher:
             return "", ""
         for folder in self.path.resolve().parents:
             file = folder / MODELS_FOLDER / f"{name}.py"
-            if self.package == MILES and file.is_file():
+            if start.package == MILES and file.is_file():
                 arguments = evaluate_model_file(file, environment=variables)
                 if arguments is not None:
                     return "", " ".join(_quote(word) for word in arguments.split())
-        if self.package == MILES:
+        if start.package == MILES:
             return "", make_late_value(f"{MODELS_FOLDER}/{name}.py").text
-        file = Path(f"/{self.package}") / MODELS_FOLDER / f"{name}.sh"
+        file = Path(f"/{start.package}") / MODELS_FOLDER / f"{name}.sh"
         for folder in self.path.resolve().parents:
             if (folder / MODELS_FOLDER / file.name).is_file():
                 parents = len(self.path.resolve().parent.relative_to(folder).parts)
