@@ -73,7 +73,12 @@ otherwise. No table has its defaults: a script does not say which of several for
 lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
-OF_A_RUN = ("its file is not found", "names no file of the run", "only the run knows its container")
+OF_A_RUN = (
+    "its file is not found",
+    "names no file of the run",
+    "only the run knows its container",
+    "starts no run with nothing overridden",
+)
 """Kinds of refusals of launches whose run stands in a file that only the run knows."""
 
 
@@ -133,12 +138,17 @@ def _most_common(reasons: Counter[str]) -> dict[str, int]:
 
 
 def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
-    """Yield the files of a clone that are counted."""
-    having = table.counted.get("having")
-    for name in _git(clone, "ls-files", *table.counted["files"].split()).splitlines():
-        file = clone / name
-        if file.is_file() and (having is None or re.search(having, file.read_text(encoding="utf-8"), re.MULTILINE)):
-            yield file
+    """Yield the files of a clone that are counted: files with the line of `having`, programs with that of `calling`."""
+    for column, pattern_column in (("files", "having"), ("programs", "calling")):
+        if column not in table.counted:
+            continue
+        pattern = table.counted.get(pattern_column)
+        for name in _git(clone, "ls-files", *table.counted[column].split()).splitlines():
+            file = clone / name
+            if file.is_file() and (
+                pattern is None or re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
+            ):
+                yield file
 
 
 class Verdict(NamedTuple):

@@ -107,9 +107,11 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
     """
     from bridge.read import refusals
     from bridge.read.framework.launch_scripts import maybe_read_script
+    from bridge.read.framework.python_launcher import maybe_read_launcher
     from bridge.read.megatron_lm import file_arguments, run_reader  # few files are Megatron-LM's
 
     document = _make_document(data, path)
+    document = maybe_read_launcher(document, choice.variables) or document
     reading = _maybe_read_program(document, choice) or maybe_read_script(document, choice)
     if reading is not None:
         return reading

@@ -4,7 +4,8 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
-    counted      the files of a clone that `scripts/frameworks.py` asks: `files`, patterns; `having`, that of a line
+    counted      the files of a clone that `scripts/frameworks.py` asks: `files`, patterns; `having`, that of a line;
+                 `programs`, patterns; `calling`, that of a line of a program
     clone        a folder that only a clone of its repository has
     keys         true: its names are keys of a file, not options of a command line
     settings     whose arguments or classes the settings of its files are: Megatron-LM, Megatron Bridge or Megatron Core

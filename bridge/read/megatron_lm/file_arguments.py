@@ -93,7 +93,7 @@ def _parse_script(document: Document, variables: Mapping[str, str]) -> list[Writ
     Raises:
         UnreadFileError: The script starts no run of Megatron-LM.
     """
-    model = find_model_arguments(document.text, document.path)
+    model = find_model_arguments(document.text, document.path, variables)
     launches = read_document_launches(document, {**model.variables, **variables})
     runs: list[WrittenArguments] = []
     for launch in launches:

@@ -1,0 +1,192 @@
+"""Python launchers of slime and miles: the command that `execute_train` starts, by syntax alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import UnreadFileError
+from bridge.front.loader import load_run
+from bridge.preflight.run import Run
+from bridge.preflight.run_choice import RunChoice
+from bridge.read.framework.python_launcher import maybe_read_launcher
+from bridge.read.run_file import read_run_file
+from bridge.read.text.document import Document
+
+SIZES = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000"
+TRAINING = "--hf-checkpoint m --rollout-batch-size 8 --use-dynamic-batch-size --max-tokens-per-gpu 2048"
+COMMAND_LINE = f"""\
+from dataclasses import dataclass
+from typing import Literal
+import typer
+import miles.utils.external_utils.command_utils as U
+
+
+@dataclass
+class ScriptArgs(U.ExecuteTrainConfig):
+    hardware: Literal["H100", "B200"] = "H100"
+    tp: int = 2
+    train_fp8: bool = False
+    extra_args: str = ""
+
+    def __post_init__(self):
+        assert self.tp in (1, 2, 4), "as many as a node has"
+
+
+def execute(args: ScriptArgs):
+    open("ran", "w")
+    misc_args = f"--tensor-model-parallel-size {{args.tp}} --bf16 "
+    if args.train_fp8:
+        match args.hardware:
+            case "B200":
+                misc_args += "--fp8-format e4m3 --fp8-recipe mxfp8 "
+            case "H100":
+                misc_args += "--fp8-format e4m3 --fp8-recipe blockwise "
+    U.execute_train(
+        train_args="{SIZES} {TRAINING} " + misc_args + args.extra_args,
+        num_gpus_per_node=8,
+        megatron_model_type=None,
+        extra_env_vars={{"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}} if args.train_fp8 else None,
+    )
+
+
+@U.dataclass_cli
+def main(args: ScriptArgs):
+    execute(args)
+
+
+if __name__ == "__main__":
+    typer.run(main)
+"""
+
+
+def write(folder: Path, body: str, package: str = "slime") -> Path:
+    """Write a launcher whose function `execute` has this body, and return its path."""
+    lines = [f"    {line}" for line in body.splitlines()]
+    head = f"import os\nimport {package}.utils.external_utils.command_utils as U\n\n\ndef execute():\n"
+    path = folder / "run.py"
+    path.write_text(head + "\n".join(lines) + "\n\n\nif __name__ == '__main__':\n    execute()\n")
+    return path
+
+
+def get_script(path: Path, **variables: str) -> str:
+    """Return the script that a launcher stands for."""
+    script = maybe_read_launcher(Document.load(path), variables)
+    assert script is not None
+    return script.text
+
+
+def test_an_option_of_the_command_line_makes_a_branch_and_nothing_runs(
+    run_of: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = run_of(COMMAND_LINE, "run.py")
+    assert run.reading.framework == "miles"
+    assert run.model["tensor_model_parallel_size"] == 2
+    assert run.model.get("fp8") is None
+    labels = run.reading.launches.labels
+    line = COMMAND_LINE.splitlines().index("    U.execute_train(") + 1
+    assert labels[0] == f'line {line}, train.py; line {line}, not [ "$MILES_SCRIPT_TRAIN_FP8" = True ]'
+    assert labels[1] == f'line {line}, train.py; line {line}, if [ "$MILES_SCRIPT_TRAIN_FP8" = True ]'
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_stated_option_goes_over_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE)
+    variables = {
+        "MILES_SCRIPT_TRAIN_FP8": "True",
+        "MILES_SCRIPT_HARDWARE": "B200",
+        "MILES_SCRIPT_TP": "4",
+    }
+    reading = read_run_file(path, RunChoice(variables=variables))
+    assert reading.sections["model"]["fp8_recipe"] == "mxfp8"
+    assert reading.sections["model"]["tensor_model_parallel_size"] == 4
+    assert reading.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"] == "1"
+
+
+def test_a_launcher_that_ends_with_an_error_is_refused_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE)
+    with pytest.raises(UnreadFileError) as raised:
+        read_run_file(path, RunChoice(variables={"MILES_SCRIPT_TP": "3"}))
+    line = COMMAND_LINE.splitlines().index('        assert self.tp in (1, 2, 4), "as many as a node has"') + 1
+    assert str(raised.value) == (
+        f"{path}: must start a run with nothing overridden, and the assertion `self.tp in (1, 2, 4)` fails on line "
+        f'{line} of run.py. Add --context variables="NAME=VALUE" with an option of the launcher.'
+    )
+
+
+def test_a_text_that_only_the_run_knows_stays_open(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f'U.execute_train(train_args="{SIZES} {TRAINING} " + compute_args(), megatron_model_type=None)',
+    )
+    assert get_script(path).rstrip().endswith("${compute_args}")
+    run = load_run(config_file=path, strict=False)
+    assert run.reading.uncertainty.mode_decider == "${compute_args}, which only the run knows,"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('a = "--lr 1 "\na += f"--tp {2 * 4}"', "--lr 1 --tp 8"),
+        ("a = f\"--nodes {int(os.environ.get('NODES', '2'))}\"", "--nodes ${NODES:-2}"),
+        ("a = f\"--load {os.environ['HOME']}/m\"", "--load ${HOME}/m"),
+        ('a = " ".join(f"--x {i}" for i in range(2))', "--x 0 --x 1"),
+        ('a = "--x 1 "\nfor i in unknown():\n    a += "--bf16 "', "${a}"),
+        ('a = "--x 1 "\nwhile unknown():\n    a += "--bf16 "', "${a}"),
+        ('d = {"x": "1"}\nunknown(d)\na = f"--x {d[\'x\']}"', "--x ${d_x}"),
+        ("a = f\"--x {10 ** 9 * 'a'}\"", "--x ${10_9_a}"),
+    ],
+)
+def test_the_text_of_train_args(tmp_path: Path, body: str, words: str) -> None:
+    path = write(
+        tmp_path,
+        f"{body}\nU.execute_train(train_args=a, num_gpus_per_node=8, megatron_model_type=None)",
+    )
+    assert get_script(path).strip().partition("train.py ")[2] == words
+
+
+def test_a_condition_that_only_the_run_knows_has_two_branches(tmp_path: Path) -> None:
+    body = 'a = "--bf16 "\nif os.path.exists("x"):\n    a = "--fp16 "\n'
+    body += "U.execute_train(train_args=a, megatron_model_type=None)"
+    assert get_script(write(tmp_path, body)).strip() == (
+        'if [ "$os_path_exists_x" ]; then ray job submit --runtime-env-json=\'{"env_vars": {}}\' -- python3 '
+        "slime/train.py --fp16; else ray job submit --runtime-env-json='{\"env_vars\": {}}' -- python3 slime/train.py "
+        "--bf16; fi"
+    )
+
+
+def test_the_model_type_names_a_file_of_the_clone(tmp_path: Path) -> None:
+    models = tmp_path / "scripts" / "models"
+    models.mkdir(parents=True)
+    (models / "tiny.sh").write_text(f"MODEL_ARGS=({SIZES})\n")
+    (models / "tiny.py").write_text(
+        "import os\n\n\ndef model_args():\n"
+        f"    return f\"{SIZES.replace('512', '''{os.environ.get('WIDTH') or 256}''')}\"\n"
+    )
+    for package, width in (("slime", 512), ("miles", 256)):
+        (tmp_path / "tests").mkdir(exist_ok=True)
+        body = f'U.execute_train(train_args="{TRAINING}", num_gpus_per_node=8, megatron_model_type="tiny")'
+        run = load_run(config_file=write(tmp_path / "tests", body, package), strict=False)
+        assert run.reading.framework == package
+        assert run.model["hidden_size"] == width
+
+
+def test_a_module_of_the_clone_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "_common.py").write_text(
+        "import slime.utils.external_utils.command_utils as U\n\n\ndef train(fp8):\n"
+        '    U.execute_train(train_args="--fp8-format hybrid" if fp8 else "--bf16", megatron_model_type=None)\n'
+    )
+    path = tmp_path / "tests" / "test_a.py"
+    path.write_text("from tests._common import train\n\nif __name__ == '__main__':\n    train(fp8=True)\n")
+    script = maybe_read_launcher(Document.load(path), {})
+    assert script is not None
+    assert script.text.splitlines()[3].endswith("slime/train.py --fp8-format hybrid")
+
+
+def test_a_program_that_calls_no_execute_train_is_not_a_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("import slime\n\nif __name__ == '__main__':\n    slime.run()\n")
+    assert maybe_read_launcher(Document.load(path), {}) is None
