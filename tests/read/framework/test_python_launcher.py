@@ -10,7 +10,7 @@ from bridge.front.loader import load_run
 from bridge.preflight.run import Run
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.python_launcher import maybe_read_launcher
-from bridge.read.run_file import read_run_file
+from bridge.read.run_file import load_file_reading
 from bridge.read.text.document import Document
 
 SIZES = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000"
@@ -98,7 +98,7 @@ def test_a_stated_option_goes_over_its_default(tmp_path: Path) -> None:
         "MILES_SCRIPT_HARDWARE": "B200",
         "MILES_SCRIPT_TP": "4",
     }
-    reading = read_run_file(path, RunChoice(variables=variables))
+    reading = load_file_reading(path, RunChoice(variables=variables))
     assert reading.sections["model"]["fp8_recipe"] == "mxfp8"
     assert reading.sections["model"]["tensor_model_parallel_size"] == 4
     assert reading.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"] == "1"
@@ -108,7 +108,7 @@ def test_a_launcher_that_ends_with_an_error_is_refused_with_the_line(tmp_path: P
     path = tmp_path / "run.py"
     path.write_text(COMMAND_LINE)
     with pytest.raises(UnreadFileError) as raised:
-        read_run_file(path, RunChoice(variables={"MILES_SCRIPT_TP": "3"}))
+        load_file_reading(path, RunChoice(variables={"MILES_SCRIPT_TP": "3"}))
     line = COMMAND_LINE.splitlines().index('        assert self.tp in (1, 2, 4), "as many as a node has"') + 1
     assert str(raised.value) == (
         f"{path}: must start a run with nothing overridden, and the assertion `self.tp in (1, 2, 4)` fails on line "
