@@ -589,7 +589,9 @@ def test_a_loop_over_a_number_of_the_environment_is_open() -> None:
 
 @pytest.mark.parametrize("subject", ["$(uname)", "`uname`", "${D:-$(uname && echo npu || echo gpu)}"])
 def test_a_case_of_the_output_of_a_command_takes_its_first_arm(subject: str) -> None:
-    (launch,) = read_launches(f'A=(--lr 1)\ncase "{subject}" in gpu) A+=(--seed 2);; npu) A=();; esac\n{RUN} "${{A[@]}}"')
+    (launch,) = read_launches(
+        f'A=(--lr 1)\ncase "{subject}" in gpu) A+=(--seed 2);; npu) A=();; esac\n{RUN} "${{A[@]}}"'
+    )
     assert launch.arguments[-4:] == ("--lr", "1", "--seed", "2")
 
 
