@@ -204,6 +204,18 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     assert not [one for one in check(forwarded).findings if one.id == "PB801"]
 
 
+def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_path: Path) -> None:
+    def parser_sentences(words: str) -> list[str]:
+        lines = miles(tmp_path, words).reading.lines
+        return [line for line in lines if "Megatron-LM sets" in line and "bias_activation_fusion" in line]
+
+    (sentence,) = parser_sentences("--megatron-to-hf-mode raw")
+    assert sentence.startswith("Megatron-LM sets at start:")
+    (sentence,) = parser_sentences("--megatron-to-hf-mode bridge")
+    assert sentence.startswith("Assumed, as Megatron-LM sets it at start:")
+    assert "check_for_nan_in_grad" not in sentence
+
+
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunConfigError, match="--train-backend fsdp: trains on PyTorch's FSDP, without Megatron Core"):
         miles(tmp_path, "--train-backend fsdp")
