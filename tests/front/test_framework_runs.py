@@ -314,6 +314,15 @@ def test_primus_lays_its_files_over_each_other(tmp_path: Path) -> None:
     assert run.plan.layers
 
 
+def test_a_variable_that_primus_exports_replaces_another_value(tmp_path: Path) -> None:
+    run = primus(tmp_path)
+    assert run.reading.environment["NVTE_ROCM_ENABLE_MXFP8"] == "1"
+    assert [line for line in run.reading.lines if "NVTE_ROCM_ENABLE_MXFP8" in line] == [
+        "Primus sets NVTE_ROCM_ENABLE_MXFP8=1 for its training processes, whatever else sets it "
+        "(runner/helpers/envs/base_env.sh)."
+    ]
+
+
 def test_a_variable_of_primus_may_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     primus(tmp_path)
     words = ["plan", "--config", str(tmp_path / "exp.yaml"), "--context", "variables=MICRO_BATCH=8", "--json"]
