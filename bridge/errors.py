@@ -41,7 +41,7 @@ class Finding:
     severity: str = "error"
     """error, warning or info."""
     id: str = ""
-    """The id of the rule. Empty: the finding is of no rule, for example a refusal by Megatron."""
+    """The id of the rule. Empty: the finding has no rule, for example a refusal by Megatron."""
 
     def __str__(self) -> str:
         where = ""
@@ -228,7 +228,7 @@ class UnreadFileError(RunConfigError):
 
 
 class PayloadError(_SettingError, ValueError):
-    """A configuration of another system that this system would refuse, or that is of a third system."""
+    """A configuration of another system is refused by that system, or is of a third system."""
 
 
 class BackendUnavailableError(BridgeError):
@@ -263,7 +263,7 @@ class CheckpointError(BridgeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint must not be read. `reason` is a clause that says why."""
+    """A checkpoint must not be read. `reason` is a clause with the reason."""
 
     def __init__(self, checkpoint: object, reason: str) -> None:
         self.checkpoint, self.reason = checkpoint, reason
@@ -301,8 +301,8 @@ def bounded(message: str) -> str:
     """Return a message with limited length and without control characters.
 
     A value in a message may come from a file and have any length. So the middle of a long word or
-    line is cut. The path before the value and the remedy after it stay. There are at most `MAX_LINES`
-    lines.
+    line is cut. The path before the value and the remedy after the value stay. The result has at
+    most `MAX_LINES` lines.
     """
     printable = CONTROL_CHARACTERS.sub(lambda letter: repr(letter[0])[1:-1], message)
     shorter = LONG_WORD.sub(lambda word: _cut_middle(word[0], 200), printable)
@@ -319,7 +319,7 @@ def _cut_middle(text: str, limit: int = MAX_LINE_LENGTH) -> str:
 
 
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return at most `limit` of the known words that are similar to `word`, the nearest first."""
+    """Return at most `limit` of the known names that are similar to `word`, the nearest first."""
     from difflib import get_close_matches  # only an error needs it
 
     known = list(known)

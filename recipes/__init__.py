@@ -1,7 +1,7 @@
-"""The built-in recipes, one file per scaling scheme. They reach the registry like any plugin: by an entry point.
+"""The built-in recipes, one file per scaling scheme. The registry finds them by an entry point, like any plugin.
 
-The entry point names this package. So a recipe counts once its file is imported here: to add a file, import the names
-of its recipes below, and list them in `__all__`.
+The entry point names this package. So a recipe is registered when its file is imported here. To add a file, import the
+names of its recipes below, and list them in `__all__`.
 """
 
 from .blockwise import (

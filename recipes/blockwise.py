@@ -37,7 +37,7 @@ def fp16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
     Formats: hybrid (E4M3 forward, E5M2 gradients); FP16 outside the linears; FP32 master weights.
     Scheme: blockwise, 1x128 and 128x128 blocks with power-of-two scales; weights stored in FP16; a dynamic loss scale.
     Hardware: compute capability 9.0 (Hopper) with CUDA 12.9; Blackwell emulates it with MXFP8.
-    Status: experimental; the BF16 recipe is the one people train with.
+    Status: experimental; the BF16 recipe is in common use.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
     return fp16_mixed().override(fp8="hybrid", fp8_recipe="blockwise", fp8_param_gather=False)
@@ -65,7 +65,7 @@ def nanov2_bf16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
 
 @register(tags=("fp8", "blockwise", "bf16", "nemotron", "misnamed"))
 def nanov2_bf16_with_fp8_current_scaling_mixed() -> MixedPrecisionConfig:
-    """Blockwise scaling in spite of its name: nanov2_bf16_with_fp8_subchannel_scaling_mixed by the peer's name.
+    """Blockwise scaling, unlike its name: Megatron Bridge's name of nanov2_bf16_with_fp8_subchannel_scaling_mixed.
 
     Formats: hybrid (E4M3 forward, E5M2 gradients); BF16 outside the linears; FP32 master weights and gradients.
     Scheme: blockwise, weights stored in FP8.

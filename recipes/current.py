@@ -45,7 +45,7 @@ def fp16_with_fp8_current_scaling_mixed() -> MixedPrecisionConfig:
     Formats: hybrid (E4M3 forward, E5M2 gradients); FP16 outside the linears; FP32 master weights.
     Scheme: tensorwise (current scaling), weights stored in FP8; a dynamic loss scale.
     Hardware: compute capability 8.9 (Ada) and 9.0 (Hopper) or later; Transformer Engine 2.2.
-    Status: experimental; the BF16 recipe is the one people train with.
+    Status: experimental; the BF16 recipe is in common use.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
     return _with_current_scaling(fp16_mixed(), layers_in_bf16=1)

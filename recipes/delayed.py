@@ -28,7 +28,7 @@ def fp16_with_fp8_delayed_scaling_mixed() -> MixedPrecisionConfig:
     Formats: hybrid (E4M3 forward, E5M2 gradients); FP16 outside the linears; FP32 master weights.
     Scheme: delayed, per tensor, largest amax of the last 1024 steps; a dynamic loss scale.
     Hardware: compute capability 8.9 (Ada) and 9.0 (Hopper) or later.
-    Status: experimental; the BF16 recipe is the one people train with.
+    Status: experimental; the BF16 recipe is in common use.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22; NeMo 2.0 calls it fp16_with_fp8_mixed.
     """
     return _with_delayed_scaling(fp16_mixed())

@@ -11,9 +11,9 @@ def fp32() -> MixedPrecisionConfig:
     """Train in FP32 throughout.
 
     Formats: FP32 weights, activations, gradients and optimizer state.
-    Scheme: none. `tf32` is left as the process has it; state it to be sure.
+    Scheme: none. `tf32` keeps the setting of the process; state it to be sure.
     Hardware: any.
-    Status: validated; the reference every other recipe is measured against.
+    Status: validated; the reference for every other recipe.
     Source: Megatron Core with fp16 and bf16 off. Megatron Bridge has no such recipe.
     """
     return MixedPrecisionConfig(fp32=True, autocast_enabled=False)

@@ -28,7 +28,7 @@ def fp16_with_mxfp8_mixed() -> MixedPrecisionConfig:
     Formats: E4M3 in every operand with E8M0 scales; FP16 outside the linears; FP32 master weights.
     Scheme: mxfp8, blocks of 32; updated weights are gathered through the gradient buffer; a dynamic loss scale.
     Hardware: compute capability 10.x (Blackwell); Transformer Engine refuses 12.x; Transformer Engine 2.1.
-    Status: experimental; the BF16 recipe is the one people train with.
+    Status: experimental; the BF16 recipe is in common use.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
     return _with_mxfp8(fp16_mixed())

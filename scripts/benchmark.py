@@ -268,7 +268,7 @@ def _built(process: Any, *words: str) -> Any:
 
 def _wide_gemm() -> Any:
     """Return `bridge.runtime.megatron.cpu.wide_gemm` without the package around it, which imports Megatron."""
-    path = HERE.parent / "bridge" / "runtime" / "megatron" / "wide_gemm.py"
+    path = HERE.parent / "bridge" / "runtime" / "megatron" / "cpu" / "wide_gemm.py"
     spec = importlib.util.spec_from_file_location("wide_gemm", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -281,7 +281,7 @@ def _plain_sizes() -> Any:
     from plain_gpt import PlainConfig
 
     dtype = torch.bfloat16
-    if dtype in _wide_gemm().slow_dtypes():
+    if dtype in _wide_gemm().find_slow_dtypes():
         dtype = torch.float32
     return PlainConfig(attention="sdpa", sdpa_dtype=dtype)
 
@@ -313,7 +313,7 @@ def _take_five_steps(kind: str) -> None:
         sizes = _plain_sizes()
         plain = PlainStep(sizes)
         wide = _wide_gemm()
-        with wide.widened(wide.slow_dtypes()):
+        with wide.widen_gemms(wide.find_slow_dtypes()):
             for _ in range(5):
                 tokens = torch.randint(sizes.vocab_size, (4, sizes.seq_length))
                 plain.step(tokens, tokens)

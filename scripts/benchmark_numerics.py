@@ -102,7 +102,7 @@ def operands(rounds: int) -> tuple[list[Row], Shares]:
             scale = 1.0
         for role, columnwise in copies:
             spec = GemmPrecision(scheme=scheme, format=number_format).spec(role)
-            make = partial(make_operand, x, spec, role, columnwise=columnwise, scale=scale)
+            make = partial(make_operand, x, spec, role, columnwise=columnwise, tensor_scale=scale)
             steps[f"{scheme} {role} {columnwise}"] = make
     seconds = seconds_of(steps, rounds)
     rows: list[Row] = [("copy", *[f"{_gigabytes(x, seconds['copy']):.1f}"] * 6)]
@@ -124,7 +124,7 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
     x = _matrix(COMPARED)
     steps: dict[str, Step] = {}
     about: dict[str, tuple[str, str, str, str]] = {}
-    rounding = partial(make_operand, x, GemmPrecision(scheme="delayed").spec("input"), "input", scale=1.0)
+    rounding = partial(make_operand, x, GemmPrecision(scheme="delayed").spec("input"), "input", tensor_scale=1.0)
     for name, scheme in OURS.items():
         spec = GemmPrecision(scheme=scheme, format=SCHEMES[scheme]).spec("input")
         ours = partial(make_operand, x, spec, "input")

@@ -37,7 +37,7 @@ from bridge.read.framework.framework_table import (
     load_framework_table,
 )
 from bridge.read.megatron_bridge.start_rows import START_ROWS
-from bridge.read.run_file import read_run_file
+from bridge.read.run_file import load_file_reading
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")
@@ -181,7 +181,7 @@ def _is_checked(file: Path) -> bool:
 def _kind_of(table: FrameworkTable, file: Path) -> str:
     """Return whether a file that is not planned is a run of the framework."""
     try:
-        reading = read_run_file(file)
+        reading = load_file_reading(file)
     except UnreadFileError as error:
         return "refused" if error.kind in OF_A_RUN else "named"
     except BridgeError:

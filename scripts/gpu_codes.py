@@ -197,7 +197,7 @@ def _scheme_records(scheme: str, number_format: str) -> list[Record]:
                 "dtype": str(dtype).removeprefix("torch."),
             }
             for device in ("cpu", "cuda"):
-                ours = our_arrays(quantise(x.to(device), spec, scale=scale))
+                ours = our_arrays(quantise(x.to(device), spec, tensor_scale=scale))
                 for record in compare(ours, theirs, spec):
                     records.append({**about, "device": device, **record})
     return records

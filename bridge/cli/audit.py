@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; the exit code is 1 where the run is not as planned, or the two differ."""
+    """Print the record of a run, or the difference of two records.
+
+    Returns:
+        1 if the run is not as planned, or if the two records differ, else 0.
+    """
     record = _read_record(args.folder)
     if args.other is None:
         sentences = list(record.audit)

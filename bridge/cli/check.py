@@ -1,18 +1,19 @@
 """`precision-bridge check [FILE ...] [OVERRIDES]`: the known faults of a run.
 
-`precision-bridge check train.sh` goes through these stages. Each one takes the type that the stage
-before it returns:
+`precision-bridge check train.sh` has these stages. The input of each stage is the output of the
+stage before:
 
-    argparse.Namespace  -> FileReading     bridge.read         the file as its framework's reader has it
-    FileReading         -> RunInput        bridge.front        overrides, and values set at start
-    RunInput            -> Run             bridge.front        `auto` resolved, fields stated
-    Run                 -> Prediction      bridge.sync         every owner's values after the sync
-    Prediction          -> CheckContext    bridge.preflight    the facts that rules read
-    CheckContext        -> Report          bridge.preflight    findings of every rule
-    Report              -> text, JSON      bridge.report       what this command prints
+    argparse.Namespace  -> FileReading    read/run_file.py            the file, by its framework's reader
+    FileReading         -> ConfigFile     front/config_file.py        overrides, and values set at start
+    ConfigFile          -> RunInput       front/config_file.py        sections, and the origin of each value
+    RunInput            -> Run            front/loader.py             `auto` resolved, fields stated
+    Run                 -> Prediction     sync/prediction.py          every owner's values after the sync
+    Prediction          -> CheckContext   preflight/check_context.py  the facts that rules read
+    CheckContext        -> Report         preflight/check.py          the findings of every rule
+    Report              -> text, JSON     report/findings.py          the output of this command
 
-A script may start the same launch on several branches. Then there is a `Run` and a `Report` for
-each. Several files, or a folder, get a line for each run.
+A script may start the same launch on several branches. Then each branch has a `Run` and a `Report`.
+For several files, or a folder, the command prints a line for each run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ from bridge.cli.run_arguments import (
     get_file_argument,
     read_branches,
 )
-from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.preflight.check import Report
@@ -81,12 +81,13 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         2 with errors, 1 with warnings under ``--strict``, else 0.
     """
-    silenced = dict(map(_parse_silence, args.silence))
+    from bridge.preflight.check import check
+    from bridge.preflight.silence import parse_silence_option
+
+    silenced = dict(map(parse_silence_option, args.silence))
     paths = get_many_paths(args)
     if paths:
         return _check_many(args, paths, silenced)
-    from bridge.preflight.check import check
-
     runs = read_branches(args, strict=False)
     reports = [check(run, silenced=silenced, backend=args.backend) for run in runs]
     if args.sarif:
@@ -127,7 +128,7 @@ def _print_lines(lines: Sequence[Line]) -> None:
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         plain = []
         for line in lines:
-            plain.append("".join(text for text, _ in line))
+            plain.append("".join(part for part, _ in line))
         print("\n".join(plain))
         return
     from rich.console import Group  # heavy
@@ -153,27 +154,13 @@ def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[s
             **precision_to_dict(report.context),
             **report_to_dict(report, strict=args.strict),
         }
-        text = f"{format_precision(report.context)}; {format_brief(report)}"
-        return RunAnswer(text=text, content=content, code=report.exit_code(strict=args.strict))
+        summary = f"{format_precision(report.context)}; {format_brief(report)}"
+        return RunAnswer(text=summary, content=content, code=report.exit_code(strict=args.strict))
 
     code = answer_many_runs(args, paths, answer_run)
     if args.sarif:
         _write_sarif(args.sarif, make_sarif_of_files(checked, version=_get_version()))
     return code
-
-
-def _parse_silence(argument: str) -> tuple[str, str]:
-    """Return the rule and the reason of ``--silence RULE=REASON``.
-
-    Raises:
-        RunConfigError: It has no reason.
-    """
-    name, _, reason = argument.partition("=")
-    if not reason.strip():
-        raise RunConfigError(
-            f"--silence: needs a reason, got {argument!r}. Write {name or 'PB306'}=why it is all right."
-        )
-    return name.strip(), reason.strip()
 
 
 def _get_main_file(args: argparse.Namespace) -> Path:
@@ -189,7 +176,7 @@ def _get_main_file(args: argparse.Namespace) -> Path:
 def _make_relative(file: Path) -> str:
     """Return the path of a file as code review names it.
 
-    It is relative to the working directory if the file is below that.
+    The path is relative to the working directory if the file is below that directory.
     """
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())

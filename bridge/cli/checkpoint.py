@@ -21,48 +21,50 @@ if TYPE_CHECKING:
     import torch
 
     Part = Callable[[argparse.Namespace], int | None]
-    """Does the work of one part of the command, and returns the exit code; None: 0."""
+    """Does the work of a part of the command, and returns the exit code. None: 0."""
     PartParsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 GENERATED_SIZE = 1024
 """Rows and columns of the matrix that is measured without a checkpoint."""
 GENERATED_DEVIATION = 0.02
-"""The standard deviation of its values, as in a usual initialisation of weights."""
+"""The standard deviation of that matrix, as in a usual initialisation of weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the parsers of the parts."""
     parts = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    text = (
+    help_text = (
         "show which run wrote a checkpoint, in which precision, and its tensors by part and dtype"
     )
-    inspect = _add_part(parts, "inspect", _inspect, text)
+    inspect = _add_part(parts, "inspect", _inspect, help_text)
     _add_path(inspect, "PATH")
-    text = (
+    help_text = (
         "show what differs between two checkpoints, "
         "and what it means to resume in the other's precision"
     )
-    diff = _add_part(parts, "diff", _diff, text)
+    diff = _add_part(parts, "diff", _diff, help_text)
     _add_path(diff, "A")
     _add_path(diff, "B")
-    text = (
+    help_text = (
         "compare every file with the manifest; exit code 0, 1 where one was changed, "
         "2 without a manifest"
     )
-    verify = _add_part(parts, "verify", _verify, text)
+    verify = _add_part(parts, "verify", _verify, help_text)
     _add_path(verify, "PATH")
     verify.add_argument(
         "--digest",
         metavar="SHA256",
         help="the manifest's own digest, as the run that wrote it logged",
     )
-    text = (
+    help_text = (
         "measure what BF16 storage or an export in blocks does to codes, scales and values "
         "of quantised weights"
     )
-    certify = _add_part(parts, "certify", _certify, text)
-    text = "a checkpoint, or a folder of checkpoints; without it, a normal matrix of 1024 x 1024"
-    certify.add_argument("path", metavar="PATH", type=Path, nargs="?", help=text)
+    certify = _add_part(parts, "certify", _certify, help_text)
+    help_text = (
+        "a checkpoint, or a folder of checkpoints; without it, a normal matrix of 1024 x 1024"
+    )
+    certify.add_argument("path", metavar="PATH", type=Path, nargs="?", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int | None:
@@ -88,8 +90,8 @@ def _add_part(parts: PartParsers, name: str, part: Part, text: str) -> argparse.
 
 def _add_path(parser: argparse.ArgumentParser, name: str) -> None:
     """Add an argument for a checkpoint."""
-    text = "a checkpoint, or a folder of checkpoints, whose newest is taken"
-    parser.add_argument(name.lower(), metavar=name, type=Path, help=text)
+    help_text = "a checkpoint, or a folder of checkpoints, whose newest is taken"
+    parser.add_argument(name.lower(), metavar=name, type=Path, help=help_text)
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -175,10 +177,10 @@ def _find_weights(checkpoint: Path) -> _Weights:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Print whether the files of a checkpoint are as they were written.
+    """Print whether the files of a checkpoint are unchanged since they were written.
 
     Returns:
-        1 if they are not, else 0.
+        1 if a file has changed, else 0.
 
     Raises:
         CheckpointError: The checkpoint has no manifest.

@@ -12,25 +12,27 @@ from types import ModuleType
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command."""
+    """A command of `precision-bridge`."""
 
     name: str
     text: str
     """Its answer or its work, as an imperative clause."""
     module: str
-    """Its module in this package, which has `add_arguments` and `run`, or `run_hydra_arguments` where the
-    words are Hydra's."""
+    """The module of the command in this package.
+
+    It has `add_arguments` and `run`. A module of a Hydra command has `run_hydra_arguments`.
+    """
     is_hydra_command: bool = False
-    """Whether its words are those of a Hydra application."""
+    """Whether Hydra parses the arguments."""
     unless: tuple[str, ...] = ()
-    """Options with which the words of such a command are parsed here."""
+    """Options with which this package, and not Hydra, parses the arguments of a Hydra command."""
 
     def load(self) -> ModuleType:
         """Return the module of the command."""
         return importlib.import_module(f"bridge.cli.{self.module}")
 
     def is_parsed_by_hydra(self, words: Sequence[str]) -> bool:
-        """Return whether the words of a command line are Hydra's."""
+        """Return whether Hydra parses the arguments of a command line."""
         return self.is_hydra_command and not any(option in words for option in self.unless)
 
 
@@ -141,7 +143,7 @@ RENAMED_COMMANDS = {
     "twin": "compare --twin",
     "watch": "report --watch",
 }
-"""The name of a command before 0.2 -> the words that stand for it now."""
+"""The name of a command before 0.2 -> the command and options that replace it."""
 
 
 def describe_renamed_command(name: str, words: Sequence[str]) -> str:

@@ -38,9 +38,9 @@ class DescribedLog:
 
     log: RunLog
     name: str
-    """A name that no other log of the command line has."""
+    """The name of the log, which is unique on the command line."""
     run: Run | None
-    """The run; None if the log has no arguments, or they describe no run that can be read."""
+    """The run. None: the log has no arguments, or no run can be read from its arguments."""
 
     @property
     def precision(self) -> str:
@@ -72,7 +72,7 @@ class DescribedLog:
         return fields
 
     def to_logged_run(self) -> LoggedRun:
-        """Return the log in the form that a comparison takes."""
+        """Return the log in the form that a comparison needs."""
         from bridge.runtime.compare.logged_run import LoggedRun
 
         return LoggedRun(
@@ -81,7 +81,7 @@ class DescribedLog:
 
 
 def is_log(path: Path) -> bool:
-    """Return whether a path is not a run folder of ours. Then it must be a log."""
+    """Return whether a path is a log: every path that is not a run folder of this project."""
     return not RunFolder.is_run(path)
 
 
@@ -118,14 +118,14 @@ def read_described_log(path: Path) -> DescribedLog:
 
 
 def _load_described_run(log: RunLog) -> Run | None:
-    """Return the run that the arguments of a log describe; None if none can be read or predicted."""
+    """Return the run that a log's arguments describe. None if it cannot be read or predicted."""
     if log.described_by is None:
         return None
     from bridge.front.loader import load_run
 
     try:
         run = load_run(config_file=log.described_by, strict=False)
-        run.prediction  # noqa: B018  computed once; a run that cannot be predicted raises
+        run.prediction  # noqa: B018  raises for a run that cannot be predicted; computed once
     except BridgeError:
         return None
     return run

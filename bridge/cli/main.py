@@ -22,14 +22,14 @@ from bridge.errors import BridgeError, bounded, close_matches, did_you_mean
 PROGRAM = "precision-bridge"
 DESCRIPTION = "Named mixed-precision recipes for Megatron Core: what they are and what they do."
 BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
-"""Exit code if the reader of the output ends before the command, as in a shell."""
+"""Exit code if the reader of the output ends before the command. A shell uses the same code."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: The arguments after the program's name; None: those of this process.
+        arguments: The arguments after the program's name. None: the arguments of this process.
 
     Returns:
         The exit code of the command; 2 for a request that is refused.
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     if is_process:
-        # Imports and parsed files stay until the end, so collecting garbage finds nothing.
+        # Imports and parsed files stay in use until the end. So garbage collection finds nothing.
         gc.set_threshold(50_000, 20)
     command, arguments = _split_command(arguments)
     module = command.load()
@@ -88,21 +88,21 @@ def _end_without_command(name: str, arguments: list[str]) -> NoReturn:
 
 
 def _run_command(work: Callable[[], int], *, is_process: bool) -> int:
-    """Run the work of a command. An error of ours is one line on stderr.
+    """Run the work of a command. An error of this project is printed as a line on stderr.
 
     Args:
         work: Runs the command and returns its exit code.
         is_process: Whether the process ends after the command.
 
     Returns:
-        The exit code of the work, or that of the error.
+        The exit code of the work, or of the error.
     """
     code: int = BROKEN_PIPE_EXIT_CODE
     try:
         code = work()
         sys.stdout.flush()
         if is_process:
-            # The process ends here. Collecting its objects would take a tenth of the time.
+            # The process ends here. Garbage collection would be a tenth of its whole time.
             gc.freeze()
     except BridgeError as error:
         print(error, file=sys.stderr)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 MAX_NAMED_FILES = 4
-"""Files that the line about one reason names. Further files are only counted."""
+"""The most files that the line about a reason names. Further files are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """The answer of a command about one run among several."""
+    """The answer of a command about one of several runs."""
 
     text: str
     """The answer as a short text."""
@@ -37,17 +37,17 @@ class RunAnswer:
 
 def add_brief_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that prints a line for each run, also for one file."""
-    text = (
+    help_text = (
         "a line for each run, also of one file; "
         "files that describe no run are named and do not count"
     )
-    parser.add_argument("--brief", action="store_true", help=text)
+    parser.add_argument("--brief", action="store_true", help=help_text)
 
 
 def get_many_paths(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the files and folders of a command line about several runs; empty if it is about one.
 
-    The folder that a training run wrote has the file of its run, so it is one run.
+    The folder that a training run wrote counts as a single run, since it has the file of its run.
 
     Raises:
         RunConfigError: The command line also chooses a run of one script, or ``--brief`` has no
@@ -92,8 +92,8 @@ def answer_many_runs(
         answer_of: Returns the answer about a run.
 
     Returns:
-        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no
-        run does not count.
+        The largest exit code of a run. It is 2 for a run that cannot be used. A file that does not
+        describe a run does not count.
     """
     from bridge.front.file_runs import UnreadFile, expand_paths, read_file_runs
 
@@ -144,14 +144,14 @@ def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
 def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or the reason for which it cannot be used."""
     refusal = file_run.refusal
-    if file_run.values is not None:
+    if file_run.run is not None:
         try:
-            return answer_of(file_run.values)
+            return answer_of(file_run.run)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())
-    text = sentence.removeprefix(f"{file_run.file}: ")
-    return RunAnswer(text=text, content={"refused": sentence}, code=BridgeError.exit_code)
+    refusal_text = sentence.removeprefix(f"{file_run.file}: ")
+    return RunAnswer(text=refusal_text, content={"refused": sentence}, code=BridgeError.exit_code)
 
 
 def _file_run_to_dict(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:

@@ -106,9 +106,9 @@ def _list_open_settings(planned: PlannedRun, unknown: Mapping[str, str]) -> tupl
 
     Args:
         planned: The planned run.
-        unknown: Setting without a known value -> what decides it.
+        unknown: Setting without a known value -> the source that decides it.
     """
-    return tuple(dict.fromkeys((*planned.prediction.uncounted, *unknown.values())))
+    return tuple(dict.fromkeys((*planned.prediction.unread_options, *unknown.values())))
 
 
 def _memory_to_dict(run: Run, *, with_fit: bool) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _memory_to_dict(run: Run, *, with_fit: bool) -> dict[str, Any]:
 
     planned = run.planned
     if with_fit:
-        get_memory_to_fit(planned)  # a run without a known GPU is refused before the count
+        get_memory_to_fit(planned)  # raises for an unknown GPU, before the count
     content = {
         **planned.memory.to_dict(),
         "gpu_bytes": planned.memory_bytes,
@@ -171,7 +171,7 @@ def _print_memory_table(planned: PlannedRun, unknown: Mapping[str, str]) -> None
 
 
 def _print_counted_ranks(planned: PlannedRun) -> None:
-    """Print the number of GPUs that the count rests on, if the target does not state it."""
+    """Print the number of GPUs that the count assumes, if the target does not state it."""
     counted = planned.parallel.world_size
     stated = planned.prediction.gpus
     if planned.target.count is None and stated == counted:
@@ -189,9 +189,9 @@ def _print_counted_ranks(planned: PlannedRun) -> None:
 
 
 def _make_soundness_check(run: Run, planned: PlannedRun) -> Callable[[PlannedRun], bool]:
-    """Return a function that tells whether a changed run is as sound as the run itself.
+    """Return a function that returns whether a changed run is as sound as the run itself.
 
-    A changed run is as sound if `check` finds no error or warning in it that the run does not have.
+    It is as sound if `check` finds no new error or warning in the changed run.
     """
     from bridge.preflight.check import check
 

@@ -55,7 +55,7 @@ def write_file(path: Path | str, text: str, option: str) -> None:
 
 
 def resolve_links(path: Path | str) -> Path:
-    """Return the absolute path without symbolic links. A loop of links is kept and does not raise."""
+    """Return the absolute path without symbolic links. A loop of links stays as it is."""
     return Path(os.path.realpath(path))
 
 
@@ -64,7 +64,7 @@ def refuse_input_files(path: Path | str, option: str, inputs: Iterable[Path | st
 
     Args:
         path: The file to be written.
-        option: The option that names it.
+        option: The option that names this file.
         inputs: The files and the folders of runs that are read.
 
     Raises:

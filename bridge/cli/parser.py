@@ -83,7 +83,7 @@ def refuse_options_without(args: argparse.Namespace, needed: str, options: tuple
         options: The options that need it.
 
     Raises:
-        RunConfigError: One of them is on the command line.
+        RunConfigError: Such an option is on the command line.
     """
     if getattr(args, needed.lstrip("-").replace("-", "_")):
         return

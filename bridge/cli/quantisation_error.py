@@ -1,4 +1,4 @@
-"""`precision-bridge quantisation-error NAME`: the quantisation errors of a model's GEMM operands."""
+"""`precision-bridge quantisation-error NAME`: the quantisation errors of GEMM operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 20
 """Optimizer steps before the measurement, if there is no checkpoint.
 
-The gradients of fresh weights are not those of a trained model.
+The gradients of fresh weights differ from the gradients of a trained model.
 """
 MEASUREMENT_OPTIONS = ("checkpoint", "steps", "propose")
 """Options that have no effect with ``--debug-log``."""
@@ -49,26 +49,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them"
     )
-    text = (
+    help_text = (
         f"optimizer steps to take first "
         f"(default: {DEFAULT_STEPS}, or 0 with a checkpoint: its weights as they are)"
     )
-    parser.add_argument("--steps", type=int, help=text)
+    parser.add_argument("--steps", type=int, help=help_text)
     parser.add_argument(
         "--out",
         metavar="FOLDER",
         type=Path,
         help="write quantisation.csv and quantisation.png there",
     )
-    text = (
+    help_text = (
         "read what Transformer Engine's debugger logged in a run, instead of measuring; "
         "1 where an early warning stands"
     )
-    parser.add_argument("--debug-log", metavar="FOLDER", type=Path, help=text)
-    text = (
+    parser.add_argument("--debug-log", metavar="FOLDER", type=Path, help=help_text)
+    help_text = (
         "write the recipe with a row of modules for each module whose operands lose more than a bit"
     )
-    parser.add_argument("--propose", metavar="FILE", help=text)
+    parser.add_argument("--propose", metavar="FILE", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:

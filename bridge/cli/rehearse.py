@@ -1,4 +1,4 @@
-"""`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, in Megatron's classes on this CPU."""
+"""`precision-bridge rehearse [OVERRIDES]`: trains a small copy of a run by Megatron on this CPU."""
 
 import argparse
 from dataclasses import replace
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Rehearse the run and print how the rehearsal ended.
 
     Returns:
-        2 if something went wrong, 1 with warnings under ``--strict``, else 0.
+        2 with errors, 1 under ``--strict`` with warnings or left-out settings, else 0.
     """
     if not 1 <= args.processes <= MAX_PROCESSES:
         rule = f"must be from 1 to {MAX_PROCESSES}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def plan_run(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPlan:
     """Return the precision plan of a run, or of the same run in another precision.
 
-    The plan does not depend on the number of GPUs, so a run whose GPUs do not suffice has one too.
+    The plan does not depend on the number of GPUs. So a run with too few GPUs has a plan too.
     """
     from bridge.plan.precision_plan import make_plan
 
@@ -144,7 +144,7 @@ def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
 
     Args:
         run: The run.
-        shown: Ids of the rules whose findings the answer has already.
+        shown: Ids of the rules whose findings are already in the answer.
     """
     for finding in collect_decisive_findings(run):
         if finding.id not in shown:
@@ -153,10 +153,10 @@ def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
 
 
 def print_assumptions(unknown: Mapping[str, str]) -> None:
-    """Print the settings that an answer rests on and that nothing states, if there are any.
+    """Print the settings that an answer assumes, since nothing states them.
 
     Args:
-        unknown: Setting -> what decides it.
+        unknown: Setting -> the source that decides it.
     """
     if unknown:
         from bridge.rules.unknown_settings import format_deciders, format_unknown_settings

@@ -1,6 +1,6 @@
 """The arguments with which a command line describes a run, and the run that they describe.
 
-Hydra is imported when a run is read with overrides. Commands about recipes do not need it.
+Hydra is imported only when a run is read with overrides. Commands about recipes do not need Hydra.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILE_SUFFIXES = (
     ".txt",
     ".log",
 )
-"""Ends of an argument that is the name of a file, even if no such file exists."""
+"""Suffixes of an argument that is the name of a file, even if no such file exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class RunArguments:
     """The arguments of a command line about a run that are not options."""
 
     files: tuple[str, ...]
-    """Files and folders, the one of ``--config`` first."""
+    """Files and folders. The file of ``--config`` is first."""
     overrides: tuple[str, ...]
     """Overrides and recipe names, in their order."""
 
@@ -61,13 +61,13 @@ class RunArguments:
 def _is_path(word: str) -> bool:
     """Return whether an argument is a file or a folder, and not an override.
 
-    It is one if it ends like a file, has a slash, or exists and is not the name of a recipe.
+    It is a path if it has the suffix of a file, has a slash, or exists and is not a recipe's name.
     """
-    key, is_override, _ = word.partition("=")
+    key, sign, _ = word.partition("=")
     if word.startswith(("~", "+")):
         return False
-    if is_override:
-        # The folder of a sweep's run has a `=` in its name; Path.exists raises for long names.
+    if sign:  # an override
+        # The folder of a run of a sweep has a `=` in its name. Path.exists raises for long names.
         return "/" in key and os.path.exists(word)  # noqa: PTH110
     if "/" in word or word.endswith(FILE_SUFFIXES):
         return True
@@ -80,12 +80,12 @@ def _is_path(word: str) -> bool:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that describe a run."""
-    text = (
+    help_text = (
         "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for "
         "scripts/train.py, mixed_precision=NAME or model.num_layers=8 for example; "
         "a bare NAME is the recipe"
     )
-    parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=text)
+    parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=help_text)
     parser.add_argument(
         "--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)"
     )
@@ -96,13 +96,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes"
     )
     parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
-    text = "the number of the run, if the file is a script that starts several"
-    parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
-    text = (
+    help_text = "the number of the run, if the file is a script that starts several"
+    parser.add_argument("--launch", type=int, dest="number", metavar="N", help=help_text)
+    help_text = (
         "what the file leaves open: variables='NAME=value NAME=value' of a launch script's "
         "environment; checkpoint=FOLDER with the config.json that its model is made of"
     )
-    parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument(
+        "--context", action="append", default=[], metavar="KEY=VALUE", help=help_text
+    )
     parser.add_argument(
         "--ask-megatron-bridge",
         action="store_true",
@@ -111,23 +113,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
-    text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
-    parser.add_argument("--target", metavar="TARGET", help=text)
+    help_text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
+    parser.add_argument("--target", metavar="TARGET", help=help_text)
 
 
 def add_debug_features_option(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for the features of a debugger, in commands that follow them."""
-    text = "what the run computes with this features file of Transformer Engine's debugger"
-    parser.add_argument("--debug-features", metavar="FILE", help=text)
+    """Add the argument for a debugger's features, to commands that take them into account."""
+    help_text = "what the run computes with this features file of Transformer Engine's debugger"
+    parser.add_argument("--debug-features", metavar="FILE", help=help_text)
 
 
 def get_file_argument(args: argparse.Namespace) -> str | None:
     """Return the file or folder that the command line names.
 
-    None if it names none. Then the config tree describes the run.
+    None if it names no file. Then the config tree describes the run.
 
     Raises:
-        RunConfigError: The command line names several.
+        RunConfigError: The command line names several files.
     """
     files = RunArguments.from_args(args).files
     if len(files) > 1:
@@ -149,9 +151,9 @@ def read_run(
 
     Args:
         args: The parsed command line.
-        recipe: A recipe that replaces the run's own; None: the run's own recipe.
+        recipe: A recipe that replaces the recipe of the run. None: the recipe of the run.
         strict: Whether to refuse a run that cannot be planned.
-        number: The number of the run in its file; None: the number of the command line.
+        number: The number of the run in its file. None: the number of the command line.
     """
     return read_file_run(args, get_file_argument(args), recipe=recipe, strict=strict, number=number)
 
@@ -175,10 +177,10 @@ def read_file_run(
 
     Args:
         args: The parsed command line.
-        file: The file; None: the config tree.
-        recipe: A recipe that replaces the run's own; None: the run's own recipe.
+        file: The file. None: the config tree.
+        recipe: A recipe that replaces the recipe of the run. None: the recipe of the run.
         strict: Whether to refuse a run that cannot be planned.
-        number: The number of the run in its file; None: the number of the command line.
+        number: The number of the run in its file. None: the number of the command line.
     """
     from bridge.front.loader import load_run
 
@@ -209,8 +211,8 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
 
     Args:
         args: The parsed command line.
-        strict: Whether to refuse a run that cannot be planned. If a branch states the mode, the
-            branches that state none are not judged.
+        strict: Whether to refuse a run that cannot be planned. If a branch states the mode,
+            branches without a stated mode are not refused.
 
     Raises:
         RunConfigError: `strict` refuses a run.
@@ -232,8 +234,7 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
 def _require_plannable_branches(runs: Sequence[Run]) -> None:
     """Refuse the branches that state the mode, or else the first, if they cannot be planned.
 
-    The error has a note about the other runs of the file, since one of them may be the run that is
-    meant.
+    The error has a note about the other runs of the file, since the user may mean one of them.
     """
     from bridge.front.loader import require_plannable
 
@@ -248,11 +249,11 @@ def _require_plannable_branches(runs: Sequence[Run]) -> None:
 
 
 def _mark_answered(runs: Sequence[Run], refused_numbers: Sequence[int]) -> list[Run]:
-    """Return runs that know the numbers of each other, so that no note names them as unanswered.
+    """Return the runs, each with the numbers of all answered runs. Notes then do not name these.
 
     Args:
         runs: The run of the arguments, and the same launch on other branches.
-        refused_numbers: Numbers of the branches that were not read. No remedy names them.
+        refused_numbers: Numbers of the branches that were not read. Remedies do not name them.
     """
     answered_numbers = tuple(run.reading.launches.number for run in runs)
     marked = []

@@ -1,8 +1,8 @@
-"""`precision-bridge train [OVERRIDES]`: training as in `scripts/train.py`, in Hydra's words."""
+"""`precision-bridge train [OVERRIDES]`: trains like `scripts/train.py`, with Hydra's arguments."""
 
 
 def run_hydra_arguments(words: list[str]) -> None:
-    """Train as the words say, and end the process with an exit code where that fails."""
+    """Train with the overrides of a command line. A failure ends the process with an exit code."""
     from bridge.front.train import main_train  # Hydra is heavy
 
     main_train(words)

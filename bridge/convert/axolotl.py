@@ -1,7 +1,7 @@
-"""Axolotl's YAML as a system of `convert`: `SYSTEM`.
+"""`SYSTEM`: reads and writes the precision in Axolotl's YAML, for `convert`.
 
-`bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs
-autocast over them. Other settings decide which values are in FP32:
+`bf16: true` has two effects: the weights are loaded in BF16, and the trainer runs under autocast.
+Other settings decide which values are in FP32:
 
 - DeepSpeed and FSDP keep FP32 master weights;
 - an adapter is trained in FP32 over a frozen BF16 model;
@@ -51,9 +51,9 @@ DECIDERS_BY_SEMANTICS = {
         ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
     ),
 }
-"""Semantics of the mode -> the sentence about it, and the settings that decide it in their order."""
+"""Semantics of the mode -> the sentence about it, and the settings that decide it, in order."""
 DTYPE_DECIDERS = ("deepspeed", "fsdp_config", "fsdp", "adapter")
-"""Settings around the mode that decide the dtypes of the weights and their gradients."""
+"""Further settings that decide the dtypes of the weights and their gradients."""
 TRAINER_NAME = "transformers' Trainer"
 KERNELS_PLUGIN = "kernelsplugin"
 
@@ -63,7 +63,7 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
 
     Args:
         payload: The configuration, a mapping.
-        gpu: The GPU of the run, as in a target. None: "auto" is read as on a GPU with BF16, and
+        gpu: The GPU of the run, as in a target. None: a GPU with BF16 is assumed for "auto", and
             this is reported.
 
     Raises:
@@ -107,7 +107,7 @@ def _has_kernels(top: Settings) -> bool:
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
     """Return the precision settings of an Axolotl YAML.
 
-    All of them are written, since the default of an absent one is "auto".
+    All settings are written, since the default of an absent setting is "auto".
 
     Args:
         config: The precision.
@@ -157,10 +157,10 @@ def _make_fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
 
 
 def _parse_gpu(gpu: object) -> Gpu | None:
-    """Return the GPU that a word of a target names; None for None.
+    """Return the GPU with a name, as in a target. None if the name is None.
 
     Raises:
-        PayloadError: The word names no GPU.
+        PayloadError: No GPU has the name.
     """
     if gpu is None:
         return None
@@ -175,7 +175,7 @@ def _parse_gpu(gpu: object) -> Gpu | None:
 
 
 def _get_compute_capability(card: Gpu) -> tuple[int, int]:
-    """Return the compute capability that torch gives: 9.4 for MI300X, 0.0 without a GPU."""
+    """Return the compute capability that torch reports: 9.4 for MI300X, 0.0 without a GPU."""
     if card.capability:
         return card.capability
     if card.is_gpu:
@@ -189,10 +189,10 @@ class _PrecisionSwitches(NamedTuple):
     is_auto: bool
     """Whether `bf16` is "auto", which is its default."""
     bf16: bool
-    """Whether `bf16` is on, if "auto" is resolved."""
+    """Whether `bf16` is on, after "auto" is resolved."""
     bfloat16: bool
     fp16: bool
-    """Whether `fp16` is on, if "auto" is resolved."""
+    """Whether `fp16` is on, after "auto" is resolved."""
     mode: str
     """The dtype of the weights: fp32, bf16 or fp16."""
 
@@ -224,12 +224,12 @@ def _read_switches(top: Settings, card: Gpu | None) -> _PrecisionSwitches:
 
 
 def _map_mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
-    """Map the switches of the mode; return the semantics of the mode, a key of `SEMANTICS`.
+    """Map the switches of the mode. Return the semantics of the mode, a key of `SEMANTICS`.
 
     Args:
         builder: The report of the import.
         top: The configuration.
-        card: The GPU; None: not known.
+        card: The GPU. None: not known.
     """
     switches = _read_switches(top, card)
     mode = switches.mode
@@ -260,7 +260,7 @@ def _map_switches(builder: ImportBuilder, top: Settings, mode: str, fields: dict
     Args:
         builder: The report of the import.
         top: The configuration.
-        mode: The mode that the switches amount to.
+        mode: The mode that the switches choose.
         fields: The fields of the mode.
     """
     for name, dtype in DTYPE_BY_SWITCH.items():
@@ -321,17 +321,17 @@ def _report_weights(builder: ImportBuilder, top: Settings, semantics: str) -> No
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for other in DTYPE_DECIDERS:
-        if not top.values.get(other) or other == decider:
+    for setting in DTYPE_DECIDERS:
+        if not top.values.get(setting) or setting == decider:
             continue
-        if semantics == "fp32" and other == "deepspeed":
-            builder.record("axolotl.deepspeed-file-may-set-the-mode", other, top[other])
-        elif semantics == "amp_o1" and other == "adapter":
-            builder.record("axolotl.adapter-is-trained-in-fp32", other, top[other], mode=mode)
-        elif semantics != "fp32" and other == "adapter":
-            builder.record("axolotl.adapter-alone-is-trained", other, top[other], mode=mode)
+        if semantics == "fp32" and setting == "deepspeed":
+            builder.record("axolotl.deepspeed-file-may-set-the-mode", setting, top[setting])
+        elif semantics == "amp_o1" and setting == "adapter":
+            builder.record("axolotl.adapter-is-trained-in-fp32", setting, top[setting], mode=mode)
+        elif semantics != "fp32" and setting == "adapter":
+            builder.record("axolotl.adapter-alone-is-trained", setting, top[setting], mode=mode)
         else:
-            builder.map(other)
+            builder.map(setting)
 
 
 def _get_stated_mode(builder: ImportBuilder) -> str:
@@ -343,7 +343,7 @@ def _get_stated_mode(builder: ImportBuilder) -> str:
 
 
 def _get_decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
-    """Return the first of several settings that is on and fits the mode; `bf16` if none does."""
+    """Return the first of several settings that is on and fits the mode, or else `bf16`."""
     for name in settings:
         if top.values.get(name) and DTYPE_BY_SWITCH.get(name, mode) == mode:
             return name

@@ -1,4 +1,4 @@
-"""The work of the command `convert`: reads a file as recipes, and writes a recipe for another system.
+"""Reads a file as recipes, and writes a recipe for another system, for the command `convert`.
 
 run, *others = import_runs(Document.load("train.sh"))
 exported = convert(run, "axolotl")
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
 RECIPE_TARGET = "recipe"
-"""The name in `--to` of our own YAML."""
+"""The name in `--to` of this project's YAML."""
 LOSS_REASONS = ("unsupported", "semantics")
-"""Reasons of records that change the precision. The other reasons are a near value, a default, and
-a setting without effect."""
+"""Reasons of records that change the precision. Other reasons are a near value, a default, and a
+setting without effect."""
 LOSSLESS_FIELDS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
-"""Fields that change no weight, GEMM, loss scale or sum. A record about them is only information."""
+"""Fields that change neither weights, GEMMs, the loss scale nor sums. Their records are notes."""
 
 MAX_LAUNCHES = 2_000
-"""Launches of a script that are read. To read 10,000 takes 9 s."""
+"""The most launches of a script that are read. Reading 10,000 launches would take 9 seconds."""
 MAX_SHOWN_LAUNCHES = 2
-"""Launches that the refusal of a script describes. Further launches are counted."""
+"""The most launches that the refusal of a script describes. Further launches are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def _refuse_unconverted(framework: framework_signs.Framework | None, document: D
     """Refuse a file of a framework that `convert` does not read.
 
     Raises:
-        PayloadError: There is such a framework.
+        PayloadError: The file belongs to such a framework.
     """
     if framework is not None and not framework.is_converted:
         raise PayloadError(framework.refusal(document.path))
@@ -308,7 +308,7 @@ def _make_no_launch_error(
 
 @contextmanager
 def _add_path_to_errors(document: Document, label: str = "") -> Iterator[None]:
-    """Put the name of the file, and of the run, in front of the message of an import's error."""
+    """Put the name of the file, and of the run, at the beginning of an error of an import."""
     try:
         yield
     except PayloadError as error:
@@ -329,7 +329,7 @@ def convert(
         context: Facts that no file states.
 
     Returns:
-        None for `RECIPE_TARGET`: the recipe itself is the result.
+        None if `to` is `RECIPE_TARGET`: the recipe itself is the result.
 
     Raises:
         PayloadError: The run does not state its mode.
@@ -364,7 +364,7 @@ def _require_mode(run: ImportedRun) -> None:
 
 
 def collect_losses(run: ImportedRun, exported: ExportReport | None) -> list[Unmapped]:
-    """Return the records of a conversion that change a format, a scheme, a loss scale or a sum.
+    """Return the records of a conversion that changes a format, a scheme, a loss scale or a sum.
 
     Args:
         run: The run as it was read.
@@ -383,7 +383,7 @@ def _require_known_keys(context: Mapping[str, Any], systems: Sequence[System]) -
     """Refuse a key of the context that no system of the conversion has.
 
     Raises:
-        PayloadError: There is such a key.
+        PayloadError: The context has such a key.
     """
     known: dict[str, None] = {}
     for system in systems:
@@ -403,7 +403,7 @@ def _require_known_keys(context: Mapping[str, Any], systems: Sequence[System]) -
 def _select_facts(
     system: System, context: Mapping[str, Any], use: Literal["import", "export"] = "import"
 ) -> dict[str, Any]:
-    """Return the facts of the context that a system takes for an import or an export."""
+    """Return the facts of the context that a system needs for an import or an export."""
     keys = {key.name for key in system.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 

@@ -1,4 +1,4 @@
-"""Hugging Face `TrainingArguments` as a system of `convert`: `SYSTEM`.
+"""`SYSTEM`: reads and writes the precision in Hugging Face `TrainingArguments`, for `convert`.
 
 `bf16=True` means autocast over the weights, in the dtype in which they were loaded. No argument of
 the Trainer states that dtype:
@@ -6,11 +6,11 @@ the Trainer states that dtype:
 - with FP32 weights the run is AMP;
 - with BF16 weights, which transformers 5 takes from the checkpoint by default, nothing is in FP32.
 
-TRL, ms-swift and other trainers write arguments of the model into the same file, and those decide:
-AMP over FP32 weights, an FP32 adapter over frozen BF16 weights, or BF16 throughout.
+TRL, ms-swift and other trainers write arguments of the model into the same file. These arguments
+decide between AMP over FP32 weights, an FP32 adapter over frozen BF16 weights, and BF16 throughout.
 
-With both switches off the environment's ACCELERATE_MIXED_PRECISION counts. Without this variable
-nothing is cast.
+If both switches are off, the environment variable ACCELERATE_MIXED_PRECISION counts. Without this
+variable nothing is cast.
 
 Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 """
@@ -57,17 +57,17 @@ class LoadedWeights(NamedTuple):
     value: object = None
     """The value of the setting as it is written."""
     adapter: str | None = None
-    """The setting with which only an adapter is trained, over frozen weights; None without one."""
+    """The setting that trains only an adapter, over frozen weights. None: no adapter."""
 
 
 class ArgumentsPrecision(NamedTuple):
-    """The precision that the arguments amount to."""
+    """The precision that the arguments state together."""
 
     fields: dict[str, Any]
     """Fields of the recipe."""
     semantics: str
     decider: str = ""
-    """The source that decides the mode, as a noun; empty if the arguments do."""
+    """The source that decides the mode, as a noun. Empty: the arguments decide it."""
 
 
 def import_(
@@ -108,7 +108,7 @@ def import_(
     for name in SEMANTICS_BY_SHARDING:
         row_facts[f"{name}_launched"] = name == sharding and not top.values.get(name)
     TABLE.read(builder, top, **row_facts)
-    # With DeepSpeed its own file decides the rest of the precision.
+    # With DeepSpeed, the file of DeepSpeed decides the rest of the precision.
     return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
 
@@ -116,7 +116,7 @@ def _get_switched_mode(top: Settings) -> str:
     """Return the mode of the switches.
 
     Raises:
-        PayloadError: A switch is neither true nor false, or two of them are on.
+        PayloadError: A switch is neither true nor false, or two switches are on.
     """
     for name in TRAINER_SWITCHES:
         top.switch(name)
@@ -130,7 +130,7 @@ def _get_switched_mode(top: Settings) -> str:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the arguments for a precision as a mapping. The Trainer has no argument for FP8."""
+    """Return the arguments for a precision as a mapping. The Trainer does not have FP8."""
     builder = ExportBuilder(config, TABLE.title)
     compute = export_as_amp(builder, "bf16", "fp16")
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
@@ -143,7 +143,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Map the environment's precision, which counts if both switches are off; return the mode.
+    """Map the precision of the environment, which counts if both switches are off. Return the mode.
 
     Args:
         builder: The report of the import.
@@ -172,7 +172,7 @@ def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> 
 
 
 def _find_sharding(top: Settings) -> str | None:
-    """Return "deepspeed" or "fsdp" if the Trainer, or Accelerate's launcher, shards by it; else None."""
+    """Return "deepspeed" or "fsdp" if the Trainer or Accelerate's launcher uses it, or None."""
     for name in SEMANTICS_BY_SHARDING:
         is_launched = get_dotted_value(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:
@@ -185,7 +185,7 @@ def _read_loaded_weights(
 ) -> LoadedWeights:
     """Return the dtype in which the weights are loaded, and report each dtype that does not decide.
 
-    The dtype of the context counts, otherwise the first setting with a dtype.
+    The dtype of the context decides. Without it, the first setting with a dtype decides.
 
     Args:
         builder: The report of the import.
@@ -230,7 +230,7 @@ def _report_unknown_dtype(builder: ImportBuilder, setting: str, value: object) -
 
 
 def _find_adapter_setting(top: Settings) -> str | None:
-    """Return the setting with which only an adapter is trained, over frozen weights; None without."""
+    """Return the setting that trains only an adapter, over frozen weights. None: no adapter."""
     if top.values.get("use_peft") is True:
         return "use_peft"
     for name in ("tuner_type", "train_type"):
@@ -248,14 +248,14 @@ def _map_mode(
     sharding: str | None,
     program: str | None,
 ) -> str:
-    """Map the switches of the mode; return the semantics of the mode, a key of `SEMANTICS`.
+    """Map the switches of the mode. Return the semantics of the mode, a key of `SEMANTICS`.
 
     Args:
         builder: The report of the import.
         top: The arguments.
         compute: The mode of the switches and the environment.
         weights: The loaded weights.
-        sharding: "deepspeed" or "fsdp"; None without sharding.
+        sharding: "deepspeed" or "fsdp". None: no sharding.
         program: The program that reads the arguments, as a noun.
     """
     switches = [name for name in ("bf16", "fp16") if name in top]
@@ -293,12 +293,12 @@ def _compute_precision(
     has_switches: bool,
     has_environment: bool,
 ) -> ArgumentsPrecision:
-    """Return the precision that the switches, the weights and the sharding amount to.
+    """Return the precision that results from the switches, the weights and the sharding.
 
     Args:
         compute: The mode of the switches and the environment.
         weights: The loaded weights.
-        sharding: "deepspeed" or "fsdp"; None without sharding.
+        sharding: "deepspeed" or "fsdp". None: no sharding.
         program: The program that reads the arguments, as a noun.
         has_switches: Whether the file has a switch, on or off.
         has_environment: Whether ACCELERATE_MIXED_PRECISION is known.
@@ -311,7 +311,7 @@ def _compute_precision(
         if not has_switches and program is not None:
             decider = f"{program} or {decider}"
         return ArgumentsPrecision({}, "unstated", decider)
-    # Half-precision weights that no autocast changes: nothing is in FP32.
+    # The weights are in half precision, and autocast does not change them. So nothing is in FP32.
     is_half = weights.dtype in ("bf16", "fp16") and compute in (weights.dtype, "fp32")
     if is_half and (not weights.adapter or compute == "fp32"):
         fields = {str(weights.dtype): True, "params_dtype": weights.dtype}
@@ -361,7 +361,7 @@ def _report_weights(
 
 
 def _report_adapter(builder: ImportBuilder, top: Settings, weights: LoadedWeights) -> None:
-    """Report the setting with which only an adapter is trained, over frozen weights."""
+    """Report the setting that trains only an adapter, over frozen weights."""
     if weights.adapter is None:
         return
     frozen = "frozen weights"

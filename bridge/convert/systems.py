@@ -1,6 +1,7 @@
-"""The foreign systems that `convert` reads and writes, by name; `detect_system` finds that of a document.
+"""The foreign systems that `convert` reads and writes, by name.
 
-The module of a system is imported only when it is needed.
+`detect_system` finds the system of a document. The module of a system is imported only when it is
+needed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def detect_system(document: Document, system_name: str | None = None) -> tuple[S
         system_name: The system that --from names, which overrules detection.
 
     Raises:
-        PayloadError: No system is recognised, or two with the same certainty.
+        PayloadError: No system is recognised, or two systems have the same certainty.
     """
     if system_name is not None:
         return get_system(system_name), "was named with --from"

@@ -6,7 +6,7 @@
       command_line.py   the flags and overrides of Hydra
       job.py            the run as Hydra calls it, in its run folder
       plain_config.py   the configs of a run as plain data, for its folder
-      errors.py         Hydra's errors in this package's words
+      errors.py         Hydra's errors as errors of this package
     compose.py          one config of YAML files, recipes and overrides, and the origin of each key
       search.py         the folders of configs
       references.py     refuses references that would multiply the size of a config
@@ -20,7 +20,7 @@
     file_runs.py        the runs of several files and folders
     nemo_run.py         a plugin of nemo-run that asks the check before it submits a task
     json_schema.py      the JSON Schema of the YAML that is read
-    plugins/            the plugin by which Hydra's own applications find the recipes
+    plugins/            the plugin by which other Hydra applications find the recipes
 
 Configs are data. Nothing in them is instantiated. Every key is checked against the fields of the
 class that it configures. The docstring of train.py has the stages of a run with their types.

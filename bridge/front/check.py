@@ -21,7 +21,7 @@ def check(
     target: str | None = None,
     silenced: Mapping[str, str] | None = None,
 ) -> Report:
-    """Report what is known to go wrong with a run, before it is built, without a GPU.
+    """Report the known faults of a run before it is built, without a GPU.
 
         from bridge import check, load_run
 
@@ -45,8 +45,8 @@ def check(
         a field, the rule, the value, its source and a remedy.
 
     Raises:
-        RunConfigError: A target that cannot be read, or a rule that does not exist.
-        UnknownRecipeError: No such recipe.
+        RunConfigError: The target cannot be read, or a silenced rule does not exist.
+        UnknownRecipeError: There is no such recipe.
     """
     if not isinstance(run, Run):
         run = Run.from_container(run, target=target)

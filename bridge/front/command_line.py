@@ -39,7 +39,7 @@ HYDRA_OPTIONS = (
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """The values of ``--info``."""
 HYDRA_MAIN_ARGUMENTS = ("overrides", "config_path", "config_name")
-"""Parsed words that Hydra gets as arguments of `hydra.main`, not as flags."""
+"""Parsed arguments that are passed to `hydra.main`, not as flags."""
 FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
 """The environment variable that shows every error with its traceback."""
 
@@ -65,21 +65,21 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """The words of a command line, parsed."""
+    """The parsed arguments of a command line."""
 
     flags: argparse.Namespace
     overrides: list[str]
-    """The words that are not flags, in Hydra's spelling."""
+    """The arguments that are not flags, in Hydra's spelling."""
     search: Search
     name: str
     """Hydra's name of the job and of its log."""
 
     @classmethod
     def from_arguments(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
-        """Return the words of a command line, parsed.
+        """Return the parsed arguments of a command line.
 
         Args:
-            words: The words after the name of the script.
+            words: The arguments after the name of the script.
             config_path: The folder of the Hydra tree, if no flag names another.
             name: Hydra's name of the job and of its log.
         """
@@ -129,8 +129,8 @@ class CommandLine:
 def _resolve_config_path(folder: str | None) -> str | None:
     """Return the folder that ``--config-path`` names.
 
-    A relative path is looked up in the working directory, then in the script's folder, where Hydra
-    looks.
+    A relative path is looked up in the working directory, and then in the script's folder, as Hydra
+    does.
     """
     if folder is None or "://" in folder:
         return folder

@@ -33,7 +33,7 @@ from bridge.training.config import ConfigContainer
 
 DEFAULT_SEEDS = 3
 SWEEP_FOLDER = "outputs/comparison"
-"""The folder of the sweep. Every launch has the same one, so that finished runs are found."""
+"""The folder of the sweep. Every launch has the same folder, so that finished runs are found."""
 LENGTH_SETTINGS = (
     "train",
     r"train\.train_iters",
@@ -42,7 +42,7 @@ LENGTH_SETTINGS = (
 )
 """Patterns of the settings that decide whether a run is long enough.
 
-If the sweep goes over such a setting, the length of each run is checked instead of the first one's.
+If the sweep varies such a setting, the length of each run is checked, not only the first run's.
 """
 
 log = logging.getLogger("compare")
@@ -54,8 +54,8 @@ def main_compare(
     """Run the sweep of a command line, print the comparison, and end with its exit code.
 
     Args:
-        arguments: The arguments of the command line. None: those of this process.
-        config_path: The folder of the Hydra tree. None: the usual one.
+        arguments: The arguments of the command line. None: the arguments of this process.
+        config_path: The folder of the Hydra tree. None: the folder that `find_config_folder` finds.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -151,7 +151,7 @@ def _parse_seed_count(text: str) -> int:
     """Return the number of ``seeds=``.
 
     Raises:
-        RunConfigError: It is not a number from 1 to 999.
+        RunConfigError: The text is not a number from 1 to 999.
     """
     if not re.fullmatch(r"[1-9]\d{0,2}", text):
         raise RunConfigError.of("seeds", "must be a number from 1 to 999", text, "Write seeds=3.")
@@ -203,7 +203,7 @@ def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Pa
 
 
 def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
-    """Return whether the folder has a run of this config that made its last step or failed."""
+    """Return whether the folder has a run of this config that took its last step or failed."""
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         return False

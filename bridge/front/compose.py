@@ -91,7 +91,7 @@ def compose(
         overrides: The arguments of a command line that are not flags.
         job_name: Hydra's name of the job and of its log.
         trust: Whether to run the Python that `recipes_from` of the primary config names. If not,
-            a `BridgeWarning` says that it was left out.
+            a `BridgeWarning` reports that it was left out.
         is_complete: Whether to refuse missing values (``???``). If not, they are left out.
         sweeps: Whether overrides with several values are legal. Legal ones are left out.
 
@@ -156,10 +156,9 @@ def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
 def register_with_hydra() -> None:
     """Register the recipes, the sections and the resolver ``${launched:FORMAT}`` with Hydra.
 
-    The sections are open nodes, which a primary config begins with. Hydra closes the composed
-    config: ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that field.
-    In an open section any key can be set. Its field is looked up in the real class when the config
-    is decoded.
+    The sections are open nodes, and a primary config begins with them. Hydra closes the composed
+    config: it would refuse ``mixed_precision.fp8_margin=2`` unless the recipe states that field. In
+    an open section any key can be set. Decoding the config looks the key up in the section's class.
     """
     register_group()
     open_sections = (PRECISION_KEY, "silence", *OWNER_SECTIONS)
@@ -228,7 +227,7 @@ def _parse_and_load(
 
 
 def _read_primary_value(config_name: str, key: str, loader: ConfigLoader) -> Any:
-    """Return the value of a key of the primary config itself, as plain data; None if it has none."""
+    """Return the value of a key in the primary config itself as plain data, or None without it."""
     for source in loader.get_sources():
         if source.is_config(config_name):
             config = source.load_config(config_name).config
@@ -247,7 +246,7 @@ def _refuse_unknown_keys(overrides: Sequence[Override], loader: ConfigLoader) ->
     """Refuse overrides of unknown sections, and groups whose option is not a name.
 
     Raises:
-        RunConfigError: All of them.
+        RunConfigError: An override is refused. The error has all of them.
     """
     keys = [override.key_or_group for override in overrides]
     problems = Problems(Origins.from_keys(keys, COMMAND_LINE))
@@ -277,7 +276,7 @@ def _refuse_sweeps(overrides: Sequence[Override], *, is_sweep: bool) -> None:
     """Refuse overrides with several values. In a sweep the settings of the run may have several.
 
     Raises:
-        RunConfigError: The first of them.
+        RunConfigError: An override has several values. The error names the first.
     """
     for override in overrides:
         key, _, value = str(override.input_line).partition("=")
@@ -301,7 +300,7 @@ def _resolve_folders(config: DictConfig, plain: Mapping[str, Any], *, is_sweep: 
     if isinstance(logging, dict):
         run_dir = logging.get("run_dir")
     hydra_overrides = plain["hydra"]["overrides"]["hydra"]
-    is_stated = any(text.startswith("hydra.run.dir=") for text in hydra_overrides)
+    is_stated = any(override.startswith("hydra.run.dir=") for override in hydra_overrides)
     with read_write(settings), open_dict(settings):
         if is_sweep:
             # A sweep has no job yet. The interpolations of its folder may name the job.
@@ -340,7 +339,7 @@ def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Reci
         settings: Hydra's node of the config.
         loader: Hydra's loader of configs.
     """
-    # Not resolved: an override may have a ${reference}.
+    # The overrides are not resolved, because an override may have a ${reference}.
     overrides: Any = OmegaConf.to_container(settings.overrides)
     all_overrides = [*overrides["hydra"], *overrides["task"]]
     defaults = loader.compute_defaults_list(
@@ -387,7 +386,7 @@ def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
 def _make_layer(
     default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes
 ) -> ConfigLayer | None:
-    """Return the layer of an entry of a defaults list; None for nodes of Hydra and of code.
+    """Return the layer of an entry of a defaults list, or None for nodes of Hydra and of code.
 
     Raises:
         RunConfigError: The entry is both a registered recipe and a YAML file. Hydra would ignore
@@ -441,8 +440,9 @@ def _make_run_input(
     except OmegaConfBaseException as error:
         path = error.full_key or "the configuration"
         why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{path}: cannot be resolved: {why} ({origins.get_origin(path)}). Correct the reference."
-        raise RunConfigError(text) from error
+        origin = origins.get_origin(path)
+        message = f"{path}: cannot be resolved: {why} ({origin}). Correct the reference."
+        raise RunConfigError(message) from error
     sections: dict[str, Any] = _drop_missing(resolved)
     problems = Problems(origins)
     refuse_unknown_sections(sections, problems)
@@ -462,7 +462,7 @@ def _require_complete(config: DictConfig, origins: Origins) -> None:
     """Refuse a config with missing values (``???``).
 
     Raises:
-        RunConfigError: It names all of them.
+        RunConfigError: Values are missing. The error names all of them.
     """
     values = flatten_leaves(OmegaConf.to_container(config, resolve=False), "")
     absent = sorted(path for path, value in values.items() if value == "???")

@@ -24,7 +24,7 @@ from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
-from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
+from bridge.read.run_file import MAPPING_SECTIONS, load_file_reading
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
     MAPPING_REMEDY,
@@ -40,7 +40,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import find_near_names
 from bridge.rules.topics.precision.mode import MODE_NAMES
-from bridge.target.declaration import parse_target
+from bridge.target.declaration import format_target_text, parse_target
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.target import Target
 
@@ -62,14 +62,14 @@ def read_config_file(
         path: The file.
         overrides: Overrides in Hydra's spelling.
         trust: Whether to run the Python that `recipes_from` of the file names. If not, a
-            `BridgeWarning` says that it was left out. Python that an override names is run.
+            `BridgeWarning` reports that it was left out. Python that an override names is run.
         choice: The run of a file that has several, and the variables of a script.
 
     Raises:
-        UnreadFileError: The file cannot be read, or describes no run.
+        UnreadFileError: The file cannot be read, or does not describe a run.
         RunConfigError: A section or an override cannot be used.
     """
-    file = ConfigFile(read_run_file(path, choice), path.name, trust=trust)
+    file = ConfigFile(load_file_reading(path, choice), path.name, trust=trust)
     if overrides:
         file.write_overrides(overrides)
     file.apply_start()
@@ -150,9 +150,9 @@ class ConfigFile:
         """Write one override over the sections, or add its faults to the problems."""
         key = self.reading.translate_key(override.key_or_group)
         section, _, field = key.partition(".")
-        text = (override.input_line or "").partition("=")[2]
+        value_text = (override.input_line or "").partition("=")[2]
         if section == ENVIRONMENT_SECTION and section not in self.reading.sections:
-            self._write_variable(field, text, problems, is_delete=override.is_delete())
+            self._write_variable(field, value_text, problems, is_delete=override.is_delete())
             return
         value = None
         if not override.is_delete() and not override.is_sweep_override():
@@ -172,13 +172,13 @@ class ConfigFile:
     ) -> bool:
         """Add the fault of an override to the problems, and return whether it has one."""
         section, _, field = key.partition(".")
-        text = (override.input_line or "").partition("=")[2]
+        value_text = (override.input_line or "").partition("=")[2]
         if section not in RUN_CONFIG_KEYS and section not in self.reading.sections:
             sections = (*RUN_CONFIG_KEYS, *self.reading.sections)
-            problems.unknown(key, text, "no such section", sections, word=section)
+            problems.unknown(key, value_text, "no such section", sections, word=section)
             return True
         if override.is_sweep_override():
-            problems.add(key, "takes one value", text)
+            problems.add(key, "takes one value", value_text)
             return True
         if not field and section in MAPPING_SECTIONS and not isinstance(value, dict | None):
             rule = "a file has no options to choose from"
@@ -190,7 +190,7 @@ class ConfigFile:
         near = find_near_names(field, known_fields)
         is_own_section = self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES
         if near or is_own_section:
-            problems.unknown(key, text, "no such field", near or known_fields)
+            problems.unknown(key, value_text, "no such field", near or known_fields)
             return True
         return False
 
@@ -214,15 +214,14 @@ class ConfigFile:
     def apply_start(self) -> None:
         """Write the values that the file's framework sets at the start of the run.
 
-        The release of the file is written into a target that states none. A release that the
-        target states replaces that of the file.
+        If the target states no release, it gets the release of the file. Otherwise the target's
+        release replaces the release of the file.
         """
         stated = self.sections.get("target")
-        if isinstance(stated, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-            stated = ",".join(map(str, stated))
         target = Target()
         if stated is not None:
-            target = parse_target(str(stated))
+            stated = format_target_text(stated)
+            target = parse_target(stated)
         self.reading = apply_startup_values(self.reading, self.sections, target)
         for row in self.reading.derived:
             self.origins[row.path] = f"{row.set_by or self.reading.settings_of} at start"
@@ -237,7 +236,8 @@ class ConfigFile:
     def _drop_open_mode(self) -> None:
         """Note that the mode is known.
 
-        The command line states it for every branch of a script, so one branch is answered.
+        The command line states the mode for every branch of a script, so this branch is no longer
+        open.
         """
         uncertainty = replace(self.reading.uncertainty, mode_decider=None)
         launches = replace(self.reading.launches, branches=())
@@ -260,7 +260,8 @@ class ConfigFile:
     def _list_known_fields(self, section: str) -> set[str]:
         """Return the fields that a section can have.
 
-        Empty for a section whose fields are judged later, together with those of the file.
+        The result is empty for a section whose fields are checked later, together with the fields
+        of the file.
         """
         fields = self.sections.get(section) or {}
         is_judged_later = section in (PRECISION_KEY, *OWNER_SECTIONS, *NON_SECTION_KEYS)
@@ -274,7 +275,7 @@ class ConfigFile:
     def _list_fields_of_argument(self, key: str) -> tuple[str, ...]:
         """Return the settings that an override states.
 
-        An argument of Megatron-LM sets several fields, so an override of one field sets all.
+        An argument of Megatron-LM may set several fields. An override of one of them sets them all.
         """
         if self.reading.settings_of != MEGATRON_LM:
             return (key,)

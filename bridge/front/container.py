@@ -44,7 +44,7 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
 
     Raises:
         RunConfigError: A value does not fit its field, or Megatron Core refuses the settings.
-        PrecisionConfigError: The precision can never be right.
+        PrecisionConfigError: The precision is wrong in any run.
     """
     problems = problems or Problems(run.origins)
     _refuse_other_framework(run)
@@ -135,7 +135,7 @@ def _collect_run_values(run: Run) -> dict[str, Any]:
 
 
 def _choice_to_dict(run: Run) -> dict[str, object] | None:
-    """Return the choice of a recipe for `auto` as plain data; None without `auto`."""
+    """Return the choice of a recipe for `auto` as plain data, or None without `auto`."""
     if run.choice is None:
         return None
     return run.choice.to_dict()
@@ -148,7 +148,7 @@ def _origins_to_dict(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
-    """Refuse a run whose faults show before its data and model are built.
+    """Refuse a run with faults that are known before its data and model are built.
 
     Args:
         config: The container of the run.
@@ -243,14 +243,14 @@ def _collect_constructor_fields(
 def _build_config(
     name: str, owner_class: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]
 ) -> Any:
-    """Return the config of a class of Megatron's, with the stated values.
+    """Return the config of a class of Megatron, with the stated values.
 
-    Megatron checks it with the fields `needed`, which get their stated values afterwards: the sync
-    compares its values with the stated values.
+    Megatron checks the config with the values of `needed`. Afterwards these fields get their stated
+    values again, because the sync compares its values with the stated values.
 
     Args:
         name: The section of the config.
-        owner_class: The class of Megatron's.
+        owner_class: The class of Megatron.
         arguments: The stated fields -> their values.
         needed: The fields of the precision that the check of the constructor requires.
 

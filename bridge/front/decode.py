@@ -1,7 +1,7 @@
 """`decode_fields`: plain data as the constructor arguments of a dataclass, by its annotations.
 
-Scalars follow the rules of the precision fields (`bridge.precision.coercion.coerce`): a value of YAML
-or of a command line is refused if it can mean two things.
+Scalars follow the rules of the precision fields (`bridge.precision.coercion.coerce`). An ambiguous
+value of YAML or of a command line is refused.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _decode_recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
 def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
     """Return the value as the first member of a union that it fits.
 
-    Members of the value's own type are tried before members that it can be converted to.
+    Members that have the value's type are tried before members to which it can be converted.
     """
     optional = type(None) in members
     if value is None and optional:
@@ -135,7 +135,7 @@ def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
             return decode_value(value, member, optional=optional)
         except WrongValueError as error:
             refusals.append(error)
-    # A refusal of plain data tells the user more than a type that no data can describe.
+    # The refusal by a type of plain data helps the user more than the refusal by another type.
     for refusal in refusals:
         if not isinstance(refusal, _NotDataError):
             raise refusal
@@ -143,7 +143,7 @@ def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _decode_choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
-    """Return the known value that equals a value, or is written like it."""
+    """Return the known value that equals a value or has the same text."""
     for name in known:
         if name == value and isinstance(name, bool) == isinstance(value, bool):
             return name
@@ -157,7 +157,7 @@ def _decode_choice(value: Any, known: tuple[Any, ...], *, optional: bool = False
 
 
 def _decode_text(value: Any, *, optional: bool) -> str | None:
-    """Return a name. A number or a switch is refused: YAML may have misread the text."""
+    """Return a name. A number or a switch is refused, because YAML may have misread the text."""
     if isinstance(value, str) or (optional and value is False):
         return coerce(value, "name", switch=optional)  # type: ignore[no-any-return]
     remedy = "Give a single value"
@@ -197,7 +197,7 @@ def _decode_enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
 
 
 def _make_choice_error(value: Any, names: list[str]) -> WrongValueError:
-    """Return the error of a value that is none of some names, with the nearest names."""
+    """Return the error of a value that is not among some names, with the nearest names."""
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
     return WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 

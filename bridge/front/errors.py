@@ -56,7 +56,7 @@ MESSAGE_SENTENCES = {
     r"Could not override '(?P<key>[^']*)'\.": "{key}: no such key (command line). {hint}",
     r"(?P<rule>Only one of --run.*|The --resolve flag .*)": "{rule}.",
 }
-"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no data but their text."""
+"""Pattern in Hydra's message -> the sentence that replaces it. Hydra's errors have only a text."""
 
 
 @contextmanager
@@ -65,8 +65,8 @@ def translate_errors(
 ) -> Iterator[None]:
     """Translate the errors of a ``with`` block.
 
-    A crash is raised as it is. A crash is an error of the job, which has a note with its folder, or
-    a ValueError of this package's code.
+    A crash is raised unchanged. A crash is an error of the job, which has a note with the job's
+    folder, or a ValueError of this package's code.
 
     Args:
         overrides: The overrides of the command line.
@@ -153,11 +153,11 @@ def _translate_by_message(error: Exception) -> RunConfigError:
 
 
 def _find_long_number(overrides: Sequence[str]) -> RunConfigError | None:
-    """Return the error of a number with more digits than Python converts; None if there is none."""
+    """Return the error of a number with more digits than Python converts, or None."""
     max_digits = sys.get_int_max_str_digits()
     for override in overrides:
         key, _, value = override.partition("=")
-        # A limit of 0 means that there is none.
+        # A limit of 0 means no limit.
         if max_digits and re.search(rf"\d{{{max_digits + 1}}}", value):
             rule, remedy = f"must have at most {max_digits} digits", "Write a shorter number."
             return RunConfigError(

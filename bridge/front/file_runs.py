@@ -25,10 +25,10 @@ class FileRun:
     """The number of the run in its file, from 1."""
     labels: tuple[str, ...]
     """A short text for each run of the file; empty if the file has one run."""
-    values: Run | None
+    run: Run | None
     """The run. None: it cannot be used."""
     refusal: str = ""
-    """The reason for which it cannot be used, as sentences."""
+    """The reason why the run cannot be used, as sentences."""
 
     @property
     def name(self) -> str:
@@ -107,10 +107,10 @@ def read_file_runs(
         except MissingExtraError:
             raise
         except BridgeError as error:
-            yield FileRun(file=file, number=1, labels=(), values=None, refusal=str(error))
+            yield FileRun(file=file, number=1, labels=(), run=None, refusal=str(error))
             continue
         labels = first.reading.launches.labels
-        yield FileRun(file=file, number=1, labels=labels, values=first)
+        yield FileRun(file=file, number=1, labels=labels, run=first)
         for number in range(2, len(labels) + 1):
             yield _read_further_run(file, number, labels, read)
 
@@ -119,9 +119,9 @@ def _read_further_run(
     file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]
 ) -> FileRun:
     """Return a run after the first of a file, by its number."""
-    values, refusal = None, ""
+    run, refusal = None, ""
     try:
-        values = read(file, number)
+        run = read(file, number)
     except BridgeError as error:
         refusal = str(error)
-    return FileRun(file=file, number=number, labels=labels, values=values, refusal=refusal)
+    return FileRun(file=file, number=number, labels=labels, run=run, refusal=refusal)

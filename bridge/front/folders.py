@@ -1,4 +1,4 @@
-"""The folder of the Hydra tree, and the file of a run that a path names."""
+"""Functions that find the folder of the Hydra tree, and the file of a run that a path names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from bridge.read.run_file import RUN_FILE_NAMES, locate_run_file
 
 
 def find_config_folder(folder: Path | str | None = None) -> Path:
-    """Return the folder of the Hydra tree: `folder`, or else ``conf`` here, or the package's."""
+    """Return the folder of the Hydra tree.
+
+    It is `folder`, or else ``conf`` in the working directory, or else the folder of the package.
+    """
     if folder is None:
         if Path("conf/config.yaml").is_file():
             return Path("conf").resolve()
         return find_shipped_folder()
-    # os.path.isdir answers for a path that is too long; Path.is_dir raises.
+    # os.path.isdir returns False for a path that is too long. Path.is_dir raises an error.
     if os.path.isdir(Path(folder)):  # noqa: PTH112
         return Path(folder).resolve()
     siblings = [path.name for path in Path().iterdir() if path.is_dir()]
@@ -28,9 +31,9 @@ def find_config_folder(folder: Path | str | None = None) -> Path:
 
 
 def find_path(name: Path | str) -> Path:
-    """Return the path of a file or folder, which is looked up here, then in the repository."""
+    """Return the path of a file or folder, from the working directory or else the repository."""
     path, shipped = Path(name), find_shipped_folder().parent / name
-    # os.path.exists answers for a path that is too long; Path.exists raises.
+    # os.path.exists returns False for a path that is too long. Path.exists raises an error.
     if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110
         return shipped
     return path

@@ -109,7 +109,7 @@ def _log_failure(error: Exception) -> None:
 
 
 def _remove_empty_folder(run_dir: Path, job_name: str) -> None:
-    """Remove the run folder that Hydra made for a job which was refused, unless it has files."""
+    """Remove the run folder of a refused job, unless it has files."""
     names = {path.name for path in run_dir.iterdir()}
     if names <= {".hydra", f"{job_name}.log"}:
         shutil.rmtree(run_dir)
@@ -118,8 +118,8 @@ def _remove_empty_folder(run_dir: Path, job_name: str) -> None:
 def _choose_error(error: Exception, run_dir: Path) -> Exception:
     """Return the error to show.
 
-    An error of the disk becomes a sentence. On a full disk the end of a failed run fails too. Then
-    the error of ours that ended the run is shown.
+    An error of the disk becomes an error of this package. On a full disk the end of a failed run
+    fails too. Then the error of this package that ended the run is shown.
     """
     if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return error
@@ -147,7 +147,7 @@ def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
     run, problems = make_run(composed)
     config = build_container(run, problems)
     start = prepare(config)
-    # After the sync: some faults are about values that the precision decides.
+    # The check comes after the sync, because the precision decides some of the checked values.
     require_startable(config, run, problems)
     folder = config.logging.run_dir
     if folder is not None and is_first_process():

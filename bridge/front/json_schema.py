@@ -101,7 +101,7 @@ def _build_precision_schema(extra: Mapping[str, Schema]) -> Schema:
 def _build_section_schema(name: str) -> Schema:
     """Return the schema of a section with its known fields.
 
-    Further fields are accepted, since a model's provider may have its own.
+    Further fields are accepted, because a model provider may have more fields.
     """
     properties = {}
     for field_name, row in OWNER_FIELDS.get(name, {}).items():
@@ -127,7 +127,7 @@ def _build_typed_schema(description: str, *types: str) -> Schema:
 
 
 def _add_description(schema: Schema, doc: FieldDoc | None) -> Schema:
-    """Return a schema with the documentation of its field; unchanged if there is none."""
+    """Return a schema with the documentation of its field, if the field has documentation."""
     if doc is None:
         return schema
     return {"description": doc.text, **schema}
@@ -146,7 +146,7 @@ def _build_field_schema(field: StatedField) -> Schema:
 
 
 def _build_kind_schema(kind: str) -> Schema:
-    """Return the schema of the values of a kind. Null means no value, or takes a statement back."""
+    """Return the schema of the values of a kind. Null means no value, or removes a statement."""
     if kind == "bool":
         return {
             "anyOf": [
@@ -182,11 +182,11 @@ def _build_any_schema() -> Schema:
 
 
 def _build_text_schema(words: Iterable[str], prefix: str = "") -> Schema:
-    """Return the schema of some words in any case, or of an interpolation.
+    """Return the schema of some names in upper or lower case, or of an interpolation.
 
     Args:
-        words: The words.
-        prefix: A pattern of the text that may be before a word.
+        words: The names.
+        prefix: A pattern of the text that may precede a name.
     """
     spellings = []
     for word in sorted(words):

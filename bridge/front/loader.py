@@ -1,10 +1,11 @@
 """`load_run`: the `Run` of a file that describes a run, or of the training script's Hydra tree.
 
 Such a file is a file of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
-Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
-training script in both cases. Neither torch nor Megatron Core is imported.
+Bridge `ConfigContainer`, or another file that `bridge.read` reads. A file and the tree accept the
+same overrides as the training script. Neither torch nor Megatron Core is imported.
 
 `make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
+It returns the faults of the run too, since one error reports all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bridge.front.container import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.run_choice import RunChoice
@@ -33,7 +35,7 @@ from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
-from bridge.target.declaration import make_target
+from bridge.target.declaration import format_target_text, make_target
 from bridge.target.fields import OWNER_FIELD_NAMES
 
 
@@ -62,10 +64,11 @@ def load_run(
             of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, with the groups of a team.
-        strict: Whether to refuse a run that cannot be planned: a precision that can never be right,
-            a mode that nothing states, misspelt fields. A check passes False, since it reports
-            all of these itself.
-        trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
+        strict: Whether to refuse a run that cannot be planned. Examples are a precision that is
+            wrong in any run, an unstated mode and misspelt fields. A check passes False, because
+            its findings report these faults.
+        trust: Whether to run the Python that `recipes_from` names in `config_file` or in the
+            primary config.
         choice: The run of a `config_file` that has several, and the variables of a script.
 
     Returns:
@@ -73,22 +76,23 @@ def load_run(
         reports its known faults. Its `plan` has the format of every GEMM and tensor.
 
     Raises:
-        RunConfigError: A file, section, key or override that cannot be used.
-        PrecisionConfigError: The precision can never be right.
-        UnknownRecipeError: No such recipe.
+        RunConfigError: A file, section, key or override cannot be used.
+        PrecisionConfigError: The precision is wrong in any run.
+        UnknownRecipeError: There is no such recipe.
     """
+    reading = FileReading()
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
         file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
         run, problems = make_run(file.to_run_input(str(config_file)))
-        run = replace(run, reading=file.reading)
+        reading = file.reading
     else:
         folder = find_config_folder(config_path)
         run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    reading = run.reading.with_target_release(run.target, is_stated=run.states_target)
+    reading = reading.with_target_release(run.target, is_stated=run.states_target)
     run = replace(run, reading=reading)
     refuse_impossible_sizes(run, problems)
     if strict:
@@ -120,7 +124,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
     Raises:
         RunConfigError: The model has other layers than a language model, nothing states the mode,
             a value is of a wrong type, a field is misspelt, or a size is not stated.
-        PrecisionConfigError: The precision can never be right.
+        PrecisionConfigError: The precision is wrong in any run.
     """
     problems = problems or Problems(run.origins)
     if run.reading.uncertainty.other_model_kind is not None:
@@ -134,7 +138,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             continue
         for name, value in section.unknown.items():
             near = find_near_fields(key, name)
-            # The further fields of a model provider resemble no field of Megatron.
+            # The further fields of a model provider are not similar to Megatron's fields.
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
@@ -151,7 +155,9 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
         resolves_auto: Whether ``mixed_precision=auto`` is resolved. If not, such a run has no
             precision.
     """
-    stated_target = _get_stated_target(run_input)
+    stated_target = run_input.sections.get("target")
+    if stated_target is not None:
+        stated_target = format_target_text(stated_target)
     target = make_target(stated_target)
     run_input = _resolve_named_recipe(run_input)
     choice = None
@@ -179,20 +185,10 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
     return run, problems
 
 
-def _get_stated_target(run_input: RunInput) -> str | None:
-    """Return the text of the target that a run states; None if it states none."""
-    target = run_input.sections.get("target")
-    if target is None:
-        return None
-    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        return ",".join(map(str, target))
-    return str(target)
-
-
 def _resolve_named_recipe(run_input: RunInput) -> RunInput:
     """Return the sections with the recipe that ``mixed_precision: NAME`` names.
 
-    Hydra resolves an option of its group `mixed_precision` itself. Other sources have the name.
+    Hydra resolves an option of its group `mixed_precision` itself. Other sources keep the name.
     """
     name = run_input.sections.get(PRECISION_KEY)
     if not isinstance(name, str):

@@ -84,7 +84,7 @@ def main(
 
 
 def _run_command_line(prepare: PrepareRun, line: CommandLine, around: AroundSweep) -> None:
-    """Let Hydra answer flags such as ``--help`` itself; else compose, and run or sweep."""
+    """Let Hydra answer flags such as ``--help``. Otherwise compose the config, and run or sweep."""
     flags, job = line.flags, Job(prepare, line.name)
     if flags.version or flags.shell_completion:
         register_with_hydra()
@@ -101,12 +101,12 @@ def _run_command_line(prepare: PrepareRun, line: CommandLine, around: AroundSwee
 
 
 def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
-    """Compose and check the config before Hydra starts; then show the config, run, or sweep."""
+    """Compose and check the config before Hydra starts. Then show the config, run, or sweep."""
     flags = line.flags
     sweeps = Sweeps.BY_MODE
     if flags.multirun:
         sweeps = Sweeps.ALLOWED
-    with restore_environment():  # a recipe may set environment variables for its own run
+    with restore_environment():  # a recipe may set environment variables for its run
         composition = compose(
             line.search,
             line.overrides,
@@ -129,7 +129,7 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
 
 
 def _run_once(line: CommandLine, job: Job, composed: RunInput, settings: Any) -> None:
-    """Prepare the run; then let Hydra make the run folder and the log, and start the run in it."""
+    """Prepare the run. Then let Hydra make the run folder and the log, and start the run in it."""
     job.run = prepare_run(composed, job.prepare)
     checkpoint = job.run.config.checkpoint
     # Before Hydra makes a folder, or writes into the folder of another run.
@@ -163,7 +163,7 @@ def _list_sweep_runs(folder: Path, began: float) -> list[Path]:
 
 
 def _format_override(key: str, value: str) -> str:
-    """Return an override with a value of any characters."""
+    """Return an override whose value may have any characters."""
     return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
 
 

@@ -69,7 +69,7 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
             log.warning("check: %s", finding)
 
     def _check_task(self, task: Any, executor: Any, folder: Path) -> Report | None:
-        """Return the report on a task; None if the task holds no config.
+        """Return the report on a task, or None if the task has no config.
 
         The task is written to a file of the folder.
 
@@ -83,7 +83,7 @@ class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
 
 
 def _write_task_file(task: Any, executor: Any, folder: Path) -> Path | None:
-    """Write a task to a file that describes a run, and return the file; None if it holds no config."""
+    """Write a task as a file that describes a run, and return it, or None without a config."""
     if isinstance(task, Script):
         file = folder / TASK
         variables = {**getattr(executor, "env_vars", {}), **task.env}

@@ -1,6 +1,6 @@
-"""Refuses references (``${...}``) that would multiply the size of a config.
+"""`refuse_expanding_references`: refuses references that would multiply the size of a config.
 
-OmegaConf resolves a reference each time that it is used. Each line of the form ``a: ${b}${b}``
+OmegaConf resolves a reference (``${...}``) each time that it is used. A line ``a: ${b}${b}``
 doubles the size of ``b``, so thirty such lines would make a gigabyte. So the sizes are computed
 before OmegaConf resolves anything.
 """
@@ -52,7 +52,7 @@ class _ExpandedSizes:
         """Key -> the size that was computed already."""
 
     def find_too_large(self, path: str, value: Any) -> str | None:
-        """Return the key of the first text that is too large at or below a key; None if there is none."""
+        """Return the key of the first text at or below a key that is too large, or None."""
         if not isinstance(value, dict | list):
             if self.compute_size(path, value, 0) > MAX_CHARACTERS:
                 return path
@@ -87,7 +87,7 @@ class _ExpandedSizes:
         return self.size_at[path]
 
     def compute_reference_size(self, path: str, reference: str, depth: int) -> int:
-        """Return the size of the value that a reference names; 0 if it is not a key of the config.
+        """Return the size of the value that a reference names, or 0 if the config has no such key.
 
         Args:
             path: The key of the text with the reference.
@@ -115,7 +115,7 @@ class _ExpandedSizes:
 
 
 def _get_items(value: Any) -> dict[str, Any]:
-    """Return the values of a mapping or a list by their keys as text; empty for another value."""
+    """Return the values of a mapping or a list by their keys as text. Other values have none."""
     if isinstance(value, dict):
         return {str(key): inner for key, inner in value.items()}
     if isinstance(value, list):

@@ -35,7 +35,7 @@ class Search:
     """The folder of the primary config, or ``pkg://module``."""
     config_name: str = "config"
     extra: Path | str | None = None
-    """A further folder with a team's groups. None: there is none."""
+    """A further folder with a team's groups. None: no further folder."""
 
     @contextmanager
     def start_hydra_over_folders(self, job_name: str = DEFAULT_JOB_NAME) -> Iterator[ConfigLoader]:
@@ -106,12 +106,13 @@ class FileGuard(ConfigSource):
     """A source without configs, which checks the files of a folder before Hydra reads them.
 
     Hydra asks each source in turn whether it has a config. The guard raises RunConfigError if the
-    file of that name is too large or too deep, or has multiplying aliases or a foreign tag.
+    file of that name is too large or too deep, or has aliases that multiply its size or an unknown
+    tag.
     """
 
     @staticmethod
     def scheme() -> str:
-        """Return the part before ``://`` in a path of this source."""
+        """Return the scheme of this source, the text before ``://`` in its path."""
         return "guard"
 
     def available(self) -> bool:

@@ -24,7 +24,7 @@ from bridge.registry.registry import REGISTRY
 
 
 def apply_over_recipe(run_input: RunInput, name: str) -> RunInput:
-    """Return the sections of a run with the fields of a recipe; stated fields override them.
+    """Return the sections of a run with the fields of a recipe. Stated fields override them.
 
     Raises:
         UnknownRecipeError: The registry has no such recipe.
@@ -49,7 +49,7 @@ def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrec
         problems: It gets the fields that do not exist, and the values of a wrong type.
 
     Returns:
-        The config. None: no recipe is chosen and no field is stated.
+        The config, or None if no recipe is chosen and no field is stated.
     """
     fields = run_input.sections.get(PRECISION_KEY)
     if not fields and run_input.choice is None:

@@ -193,7 +193,7 @@ def train(
     if summary.failure is not None:
         raise TrainingError(summary.failure)
     if summary.stop_signal is not None:
-        # Not 0: the scheduler that waits for the run must see that the run is not finished.
+        # The exit code is not 0, so that a scheduler sees that the run is not finished.
         sys.exit(128 + summary.stop_signal)
 
 
@@ -205,15 +205,15 @@ def write_run_files(
 ) -> None:
     """Write the records of a run into its folder, in the first process of a launch.
 
-    The files are ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the
-    choice made for `auto`; after a sync ``sync.txt`` and ``sync.json``.
+    The files are ``config.yaml`` and ``origins.json``. After a check ``findings.json`` is added,
+    with the choice made for `auto`. After a sync ``sync.txt`` and ``sync.json`` are added.
     """
     if not is_first_process():
         return
     run_dir.mkdir(parents=True, exist_ok=True)
-    text = "# The run as it was: every field, after the precision was written into it.\n"
-    text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
-    (run_dir / "config.yaml").write_text(text)
+    config_text = "# The run as it was: every field, after the precision was written into it.\n"
+    config_text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
+    (run_dir / "config.yaml").write_text(config_text)
     (run_dir / ORIGINS_FILE).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
     if check_report is not None:
         content = report_to_dict(check_report)

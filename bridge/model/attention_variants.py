@@ -1,8 +1,8 @@
 """The attention variants of `experimental_attention_variant`, and fields that have no plan.
 
-A field of `UNPLANNED_FIELDS` away from Megatron's default is refused, so that there is never a plan of
-another model. A test lists every other field of each known release: the plan reads it, or it
-changes no module.
+A field of `UNPLANNED_FIELDS` is refused if its value is not Megatron's default. Otherwise the plan
+would describe another model. A test lists every other field of each known release: the plan reads
+it, or it changes no module.
 
 Source: megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, ssm/gated_delta_net and
 transformer/experimental_attention_variant/dsa.py.
@@ -20,7 +20,7 @@ from bridge.target.fields import OWNER_FIELDS
 DELTA_NET_VARIANTS = ("gated_delta_net", "gdn")
 """Values of the field for gated delta net."""
 SPARSE_VARIANT = "dsa"
-"""Its value for DeepSeek sparse attention."""
+"""Value of the field for DeepSeek sparse attention."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Indexer:
     share_every: int = 1
     """Every Nth layer chooses keys, and the layers after it use its choice."""
     share_from: int = 0
-    """The last of the first layers that each choose, from 1."""
+    """Number of the first layers that each choose keys themselves."""
 
     def chooses_in_layer(self, number: int) -> bool:
         """Return whether a layer chooses keys itself.
@@ -98,7 +98,7 @@ RANKS_BY_SHARD_COUNT = {
 }
 """Field with a number of weight shards -> the fields with the number of ranks.
 
-Without further sharding the number of shards equals the first of these fields that is stated.
+Without further sharding, the number of shards equals the first stated field of these.
 """
 
 
@@ -129,10 +129,10 @@ UNPLANNED_REMEDY = (
 
 
 def find_unplanned_fields(model: Section) -> list[Finding]:
-    """Return a finding for each field that gives a model modules that the plan does not know.
+    """Return a finding for each field that adds modules that the plan does not know.
 
-    A field that only a newer, unknown release of Megatron Core has counts too, if it is not at its
-    default.
+    A field that only a newer, unknown release of Megatron Core has is reported too, if its value
+    is not the default.
     """
     faults: list[Finding] = []
 
@@ -158,5 +158,5 @@ def find_unplanned_fields(model: Section) -> list[Finding]:
 def _differs(value: Any, default: Any) -> bool:
     value = getattr(value, "name", value)
     if default is None and value in (1, "1"):
-        return False  # None means 1 in a field of a size
+        return False  # in a field with a size, None means 1
     return value not in (None, default)

@@ -5,12 +5,12 @@ before the window in compressed form, depending on its ratio in `csa_compress_ra
 one key of 4 tokens, and an indexer chooses among the keys. Ratio 128 makes one key of 128 tokens,
 and the layer attends to all keys. Ratio 0 has no compressed keys.
 
-Hyper-connections have several residual streams. A module before each attention and each MLP mixes
-them.
+Hyper-connections have several residual streams. A module before each attention and before each MLP
+mixes these streams.
 
 Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/experimental_attention_variant/csa.py
-and deepseek_v4_hybrid_attention.py, transformer/hyper_connection.py; main of 2026-08-22 has
-only hyper-connections, under `enable_mhc_connections`, without parameters in FP32 and without the
+and deepseek_v4_hybrid_attention.py, transformer/hyper_connection.py. The main branch of 2026-08-22
+has only hyper-connections (`enable_mhc_connections`). There they have no parameters in FP32 and no
 learned contraction.
 """
 
@@ -48,7 +48,7 @@ class CompressedAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperConnections:
-    """Several residual streams, and the way in which they become one stream after the last layer."""
+    """Several residual streams, and how they become a single stream after the last layer."""
 
     streams: int
     is_fp32: bool
@@ -56,12 +56,12 @@ class HyperConnections:
     is_contraction_learned: bool
     """Whether the streams are summed with learned weights after the last layer.
 
-    False: they are averaged.
+    False: the streams are averaged.
     """
 
     @property
     def mapped(self) -> int:
-        """The number of values per token that a module computes to read, write and mix the streams."""
+        """Values per token that a module computes to read, write and mix the streams."""
         return self.streams * (self.streams + 2)
 
 

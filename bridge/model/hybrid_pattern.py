@@ -8,9 +8,9 @@
 Each letter is a layer. ``|`` ends a pipeline chunk. ``/`` begins the pattern of a prediction depth,
 which is the same for all depths.
 
-Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py
-and hybrid_model.py, 0.19.2 and main of 2026-08-22. Megatron-core 0.16.1 has the first four letters,
-and calls the field `hybrid_override_pattern`.
+Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py and hybrid_model.py, 0.19.2 and main of
+2026-08-22. Megatron-core 0.16.1 knows only the first four letters, and calls the field
+`hybrid_override_pattern`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridge.model.section import Section, read_section
 KIND_BY_LETTER = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
 """Letter of a pattern -> the kind of the layer."""
 UNPLANNED_LETTERS = {"G": "gated delta net", "D": "DeepSeek sparse attention"}
-"""Letter that only Megatron knows, and not the plan -> the name of the layer."""
+"""Letter that Megatron knows and the plan does not know -> the name of the layer."""
 CHUNK, DEPTH = "|", "/"
 PATTERN_FIELDS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """Names of the field of the pattern: the newer name, and the name in megatron-core 0.16.1."""
@@ -126,7 +126,7 @@ def format_pattern(kinds: Sequence[str]) -> str:
 
 
 def _make_missing_pattern(model: Section) -> HybridPattern | None:
-    """Return a pattern with a fault for a hybrid model without a pattern, or None for another model."""
+    """Return a pattern with a fault if a hybrid model has no pattern. None for another model."""
     fields = [name for name in (*RATIO_FIELDS, "is_hybrid_model") if model.get_stated(name)]
     if not fields:
         return None

@@ -160,14 +160,15 @@ class ParallelLayout:
     def fit_to_world_size(self, world_size: int | None) -> ParallelLayout:
         """Return the layout on the smallest possible number of ranks from `world_size` on.
 
-        The number of ranks must be a whole number of replicas of the dense parts and of the experts.
+        This number must be a multiple of the ranks of a replica of the dense parts, and of the
+        ranks of a replica of the experts.
         """
         step = math.lcm(self.replica_size, self.expert_replica_size)
         steps = max(1, -(-(world_size or 1) // step))
         return replace(self, data=steps * step // self.replica_size)
 
     def with_even_split(self, num_layers: int) -> ParallelLayout:
-        """Return the layout itself if it can split these layers, else one with the most even split.
+        """Return this layout if it can split these layers, else a layout with the most even split.
 
         A layout with a custom split, or with more chunks than layers, is returned as it is.
         """
@@ -177,8 +178,8 @@ class ParallelLayout:
         try:
             self.split_layers(num_layers)
         except RunConfigError:
-            each, more = divmod(num_layers, chunks)
-            counts = [each + 1] * more + [each] * (chunks - more)
+            layers_per_chunk, more = divmod(num_layers, chunks)
+            counts = [layers_per_chunk + 1] * more + [layers_per_chunk] * (chunks - more)
             return replace(self, layout=_make_chunk_parts(counts))
         return self
 
@@ -214,12 +215,12 @@ class ParallelLayout:
         stated = {stage: count for stage, count in ends.items() if count is not None}
         if stated:
             left = num_layers - sum(stated.values())
-            others = stages - len(stated)
-            each = left // max(1, others)
-            if left < 0 or each * others != left:
-                rule = f"must leave a multiple of the {others} other stages, and leaves {left}"
+            num_others = stages - len(stated)
+            layers_per_stage = left // max(1, num_others)
+            if left < 0 or layers_per_stage * num_others != left:
+                rule = f"must leave a multiple of the {num_others} other stages, and leaves {left}"
                 raise _make_split_error(rule, num_layers)
-            return [stated.get(stage, each) for stage in range(stages)]
+            return [stated.get(stage, layers_per_stage) for stage in range(stages)]
         counted = num_layers + self.embedding_counts + self.loss_counts
         if counted % stages:
             rule = f"must be a multiple of the {stages} pipeline stages"
@@ -332,7 +333,7 @@ def _parse_layout(value: Any) -> tuple[tuple[str, ...], ...]:
 
     Args:
         value: Lists of names; text such as ``Ett|(tt|)*29,m|L``; or an object of Megatron's
-            PipelineParallelLayerLayout, which has one of them as `input_data`.
+            PipelineParallelLayerLayout, whose `input_data` is such a list or text.
     """
     value = getattr(value, "input_data", value)
     if isinstance(value, str):
@@ -355,22 +356,22 @@ def _get_part_name(part: object) -> str:
 
 def _parse_layout_text(value: str) -> tuple[tuple[str, ...], ...]:
     """Return the parts of each chunk in a text, with its repetitions expanded."""
-    text = value.replace(" ", "").replace(",", "")
+    expanded = value.replace(" ", "").replace(",", "")
     while True:
-        match = _REPEATED.search(text)
+        match = _REPEATED.search(expanded)
         if match is None:
             break
         part, times = match[1], match[2]
         if not times:
             part, times = match[3], match[4]
-        if len(times.lstrip("0")) > 6 or len(text) + len(part) * int(times) > MAX_PARTS:
+        if len(times.lstrip("0")) > 6 or len(expanded) + len(part) * int(times) > MAX_PARTS:
             raise WrongValueError(f"must name at most {MAX_PARTS} parts", value)
-        text = text[: match.start()] + part * int(times) + text[match.end() :]
-    wrong = "".join(sorted(set(text) - set(PART_BY_LETTER) - {"|"}))
+        expanded = expanded[: match.start()] + part * int(times) + expanded[match.end() :]
+    wrong = "".join(sorted(set(expanded) - set(PART_BY_LETTER) - {"|"}))
     if wrong:
         raise WrongValueError(f"must consist of {', '.join(PART_BY_LETTER)} and |", wrong)
     chunks = []
-    for letters in text.split("|"):
+    for letters in expanded.split("|"):
         chunks.append(tuple(PART_BY_LETTER[letter] for letter in letters))
     return tuple(chunks)
 
@@ -380,18 +381,18 @@ def get_sent_dtype(
 ) -> str | None:
     """Return the dtype of the activations that a pipeline stage sends.
 
-    The next stage receives them in `pipeline_dtype`, whatever was sent. A layer ends with the sum of
-    residual and output. Before megatron-core 0.17 the sum has the dtype of the output. Since then it
-    has the dtype of the residual, which is that of the embedding.
+    The next stage receives them in `pipeline_dtype`, whatever the sent dtype is. A layer ends with
+    the sum of residual and output. Before megatron-core 0.17, the sum has the dtype of the output.
+    Since then, it has the dtype of the residual, which comes from the embedding.
 
     Args:
         model: The normalised values of the model section.
         mcore: The version of megatron-core.
-        is_local: Whether the layers are Megatron's local layers, which add an FP32 bias to the result
-            of autocast.
+        is_local: Whether the layers are Megatron's local layers. They add an FP32 bias to the
+            result of autocast.
 
     Returns:
-        The token of the dtype. None: it depends on a version that is not known.
+        The token of the dtype. None if it depends on a version that is not known.
 
     Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0,
     pipeline_parallel/p2p_communication.py; Transformer Engine 2.20 pytorch/module/linear.py casts

@@ -1,6 +1,6 @@
-"""`parse_list_expression`: the list of numbers that a field of Megatron's states as an expression of Python.
+"""`parse_list_expression`: a list of numbers, from a Python expression in a field of Megatron.
 
-``moe_layer_freq`` and its kind are stated so: ``([0]*3+[1]*58)``.
+Fields such as ``moe_layer_freq`` are written in this form: ``([0]*3+[1]*58)``.
 """
 
 import ast
@@ -14,7 +14,7 @@ MAX_LIST_LENGTH = 100_000
 def parse_list_expression(expression: str) -> list[Any] | None:
     """Return the list of an expression such as ``([0]*3+[1]*58)``.
 
-    It is None for a number, and for an expression of another form, which is not evaluated.
+    None for a number, and for an expression of another form. Such an expression is not evaluated.
     """
     value = None
     with suppress(ValueError, SyntaxError, TypeError):
@@ -28,7 +28,7 @@ def _evaluate_node(node: ast.expr) -> Any:
     """Return the number or the list of a node of an expression.
 
     Raises:
-        ValueError: The node is something else.
+        ValueError: The node is neither a number nor a list of numbers.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value

@@ -46,7 +46,7 @@ MTP_MODULES = ("enorm", "hnorm", "eh_proj", "e_proj", "h_proj", "hc_head", "fina
 MEGATRON_NAMES = {"gated_norm": "norm"}
 """Name in the plan -> name in Megatron, if they differ.
 
-A Mamba layer has two modules `norm`, and the plan gives one of them another name.
+A Mamba layer has two modules with the name `norm`. In the plan, one of them has another name.
 """
 
 
@@ -54,7 +54,7 @@ A Mamba layer has two modules `norm`, and the plan gives one of them another nam
 class ModulePaths:
     """The names of a model's modules within a chunk.
 
-    They are the names that `named_modules()` of GPTModel and MambaModel gives in 0.16.1 and 0.19.2.
+    They equal the names in `named_modules()` of GPTModel and MambaModel in 0.16.1 and 0.19.2.
     """
 
     are_experts_grouped: bool = False
@@ -111,9 +111,9 @@ class ModulePaths:
     def get_debug_name(self, label: str, module: str) -> str:
         """Return the name that Transformer Engine's debugger has for a linear layer.
 
-        The name begins with the wrappers of a chunk, which are Megatron's DDP and Float16Module. It
-        numbers layers in the whole model, from 1. Each expert of a grouped layer has a name. This is
-        the name of the first expert.
+        The name begins with the wrappers of a chunk, which are Megatron's DDP and Float16Module.
+        Layers are numbered in the whole model, from 1. Each expert of a grouped layer has a name,
+        and this method returns the name of the first expert.
 
         Source: nvdlfw-inspect 0.2.2 api.py, infer_and_assign_layer_names; Megatron
         Bridge 0.6.2 training/tensor_inspect.py; Transformer Engine 2.20.2

@@ -96,33 +96,34 @@ class Module:
 
     name: str
     kind: str
-    """It decides the precision that the module runs in.
+    """The kind of the module, which decides the precision that it runs in.
 
     The kinds are linear, router, norm, embedding, head, attention, ssm, gate, mixing and adapter.
-    mixing: of residual streams, of tokens or of groups of heads, outside of any linear layer.
+    A module of the kind mixing mixes residual streams, tokens or groups of heads, and is not a
+    linear layer.
     """
     inputs: int = 0
     outputs: int = 0
     split: str = ""
-    """column: the outputs are split over TP ranks. row: the inputs are. Empty: nothing is split."""
+    """column: TP ranks split the outputs. row: TP ranks split the inputs. Empty: no split."""
     count: int = 1
     is_expert: bool = False
     is_high_precision: bool = False
-    """Transformer Engine does not run it, so it stays in high precision under each scheme."""
+    """Whether it stays in high precision under each scheme: Transformer Engine does not run it."""
     is_absorbed: bool = False
-    """The same from megatron-core 0.17 on (`Settings.absorbs`)."""
+    """Like `is_high_precision`, but only from megatron-core 0.17 on (`PlanSettings.absorbs`)."""
     is_fp32: bool = False
-    """Megatron keeps its parameters in FP32, and it computes in FP32.
+    """Whether Megatron keeps its parameters in FP32, and it computes in FP32.
 
-    Of a core of attention only the parameters are in FP32.
+    An attention core has only its parameters in FP32.
     """
     is_detached: bool = False
-    """Its input takes no gradient, so that it runs no dgrad."""
+    """Whether its input needs no gradient, so that no dgrad runs."""
     is_frozen: bool = False
-    """Its weights are not trained: there is an adapter, or the language model is frozen."""
+    """Whether its weights are not trained: the run trains an adapter or freezes the model."""
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
-    """Further parameters by name and length, split like the outputs where `split` is column."""
+    """Further parameters by name and length. If `split` is column, they are split like outputs."""
 
     @property
     def registration_index(self) -> int:
@@ -155,7 +156,7 @@ class Module:
 
 
 def list_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
-    """Return the modules of a layer of the plan: embedding and output are layers, too."""
+    """Return the modules of a layer of the plan. The embedding and the output are layers too."""
     if kind == "embedding":
         return list_embedding_modules(shape)
     if kind == "output":
@@ -169,7 +170,7 @@ def list_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
 def list_layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     """Return the modules of a layer of one kind, in the order of the forward pass.
 
-    The kinds are those of `ModelShape.kinds`.
+    `ModelShape.kinds` lists the kinds.
     """
     if kind == "mamba":
         if shape.state_space is None:
@@ -193,7 +194,7 @@ def list_layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
 
 
 def _make_attention_of_kind(shape: ModelShape, kind: str) -> tuple[Module, ...]:
-    """Return the attention of a layer of one kind, or the delta net in its place."""
+    """Return the modules of a layer's attention, or of the delta net that replaces it."""
     if kind.startswith("delta_net") and shape.delta_net is not None:
         return _make_delta_net(shape, shape.delta_net)
     attention = kind.removesuffix(f"_{MOE_SUFFIX}")
@@ -221,7 +222,7 @@ def list_mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
     modules = [_make_norm(shape, "enorm", hidden), _make_norm(shape, "hnorm", hidden)]
     if shape.hyper_connections is None:
         modules.append(_make_linear("eh_proj", 2 * hidden, hidden, "column"))
-    else:  # each stream is projected by itself
+    else:  # each stream is projected separately
         modules.append(_make_linear("e_proj", hidden, hidden, "column"))
         modules.append(_make_linear("h_proj", hidden, hidden, "column"))
     if not shape.is_hybrid:
@@ -335,8 +336,8 @@ def _make_latent_attention(
     query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
     key_value = heads * (latent.qk_head_dim + latent.v_head_dim)
     value = heads * latent.v_head_dim
-    # From 0.17 on sparse attention takes the weight of the key-value up projection into products
-    # outside of any linear.
+    # From 0.17 on, sparse attention multiplies by the weight of the key-value up projection itself.
+    # No linear layer runs these products.
     is_sparse = shape.indexer is not None
     modules = [_make_norm(shape, "input_layernorm", hidden)]
     if rank is None:
@@ -359,7 +360,7 @@ def _make_latent_attention(
 
 
 def _make_query_key_norm(shape: ModelShape, name: str, width: int) -> tuple[Module, ...]:
-    """Return the norm of a latent of queries or keys, if the model has such norms."""
+    """Return the norm of the latent of queries or of keys, if the model has such norms."""
     if not shape.qk_layernorm:
         return ()
     return (_make_norm(shape, name, width),)
@@ -370,9 +371,9 @@ def _make_compressed_attention(
 ) -> tuple[Module, ...]:
     """Return the modules of DeepSeek-V4's hybrid attention.
 
-    One key is its own value, and outputs are projected in groups. The projections of queries and of
-    the key run in FP8, and so does the indexer's. The compressors, the indexer's weights and the
-    first output projection, a parameter that no linear layer has, do not.
+    A single key serves as the value too, and outputs are projected in groups. The projections of
+    the queries, of the key and of the indexer run in FP8. The compressors, the indexer's weights
+    and the first output projection do not. This projection is a parameter outside linear layers.
     """
     hidden, heads, width = shape.hidden_size, shape.num_attention_heads, latent.v_head_dim
     rank = latent.q_lora_rank or hidden
@@ -431,7 +432,7 @@ def _make_compressed_indexer(
 ) -> tuple[Module, ...]:
     """Return the modules that choose compressed keys.
 
-    Their inputs take no gradient, and they have a separate loss.
+    Their inputs need no gradient, and they have a separate loss.
     """
     hidden, width, heads = shape.hidden_size, indexer.head_dim, indexer.num_heads
     weights = _make_linear(
@@ -447,7 +448,7 @@ def _make_compressed_indexer(
 def _make_indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Module, ...]:
     """Return the modules that choose keys.
 
-    Every tensor-parallel rank has all of them, and they have a separate loss.
+    Every tensor-parallel rank has all of these modules. They have a separate loss.
     """
     hidden, width, heads = shape.hidden_size, indexer.head_dim, indexer.num_heads
     rank = latent.q_lora_rank or hidden

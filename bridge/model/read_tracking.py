@@ -4,10 +4,10 @@
         run.model.num_layers
     [*paths]                                 # ["model.num_layers"]
 
-The rules use it: if a setting that a rule reads is not known, the rule cannot be judged. A rule needs
-no list of the settings that it reads. `TrackedValues` notes a setting when its key is read, and an
-`AttributeView` of them when its attribute is read. A `tracked_property` is computed once. For each
-later reader it notes the settings that its computation read.
+The rules use it: if a setting that a rule reads is not known, the rule cannot be judged. So a rule
+needs no list of the settings that it reads. `TrackedValues` notes a setting when its key is read.
+An `AttributeView` of them notes a setting when its attribute is read. A `tracked_property` is
+computed once. For each later reader it notes the settings that its computation read.
 
 The paths are kept in a `ContextVar`, so that threads do not mix their reads.
 """
@@ -97,7 +97,7 @@ class AttributeView:
 class tracked_property(Generic[T]):  # noqa: N801  used as a decorator, like functools.cached_property
     """A property that is computed once, and that notes the settings of its computation.
 
-    They are noted for each reader, not only for the first.
+    The settings are noted for each reader, not only for the first reader.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

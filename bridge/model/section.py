@@ -3,9 +3,9 @@
     section = read_section("model", {"num_layers": "80", "params_dtype": "torch.bfloat16"})
     section.values["num_layers"], section.values["params_dtype"]    # 80, 'bf16'
 
-Dtypes become tokens, enums their values, numbers and switches written as text the values they mean.
-A value of a wrong type is noted and read as the default, so that a rule about it speaks and the
-others still work.
+Dtypes become tokens, and enums become their values. Numbers and switches that are written as text
+become numbers and switches. A value of a wrong type becomes a finding and is read as the default.
+So a rule can report it, and all other rules still work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from bridge.target.versions import Version, VersionRange, parse_version
 SECTION_NAMES = ("model", "optimizer", "ddp", "train", "data", "peft")
 """The sections of a run that the rules and the plan read."""
 NULLABLE_FIELDS = frozenset({"q_lora_rank"})
-"""Fields whose default is not None, and in which None has a meaning: queries without a latent."""
+"""Fields whose default is not None, and in which None has a meaning.
+
+`q_lora_rank` of None, for example: queries have no latent.
+"""
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
@@ -45,19 +48,25 @@ class Section:
     """
 
     values: TrackedValues
-    """Field -> normalised value. A field that is not stated or is malformed has the class default."""
+    """Field -> normalised value. An unstated or malformed field has the class default."""
     is_given: bool = True
     """Whether the run has this section."""
     is_mapping: bool = False
     """Whether the section was a mapping. False: it was an object, or is missing."""
     stated: frozenset[str] = frozenset()
-    """The fields of a mapping. Of an object every field, because nothing records who set it."""
+    """The stated fields: the keys of a mapping, or every field of an object.
+
+    Nothing records which fields of an object a user has set.
+    """
     malformed: tuple[Finding, ...] = ()
     """A finding for each value whose type is not the type of its field."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
-    """Key of a mapping that no known release of Megatron has as a field -> value."""
+    """Key of a mapping that is not a field in any known release of Megatron -> value."""
     newer_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Field of an object's class that no known release has -> value, if it differs from the default."""
+    """Field of an object's class that no known release has -> value.
+
+    Fields at their defaults are left out.
+    """
 
     def get_stated(self, name: str, default: Any = None) -> Any:
         """Return the stated value of a field, or `default` if nothing or None is stated."""
@@ -85,11 +94,11 @@ class Section:
 
         Fields at their defaults are left out.
         """
-        text = None
+        version_text = None
         if version is not None:
-            text = str(version)
+            version_text = str(version)
         versions: dict[str, str] = {}
-        for name, has in list_absent_fields(section_name, text).items():
+        for name, has in list_absent_fields(section_name, version_text).items():
             if name in self.stated and self.values[name] != OWNER_DEFAULTS[section_name][name]:
                 versions[name] = str(has)
         return versions
@@ -108,8 +117,8 @@ class Section:
 def list_absent_fields(section_name: str, version: str | None) -> dict[str, VersionRange]:
     """Return field that a version does not have -> the versions with it.
 
-    The argument is text because of the cache: 0.17 and 0.17.0 are equal as versions, and a result
-    for one of them must not be returned for the other.
+    The version is text because results are cached: 0.17 and 0.17.0 are equal as versions, but their
+    results differ.
     """
     parsed = None
     if version is not None:
@@ -168,7 +177,7 @@ def read_section(
 
 def find_switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Return the first field that is switched on, or None."""
-    on = [name for name in names if values[name]]  # reads all of them, so that each read is tracked
+    on = [name for name in names if values[name]]  # reads every switch, so each read is tracked
     if not on:
         return None
     return on[0]
@@ -177,7 +186,7 @@ def find_switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | N
 def get_attributes(section_name: str, owner: object) -> Mapping[str, Any]:
     """Return the attributes of an object.
 
-    Of an object that is no dataclass, only the attributes with names of Megatron's fields.
+    If the object is not a dataclass, only attributes with names of Megatron's fields are returned.
     """
     if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
         return vars(owner)
@@ -189,7 +198,7 @@ def get_attributes(section_name: str, owner: object) -> Mapping[str, Any]:
 def _collect_newer_fields(section_name: str, owner: object) -> dict[str, Any]:
     """Return the values of fields that a class of Megatron Core declares and no known release has.
 
-    Fields at their defaults are left out. So are fields that a subclass adds.
+    Fields at their defaults, and fields that a subclass adds, are left out.
     """
     declared: set[str] = set()
     for cls in type(owner).__mro__:
@@ -212,7 +221,7 @@ def _store_value(
     if value is None:
         if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE_FIELDS:
             values[row.name] = None
-        return  # Megatron replaces None in a field with another default by that default
+        return  # if the default is not None, Megatron replaces None by the default
     if row.kind == "any":
         values[row.name] = value
         return

@@ -18,13 +18,13 @@ MOE_SUFFIX = "moe"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """The mixture of experts of each layer that has one."""
+    """The sizes of the mixture of experts, which all layers with experts share."""
 
     num_experts: int
     ffn_hidden_size: int
     topk: int
     shared_ffn_hidden_size: int = 0
-    """The width of the shared expert. 0: there is none."""
+    """The width of the shared expert. 0: the model has no shared expert."""
     shared_gate: bool = False
     router_bias: bool = False
     latent_size: int | None = None
@@ -36,7 +36,7 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
-    """Multi-latent attention."""
+    """The sizes of multi-latent attention."""
 
     q_lora_rank: int | None
     kv_lora_rank: int
@@ -47,7 +47,7 @@ class Latent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpace:
-    """The Mamba-2 mixer."""
+    """The sizes of the Mamba-2 mixer."""
 
     num_heads: int
     head_dim: int
@@ -68,7 +68,7 @@ class StateSpace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A model's dimensions."""
+    """The sizes of a model, and the kind of each layer."""
 
     num_layers: int
     hidden_size: int
@@ -84,12 +84,12 @@ class ModelShape:
     layer) or a kind of `COMPRESSION_RATIOS`. A layer with experts has the suffix _moe.
     """
     is_hybrid: bool = False
-    """Whether each layer is one block, whose kind is a letter of a pattern."""
+    """Whether the model is a hybrid: each layer is a single block, a letter of the pattern."""
     vocab_size: int = 0
-    """The number of tokens before padding. 0: it is not known."""
+    """The number of tokens of the vocabulary before padding. 0: not known."""
     make_vocab_size_divisible_by: int = 128
     seq_length: int = 0
-    """The number of tokens of a sample. 0: it is not known."""
+    """The number of tokens of a sample. 0: not known."""
     gated_linear_unit: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
@@ -97,7 +97,7 @@ class ModelShape:
     """Whether norms have a bias. LayerNorm has one, RMSNorm has none."""
     qk_layernorm: bool = False
     qk_l2_norm: bool = False
-    """Whether queries and keys have norms without weights, instead of those of `qk_layernorm`."""
+    """Whether queries and keys have norms without weights, instead of `qk_layernorm`."""
     attention_output_gate: bool = False
     has_softmax_offset: bool = False
     """Whether each head has a learned offset of its softmax (`softmax_type=learnable`)."""
@@ -107,9 +107,9 @@ class ModelShape:
     """The number of multi-token-prediction depths. Each is a pass through a prediction layer."""
     mtp_is_repeated: bool = False
     mtp_kind: str = TRANSFORMER_KIND
-    """The kind of the layer inside a prediction layer, in a model that is no hybrid."""
+    """The kind of the layer inside a prediction layer. A hybrid model has `mtp_kinds` instead."""
     mtp_kinds: tuple[str, ...] = ()
-    """The kind of each layer inside a prediction layer, in a hybrid model."""
+    """The kind of each layer inside a prediction layer of a hybrid model."""
     experts: Experts | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None

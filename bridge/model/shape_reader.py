@@ -53,7 +53,7 @@ SHAPE_SWITCHES = (
     "attention_output_gate",
     "share_embeddings_and_output_weights",
 )
-"""Switches that the shape has under the names of Megatron."""
+"""Switches that are copied into the shape under Megatron's names."""
 PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -94,7 +94,7 @@ def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
 def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     """Return a finding for each stated whole number with which no model can be built.
 
-    Values of other types are not checked here. Missing fields have Megatron's defaults.
+    Values of wrong types are not checked here. Missing fields have Megatron's defaults.
     """
     reader = _ShapeReader(read_section("model", model))
     reader.read()
@@ -103,7 +103,7 @@ def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
         name = fault.path.removeprefix("model.")
         if name not in model or parse_integer(fault.value) is None:
             continue
-        if model[name] is None:  # the value of the fault is the one that Megatron derives
+        if model[name] is None:  # the fault is about a value that Megatron derives
             impossible.append(replace(fault, value=None))
         else:
             impossible.append(fault)
@@ -210,8 +210,8 @@ class _ShapeReader:
         groups, channels = sizes["num_query_groups"], sizes["kv_channels"]
         faulty = {fault.path.removeprefix("model.") for fault in self.faults}
         if not heads or faulty.intersection(HEAD_SIZES):
-            return  # an impossible size was replaced, so that the sizes do not fit together
-        # Stated: Megatron's default is another.
+            return  # an impossible size was replaced, so the sizes do not fit together
+        # The position embedding counts only if it is stated as rope: Megatron has another default.
         is_rotary = self.read_text("position_embedding_type") == "rope"
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
         has_channels = self.section.get_stated("kv_channels") is not None
@@ -316,12 +316,12 @@ class _ShapeReader:
         return self.pattern.mtp_kinds
 
     def _read_normalization(self) -> str:
-        """Return Megatron's name of the norm; latent attention has another default."""
+        """Return Megatron's name of the norm. Latent attention has another default."""
         default = "RMSNorm" if self.has_latent else "LayerNorm"
         return self.read_text("normalization", default)
 
     def _read_position_embedding(self) -> str:
-        """Return Megatron's name of the position embedding; a hybrid model has another default."""
+        """Return Megatron's name of the position embedding. A hybrid model has another default."""
         default = "rope" if self.pattern is None else "none"
         return self.read_text("position_embedding_type", default)
 
@@ -340,8 +340,8 @@ class _ShapeReader:
     ) -> tuple[bool, ...]:
         """Return for each layer whether it has a kind of module.
 
-        The field is a number N, a list, or the expression of a list. For experts N means every Nth
-        layer, beginning with the first. For linear attention N means all layers except every Nth
+        The field is a number N, a list, or the expression of a list. For experts, N means every Nth
+        layer, beginning with the first. For linear attention, N means all layers except every Nth
         layer.
 
         Args:
@@ -434,7 +434,7 @@ class _ShapeReader:
     def _read_mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
         """Return the kind of the layer inside a prediction layer."""
         if not ratio_kinds:
-            # The layer in it has number 1, so that it chooses keys itself.
+            # Inside a prediction layer, the layer has the number 1. So it chooses keys itself.
             return last.replace("sparse_shared", "sparse")
         if len({*ratio_kinds}) > 1:
             rule = "cannot plan: prediction layers of several kinds"
@@ -531,7 +531,7 @@ class _ShapeReader:
 
 
 def _find_nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of a number that is nearest to `wanted`. Of two it is the smaller one."""
+    """Return the divisor of a number nearest to `wanted`, the smaller of two equally near ones."""
     nearest = 1
     for divisor in range(2, number + 1):
         if number % divisor == 0 and abs(divisor - wanted) < abs(nearest - wanted):

@@ -1,13 +1,15 @@
-"""The adapter of a fine-tuning run: a low-rank bypass of two linear layers for each linear layer.
+"""`Adapter`: the adapter of a fine-tuning run, a bypass of two small layers at each linear layer.
 
     peft = read_section("peft", {"type": "LoRA", "dim": 16, "target_modules": ["linear_qkv"]})
-    adapter = Adapter.of(peft, model)
-    adapter.added_to(modules, shape, path)      # and linear_qkv.adapter.linear_in, ...linear_out
+    adapter = Adapter.from_sections(peft, model)
+    adapter.add_to_modules(modules, shape, path)    # and linear_qkv.adapter.linear_in, ...linear_out
 
-The model's own weights are frozen: they have no gradient, no master and no state, and their linear
-layers keep no input. The two layers of Megatron Bridge's adapters are Megatron's own, not Transformer
-Engine's, so that they compute in the mode's dtype under each scheme. Those of mcore-bridge and of
-FlagScale are Transformer Engine's, and one of the two is whole on each tensor-parallel rank.
+The weights of the model are frozen: they have no gradient, no master and no state, and their linear
+layers keep no input. In Megatron Bridge, the two layers of an adapter are Megatron's layers, not
+Transformer Engine's. So they compute in the mode's dtype under each scheme. In mcore-bridge and
+FlagScale, they are Transformer Engine's layers, and every tensor-parallel rank has one of the two
+layers as a whole.
+
 Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge/peft; mcore-bridge 1.6.5
 tuners/lora.py LoraParallelLinear; FlagScale da4935ec flagscale/train/peft/utils.py.
 """
@@ -25,12 +27,12 @@ from bridge.model.shape import ModelShape
 from bridge.target.fields import TE_ADAPTER
 
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""The linear layers that adapters take by default."""
+"""The linear layers that have adapters by default."""
 CANONICAL_LORA_TARGETS = (
     *("linear_q", "linear_k", "linear_v", "linear_proj"),
     *("linear_fc1_up", "linear_fc1_gate", "linear_fc2"),
 )
-"""The default of adapters that take each part of a fused layer by itself."""
+"""The default for the kind `canonical`: each part of a fused layer has a separate adapter."""
 ADAPTER_KINDS = {
     "LoRA": "lora",
     "VLMLoRA": "lora",
@@ -40,26 +42,28 @@ ADAPTER_KINDS = {
 }
 """Class of an adapter -> kind."""
 TE_SPLITS = {"column": ("", "column"), "row": ("row", ""), "": ("", "")}
-"""Split of a linear layer -> those of the two layers of a `TE_ADAPTER`. The empty one is whole on each
-rank."""
+"""Split of a linear layer -> the splits of the two layers of a `TE_ADAPTER`.
+
+A layer with an empty split is whole on each rank.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """An adapter and the linear layers that it takes."""
+    """The adapter of a run, and the linear layers that have it."""
 
     kind: str = "lora"
     dim: int = 32
     """Width of the bypass."""
     targets: tuple[str, ...] = LORA_TARGETS
-    """Names, or patterns of paths with ``*``."""
+    """The linear layers that have the adapter: names, or patterns of paths with ``*``."""
     excluded: tuple[str, ...] = ()
     shares_experts: bool = True
-    """The experts of a rank have one adapter together."""
+    """Whether all experts of a rank share a single adapter."""
     expert_dim: int = 32
     has_dropout: bool = False
     is_high_precision: bool = True
-    """Its layers compute in high precision under each scheme."""
+    """Whether its layers compute in high precision under each scheme."""
 
     @classmethod
     def from_sections(cls, peft: Section, model: Section) -> Adapter | None:
@@ -105,7 +109,7 @@ class Adapter:
         return tuple(with_adapters)
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
-        """Yield the adapter's layers for a linear layer. A layer that is no target has none."""
+        """Yield the adapter's layers for a linear layer. A layer without an adapter has none."""
         dim = self.dim
         count = 1
         if base.is_expert:
@@ -128,7 +132,7 @@ class Adapter:
             vectors_in: tuple[tuple[str, int], ...] = ()
             vectors_out: tuple[tuple[str, int], ...] = ()
             if self.kind == "dora":
-                # The magnitude lies in the module that is split like the layer's outputs.
+                # The magnitude belongs to the module that is split like the layer's outputs.
                 magnitude = (("weight_magnitude", outputs),)
                 if base.split == "row":
                     vectors_in = magnitude
@@ -166,7 +170,7 @@ class Adapter:
         targets = [part for part in parts if self._is_target(part, path.replace(name, part))]
         if not targets:
             return {}
-        if name in parts or base.is_expert:  # an adapter takes experts as a whole
+        if name in parts or base.is_expert:  # the adapter of an expert layer covers the whole layer
             return {"": base.outputs}
         outputs = {}
         for part in targets:

@@ -1,8 +1,8 @@
-"""Alignment of GEMMs under a scaling scheme: tokens after padding, and dimensions after TP and EP.
+"""`build_alignment_report`: the dimensions of a rank's GEMMs that a scaling scheme refuses.
 
 A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs: fprop contracts
-over K, dgrad over N, wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the
-number of tokens too.
+over K, dgrad over N, wgrad over M. So all three numbers must fit the scheme (`Scheme.alignment`),
+and the number of tokens is padded.
 """
 
 import math
@@ -19,7 +19,7 @@ from bridge.plan.workload import Workload
 from bridge.precision.schemes import SCHEMES, Scheme, find_scheme
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
-"""Tokens per expert of a grouped GEMM; 16 under other schemes.
+"""Scheme -> the multiple to which the tokens of an expert are padded. Other schemes need 16.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py.
 """
@@ -40,37 +40,37 @@ class PadMultiple:
 
     scheme: str | None
     per_sequence: int
-    """Each sequence of a packed sample, and the sample itself."""
+    """The multiple for each sequence of a packed sample, and for the sample itself."""
     per_slab: int
-    """All tokens of a micro-batch together."""
+    """The multiple for all tokens of a micro-batch together."""
     per_expert: int
     derivation: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmShape:
-    """One linear layer on one rank."""
+    """The dimensions of a linear layer on a rank."""
 
     layers: str
     module: str
     tokens: float
-    """M. 0: the number of tokens is not known."""
+    """M, the number of tokens. 0: not known."""
     outputs: int
     inputs: int
     low: bool
     scheme: str | None = None
     """The scaling scheme in which it computes. None: it computes in high precision.
 
-    It is the run's scheme, or that of a row of `modules`.
+    It is the scheme of the run, or of a row of `modules`.
     """
     small: bool = False
-    """By the rule of thumb, too small to gain from it."""
+    """Whether, by a rule of thumb, the GEMM is too small to gain from the scheme."""
     expert: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Misfit:
-    """A dimension that the scheme cannot take."""
+    """A dimension that the scheme refuses."""
 
     layers: str
     module: str
@@ -82,7 +82,7 @@ class Misfit:
     """The config field that decides the dimension, or its factors."""
     value: int
     below: int | None
-    """The nearest smaller legal value. None: there is none."""
+    """The nearest smaller legal value. None: no smaller value is legal."""
     above: int
 
     def __str__(self) -> str:
@@ -110,18 +110,18 @@ class DimensionField(NamedTuple):
     name: str
     value: int
     factor: int = 1
-    """How many times the value the dimension is."""
+    """The dimension, divided by the value of the field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlignmentReport:
-    """The GEMMs of a model against its scheme."""
+    """The GEMMs of a model, with the dimensions that its scheme refuses."""
 
     label: str
     scheme: str | None
     """The scheme that the padding follows.
 
-    It is that of the run, or of the modules that take the most tokens at a time.
+    It is the scheme of the run, or the scheme of single modules that needs the largest multiple.
     """
     pad: PadMultiple
     gemms: tuple[GemmShape, ...]
@@ -129,7 +129,7 @@ class AlignmentReport:
 
     @property
     def small_rules(self) -> tuple[str, ...]:
-        """The rules of thumb by which GEMMs are small, one for each kind of scaling."""
+        """The rules of thumb by which GEMMs are small, a rule for each kind of scaling."""
         rules: list[str] = []
         for gemm in self.small:
             kind = "tensor" if gemm.scheme in PER_TENSOR_SCHEMES else "block"
@@ -139,7 +139,7 @@ class AlignmentReport:
 
     @property
     def small(self) -> tuple[GemmShape, ...]:
-        """GEMMs that are likely to gain nothing."""
+        """The GEMMs that probably gain nothing from their scheme."""
         return tuple(gemm for gemm in self.gemms if gemm.small)
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,18 +160,18 @@ class AlignmentReport:
 def pad_multiple(
     scheme: str | None, tp: int = 1, sp: bool = False, cp: int = 1, *, family: str | None = None
 ) -> PadMultiple:
-    """Return the multiples that sequences and packed slabs have to be padded to.
+    """Return the multiples that sequences and the tokens of a micro-batch have to be padded to.
 
     Args:
-        scheme: A value of `fp8_recipe` or `fp4_recipe`. None: no FP8 and FP4.
+        scheme: A value of `fp8_recipe` or `fp4_recipe`. None: neither FP8 nor FP4.
         tp: Tensor-parallel ranks.
-        sp: Sequence parallelism, which splits a slab's tokens over those ranks between the GEMMs.
-        cp: Context-parallel ranks. Each takes two chunks of every sequence, so that causal work is
-            even.
-        family: fp8 or fp4, for a scheme's name that both have (custom).
+        sp: Whether sequence parallelism splits the tokens over these ranks between the GEMMs.
+        cp: Context-parallel ranks. Each rank has two chunks of every sequence, so that the work of
+            causal attention is even.
+        family: fp8 or fp4, for a name of a scheme that both families have (custom).
 
     Raises:
-        RunConfigError: No such scheme.
+        RunConfigError: No scheme has this name.
     """
     row = _get_scheme(scheme, family)
     steps = []
@@ -213,7 +213,7 @@ def pad_multiple(
 def build_alignment_report(
     plan: PrecisionPlan, workload: Workload | None = None
 ) -> AlignmentReport:
-    """Return M, N and K of every linear layer on a rank, and those that its scheme cannot take.
+    """Return M, N and K of every linear layer on a rank, and the dimensions that are refused.
 
     Without a workload only the model's dimensions are checked.
     """
@@ -249,21 +249,21 @@ def build_alignment_report(
 
 
 def _find_strictest_scheme(plan: PrecisionPlan) -> tuple[str | None, str | None]:
-    """Return the scheme that takes the most tokens at a time, and its family.
+    """Return the scheme that needs the largest multiple of tokens, and its family.
 
-    It is the run's scheme unless modules have others.
+    It is the scheme of the run, unless single modules have other schemes.
     """
     settings = plan.settings
     planned = plan.schemes()
-    others = []
+    module_schemes = []
     for row in SCHEMES:
         if row.name in planned and row.name not in (settings.scheme, "custom"):
-            others.append(row)
-    if not others:
+            module_schemes.append(row)
+    if not module_schemes:
         return settings.scheme, settings.family
-    rows = others
+    rows = module_schemes
     if settings.scheme_row is not None:
-        rows = [settings.scheme_row, *others]
+        rows = [settings.scheme_row, *module_schemes]
     strictest = max(rows, key=_get_token_multiple)
     return strictest.name, strictest.family
 
@@ -341,7 +341,7 @@ def _find_misfits(
 
 
 def _make_misfit(field: DimensionField, need: int, **columns: Any) -> Misfit:
-    """Return a dimension that is no multiple of `need`, with the nearest legal values."""
+    """Return a dimension that is not a multiple of `need`, with the nearest legal values."""
     step = need // math.gcd(need, field.factor)
     below = field.value // step * step
     return Misfit(
@@ -367,11 +367,11 @@ _SHAPE_FIELDS = {
     "dsa_indexer_n_heads": "indexer.num_heads",
     "dsa_indexer_head_dim": "indexer.head_dim",
 }
-"""Field -> its attribute of the shape, if that has another name."""
+"""Field -> its attribute in the shape, if the attribute has another name."""
 
 
 def _map_dimension_fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
-    """Return module -> the fields that its N and its K come from."""
+    """Return module -> the fields that decide its N and its K."""
     hidden = "hidden_size"
     heads = "num_attention_heads"
     shared = "moe_shared_expert_intermediate_size"
@@ -414,7 +414,10 @@ def _map_dimension_fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
 def find_dimension_field(
     shape: ModelShape, module: str, dimension: str, total: int
 ) -> DimensionField:
-    """Return the field that decides a dimension of a module, N or K, which is `total` over all ranks."""
+    """Return the field that decides a dimension (N or K) of a module.
+
+    The dimension is `total` over all ranks.
+    """
     names = _map_dimension_fields(shape).get(module)
     if names is None:
         return DimensionField("the model's dimensions", total)

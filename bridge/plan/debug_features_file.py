@@ -4,7 +4,7 @@
     disable   the layers that the plan keeps in high precision, for a run that does not keep them
     fake      the operands of the plan rounded to FP8, for a run in BF16
 
-Each layer is in one entry: the debugger refuses a layer that two entries take.
+Each layer is in a single entry: the debugger refuses a layer that two entries name.
 
 Source: nvdlfw-inspect 0.2.2 config_manager.py; Transformer Engine 2.20.2 debug/features.
 """
@@ -23,16 +23,18 @@ from bridge.precision.schemes import GEMMS
 
 PURPOSES = ("measure", "disable", "fake")
 DEFAULT_INTERVAL = 100
-"""Steps from one measurement to the next: each costs a further cast."""
+"""Steps from one measurement to the next. Each measurement costs a further cast."""
 STATS_OF_VALUES = ("cur_amax", "mean", "std")
-"""Statistics of a tensor before it is quantised. The signal-to-noise ratio needs the last two.
+"""Statistics of a tensor before it is quantised.
+
+The signal-to-noise ratio needs the last two statistics.
 """
 STATS_OF_FP8 = ("underflows%", "scale_inv_min", "scale_inv_max", "mse")
 STATS_OF_STORED_FP8 = ("scale_inv_min", "scale_inv_max")
-"""Statistics of a weight that is stored in FP8: there is no wide one to compare it with."""
+"""Statistics of a weight that is stored in FP8. No high-precision weight exists for comparison."""
 STATS_OF_NVFP4 = ("underflows%", "mse")
 PER_TENSOR_SCHEMES = ("tensorwise", "delayed")
-"""Schemes whose scale FakeQuant has: one for the tensor."""
+"""Schemes that FakeQuant can imitate: they have a single scale for the tensor."""
 _LAYER_NUMBER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -47,7 +49,8 @@ def build_features(
         every: Steps from one measurement to the next.
 
     Raises:
-        RunConfigError: The plan has no layer for the purpose, or one that FakeQuant cannot round.
+        RunConfigError: The plan has no layer for the purpose, or a layer that FakeQuant cannot
+            round.
     """
     content: dict[str, Any] = {}
     for module, names in _group_linears(plan, purpose):
@@ -74,7 +77,7 @@ def build_features(
 
 
 def _group_linears(plan: PrecisionPlan, purpose: str) -> Iterator[tuple[PlanModule, list[str]]]:
-    """Yield the linear layers that share an entry of the file, by the module that represents them."""
+    """Yield a module for each entry of the file, and the names of the entry's linear layers."""
     names_of: dict[tuple[str, str | None, str], list[str]] = {}
     first: dict[tuple[str, str | None, str], PlanModule] = {}
     for layer in plan.layers:
@@ -151,9 +154,9 @@ def _get_last_part(name: str) -> str:
 
 
 def _build_pattern(names: list[str]) -> str:
-    """Return a regular expression for some layers, whatever wrappers the model is in.
+    """Return a regular expression that matches some layers, in a model with any wrappers.
 
-    All experts of a grouped layer are taken.
+    It matches all experts of a grouped layer.
     """
     numbers_of: dict[str, list[str]] = {}
     for name in names:

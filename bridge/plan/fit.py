@@ -1,23 +1,23 @@
-"""The changes with which a run fits into the memory of its GPUs, cheapest first.
+"""`find_fit`: the changes with which a run fits into the memory of its GPUs, cheapest first.
 
     report = fit(run)
     report.options[0].changes       # (('model.recompute_granularity', 'full'), ...)
 
-Each change has a price. A price only orders the options and is no measure of time:
+Each change has a price. A price only orders the options. It does not measure time:
 
-- Sharding the optimizer sends the same bytes.
+- Sharding the optimizer is free: ranks send the same number of bytes.
 - A smaller micro-batch makes smaller GEMMs.
 - Selective recomputation runs the MLPs again.
 - Each doubling of a parallel size adds messages or idle stages.
-- Full recomputation runs every forward pass again, a third more work.
+- Full recomputation runs every forward pass again, which is a third more work.
 
-The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel
-replicas. Where no layout of these GPUs fits, the options are for one replica on more of them, the
-fewest first.
+The number of GPUs stays as it is declared. So larger parallel sizes leave fewer data-parallel
+replicas. If no layout of these GPUs fits, the options are for a single replica on more GPUs, the
+fewest GPUs first.
 
-For a model of very many layers only the cheapest layouts are planned. The caller may refuse an
-option that fits: the command line refuses those with which `check` finds an error or warning that
-it does not find in the run itself.
+For a model with very many layers, only the cheapest layouts are planned. The caller may refuse an
+option that fits. The command line refuses an option if `check` finds an error or warning that it
+does not find in the run itself.
 """
 
 import itertools
@@ -35,18 +35,18 @@ from bridge.plan.planned_run import PlannedRun
 from bridge.rules.facts.divisions import find_uneven_sizes
 
 USABLE_SHARE = 0.9
-"""Part of a GPU's memory for the bytes that are counted.
+"""Share of a GPU's memory that is available for the counted bytes.
 
 The rest is for the CUDA context, messages, workspaces and fragmentation.
 """
 MAX_OPTIONS = 5
 MAX_DOUBLINGS = 6
-"""Of all parallel sizes together."""
+"""The most doublings of all parallel sizes together."""
 MAX_TENSOR_PARALLEL = 8
-"""GPUs of a node, which tensor parallelism rarely leaves."""
+"""The number of GPUs of a node. Tensor parallelism rarely goes beyond a node."""
 MAX_MICRO_BATCH = 128
 MAX_PLANNED_LAYERS = 50_000
-"""Layers of all layouts together that are planned before the search ends."""
+"""The most planned layers of all layouts together. Then the search ends."""
 
 SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
 """Prices: a halved micro-batch, recomputed MLPs, a doubled parallel size, recomputed layers."""
@@ -85,13 +85,13 @@ class FitOption:
     price: int
     micro_batch_size: int
     needed_bytes: int
-    """Of the fullest rank, at the micro-batch of the run, or at the one that the changes name."""
+    """The bytes of the fullest rank, at the micro-batch of the run or of the changes."""
     ranks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitReport:
-    """The options, the cheapest first. Empty: no layout that was tried fits."""
+    """The options with which a run fits, cheapest first. No options: no tried layout fits."""
 
     memory_bytes: int
     usable_bytes: int
@@ -104,7 +104,7 @@ class FitReport:
     None: micro-batches are powers of two.
     """
     untried: int = 0
-    """Layouts that were left when the search ended."""
+    """The number of layouts that were not tried before the search ended."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -121,7 +121,7 @@ def find_fit(
 ) -> FitReport:
     """Return the options with which a sound run fits, cheapest first.
 
-    An option that adds changes to a cheaper one is left out.
+    An option that only adds changes to a cheaper option is left out.
     """
     memory = get_memory_to_fit(run)
     usable = int(memory * USABLE_SHARE)
@@ -145,7 +145,7 @@ def find_fit(
             kept.append(option)
     samples: int | None = _get_global_batch_size(run)
     if samples is not None and samples < run.parallel.data:
-        samples = None  # no replica has a sample
+        samples = None  # there are fewer samples than replicas
     return FitReport(
         memory_bytes=memory,
         usable_bytes=usable,
@@ -165,8 +165,8 @@ def get_memory_to_fit(run: PlannedRun) -> int:
     if run.sharded_by is not None:
         rule = f"weights that are sharded are not counted, got {run.sharded_by}=True"
         raise RunConfigError(f"--fit: {rule}. Drop --fit, or that setting.")
-    if run.prediction.uncounted:
-        unread = ", ".join(run.prediction.uncounted)
+    if run.prediction.unread_options:
+        unread = ", ".join(run.prediction.unread_options)
         rule = f"a run with options that are not read cannot be fitted, got {unread}"
         raise RunConfigError(f"--fit: {rule}. Drop --fit.")
     if not run.plan.shape.vocab_size:
@@ -185,8 +185,8 @@ def _search_layouts(
 
     Layouts that add to a cheaper option are left out.
     """
-    # The shape is read first: a run that cannot be planned is an error. A layout that cannot be
-    # planned is only left out.
+    # The shape is read first, because a run that cannot be planned is an error. A layout that
+    # cannot be planned is only left out.
     shape = run.plan.shape
     most = max(1, MAX_PLANNED_LAYERS // shape.num_layers)
     options: list[FitOption] = []
@@ -209,9 +209,12 @@ def _search_layouts(
 
 
 def _is_extension_of(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
-    """Return whether an option changes every field that a cheaper one changes.
+    """Return whether an option changes every field that a cheaper option changes.
 
-    `same_values`: it changes them to the same values.
+    Args:
+        option: The option.
+        cheaper: The cheaper option.
+        same_values: Whether the values of these fields must be equal too.
     """
     changes = dict(option.changes)
     for name, value in cheaper.changes:
@@ -225,7 +228,7 @@ def _is_extension_of(option: FitOption, cheaper: FitOption, *, same_values: bool
 def _generate_layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
     """Yield (price, changes) of each layout.
 
-    The optimizer is sharded or as it is, and parallel sizes are doubled.
+    The layouts double parallel sizes, with the optimizer of the run and with a sharded optimizer.
     """
     parallel, settings = run.parallel, run.plan.settings
     shards: list[Changes] = [{}]
@@ -250,7 +253,7 @@ def _generate_layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
 
 
 def _get_max_doublings(run: PlannedRun, size: str) -> int:
-    """Return how often a parallel size may be doubled. 0: doubling has no effect, or is not allowed."""
+    """Return how often a parallel size may be doubled. 0: doubling is useless or not allowed."""
     if size == "tensor":
         return max(0, int(math.log2(MAX_TENSOR_PARALLEL / run.parallel.tensor)))
     if size == "context" and run.workload.seq_length:
@@ -281,7 +284,7 @@ def _generate_options(
     usable: int,
     is_sound: Callable[[PlannedRun], bool],
 ) -> Iterator[FitOption]:
-    """Yield the options of a layout: one for each kind of recomputation that fits and is sound."""
+    """Yield the options of a layout, one per kind of recomputation that fits and is sound."""
     stated = run.workload.micro_batch_size
     if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return

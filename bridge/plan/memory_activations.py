@@ -1,25 +1,25 @@
-"""Activation memory: the tensors that autograd keeps for the backward pass, by operators.
+"""Activation memory: counts the tensors that autograd keeps for the backward pass, by operator.
 
 Each operator keeps the tensors that its backward pass reads:
 
-- a linear its input, and an activation its input;
-- a norm its input and statistics;
-- attention its query, key, value, output and the log of its softmax sums.
+- a linear layer keeps its input, and so does an activation function;
+- a norm keeps its input and its statistics;
+- attention keeps its query, key, value, output and the log of its softmax sums.
 
-Under FP8 and FP4 a linear keeps the quantised input with its scales instead (the column-wise copy,
-which the weight-gradient GEMM reads). The operators are those of Transformer Engine and Megatron on
-a GPU, with the fusions that the model's fields switch on.
+Under FP8 and FP4, a linear layer keeps its quantised input with the scales instead. This is the
+column-wise copy, which the weight-gradient GEMM reads. The operators of Transformer Engine and
+Megatron on a GPU are counted, with the fusions that fields of the model switch on.
 
-`tests/plan/test_memory_kept.py` compares the count with the tensors that Transformer Engine's own
-Python keeps on a CPU, and docs/howto/plan-and-memory.md has the table. Kernels that need a GPU are
-read in their sources: the log of the softmax's sums, Mamba's scan, gated delta net and sparse
-attention.
+`tests/plan/test_memory_kept.py` compares the count with the tensors that Transformer Engine's
+Python code keeps on a CPU, and docs/howto/plan-and-memory.md has the table. The tensors of some
+kernels are known only from their source code, because the kernels need a GPU: the log of the
+softmax sums, Mamba's scan, gated delta net and sparse attention.
 
 Attention without a fused kernel (`transformer_impl=local`, `attention_backend=unfused`, FP32) also
 keeps its scores.
 
-Memory that lives only inside one operator is not counted, except for that of the loss, whose tensors
-are as large as the vocabulary. Mixture-of-experts layers assume an even load.
+Memory that exists only while an operator runs is not counted. The loss is the exception, because
+its tensors are as large as the vocabulary. For mixture-of-experts layers, an even load is assumed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 
 Rows = Iterator[tuple[str, float]]
-"""(part, bytes) of the tensors that a layer keeps. Parts in `DROPS` can be recomputed."""
+"""(part, bytes) of the tensors that a layer keeps. `RECOMPUTED_PARTS` can be recomputed."""
 RECOMPUTED_PARTS = {
     "core_attn": ("core_attn",),
     "layernorm": ("layernorm",),
@@ -49,7 +49,7 @@ RECOMPUTED_PARTS = {
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
 FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
-"""Linear layers that Transformer Engine runs in one operator with the norm before them."""
+"""Linear layers that Transformer Engine fuses with the norm before them into a single operator."""
 DELTA_CHUNK = 64
 """Tokens of a chunk in the kernel of gated delta net."""
 
@@ -58,13 +58,13 @@ class Segment(NamedTuple):
     """A part of a model chunk, in the order of the forward pass."""
 
     kept: float
-    """Bytes that it leaves to its backward pass."""
+    """Bytes that the part keeps for its backward pass."""
     again: float = 0.0
     """Further bytes in its backward pass: recomputed tensors, and the gradient of the logits."""
 
 
 def get_attention_core(plan: PrecisionPlan, workload: Workload) -> str:
-    """Return the core of attention that runs: fused kernels take 16 bits and fewer."""
+    """Return the core of attention that runs. Fused kernels do not support FP32."""
     if plan.settings.mode == "fp32" and workload.attention == FUSED:
         return UNFUSED
     return workload.attention
@@ -124,7 +124,7 @@ def build_segments(plan: PrecisionPlan, place: ModelChunk, workload: Workload) -
 
 
 class _ActivationCounter:
-    """Bytes of one micro-batch's tensors on one rank."""
+    """Counts the bytes of the tensors of a micro-batch on a rank."""
 
     def __init__(self, plan: PrecisionPlan, workload: Workload) -> None:
         parallel = plan.parallel
@@ -132,9 +132,9 @@ class _ActivationCounter:
         self.tensor, self.expert_tensor = parallel.tensor, parallel.expert_tensor
         self.element = get_element_bytes(plan.settings.mode)
         self.keeps_both = plan.settings.scheme == "delayed"
-        """A linear whose input is kept by another operator keeps it quantised.
+        """Whether a linear layer keeps its quantised input, although another operator keeps it.
 
-        Other schemes quantise it again.
+        Under other schemes the input is quantised again in the backward pass.
         """
         self.tokens = workload.seq_length * workload.micro_batch_size / parallel.context
         self.outside = self.tokens / parallel.sequence_ranks
@@ -153,7 +153,7 @@ class _ActivationCounter:
         for name in workload.modules:
             self.dropped.update(RECOMPUTED_PARTS.get(name, ()))
         self.segments: dict[int, Segment] = {}
-        """Those of the layers so far, by `PlanLayer.alike`."""
+        """The parts of the layers so far, by `PlanLayer.alike`."""
 
     def segment(self, layer: PlanLayer) -> Segment:
         """Return a layer, of which some parts may be recomputed."""
@@ -186,26 +186,27 @@ class _ActivationCounter:
         return parts * (depths // stored)
 
     def embedding(self) -> float:
-        """Return token ids, and the dropout after the embedding."""
+        """Return the bytes of the token ids, and of the dropout after the embedding."""
         return self.tokens * 8 + self._dropout()
 
     def head(self) -> Segment:
         """Return the output layer with the loss.
 
-        Its input and the softmax over the vocabulary are kept, or the logits with Transformer
-        Engine's loss. In its backward pass the gradient of the logits is there too: Megatron
-        computes it in the softmax, in FP32, and casts it.
+        It keeps its input, and the softmax over the vocabulary. With Transformer Engine's loss it
+        keeps the logits instead of the softmax. During the backward pass, the gradient of the
+        logits is in memory too: Megatron computes it in the tensor of the softmax, in FP32, and
+        casts it.
 
         Source: Megatron-LM of 2026-08-22, megatron/core/tensor_parallel/cross_entropy.py and
-        fusions/fused_cross_entropy.py, whose compiled functions hold a second tensor in FP32.
-        docs/explain/memory-measured.md has what GPUs measured.
+        fusions/fused_cross_entropy.py, whose compiled functions keep a second tensor in FP32.
+        docs/explain/memory-measured.md has measurements on GPUs.
         """
         inputs = 0.0
         if self.plan.trains_weights:
             inputs = self.width * self.element
         logits = self.tokens * (self.shape.padded_vocab_size(self.tensor) // self.tensor)
         if self.workload.loss == "te":
-            # Its gradient replaces the logits.
+            # The gradient replaces the logits.
             return Segment(inputs + logits * self.element + self.tokens * 16)
         gradient = 0.0
         if self.element < FP32_BYTES:
@@ -236,7 +237,7 @@ class _ActivationCounter:
             yield "base", passes * self.norm() + self.width * saved["e_proj"]
             yield "base", shape.hyper_connections.streams * self.width * saved["h_proj"]
         for name in ("self_attention_hyper_connection", "mlp_hyper_connection"):
-            # Its input. The tensors that it keeps of the mixed streams are not counted.
+            # Its input. Further tensors of the mixed streams are not counted.
             if name in modules:
                 yield "base", self.streams
         yield from self._adapters(modules)
@@ -264,7 +265,9 @@ class _ActivationCounter:
         It keeps its input. A layer that is whole on each tensor-parallel rank has the tokens of
         that rank; the input of any other is gathered over sequences.
 
-        `is_first`: no other adapter of the same linear layer has the same input.
+        Args:
+            module: The layer of the adapter.
+            is_first: Whether no adapter before it, at the same linear layer, has the same input.
         """
         adapter, experts = self.plan.adapter, self.shape.experts
         tokens, ranks = self.tokens, self.tensor
@@ -295,9 +298,9 @@ class _ActivationCounter:
         return False
 
     def _operand(self, module: PlanModule) -> float:
-        """Return the bytes per element of a linear's kept input, its scales included.
+        """Return the bytes per element of the input that a linear layer keeps, with its scales.
 
-        A frozen linear keeps none.
+        A frozen linear layer keeps no input.
         """
         if module.module.is_frozen:
             return 0.0
@@ -345,7 +348,7 @@ class _ActivationCounter:
             scores = self.tokens * heads * self.workload.seq_length
             yield "core_attn", scores * self._score_bytes(heads)
         else:
-            yield "core_attn", self.tokens * heads * 4  # log of the softmax's sums
+            yield "core_attn", self.tokens * heads * 4  # log of the softmax sums
         projected = saved["linear_proj"]
         if projected and not self.keeps_both:
             projected = self.element  # the projection keeps the tensor that the core keeps
@@ -353,7 +356,7 @@ class _ActivationCounter:
             yield "base", out * (self.element + 4 + projected)  # both factors, and their product
             return
         yield "base", out * projected
-        # Attention to chosen keys gives its result in the latent width, which `_latent` counts.
+        # Attention to chosen keys has outputs of the latent width, which `_latent` counts.
         if projected != self.element and shape.indexer is None and not has_scores:
             yield "core_attn", out * self.element
 
@@ -361,9 +364,9 @@ class _ActivationCounter:
         """Return the bytes that attention without a fused kernel keeps of each score.
 
         A score belongs to a query and a key. The product with the values keeps the probabilities,
-        and the softmax its result. Both are the same tensor, unless the softmax ran in FP32 or
-        dropout lies between them, which keeps a mask as well. The causal mask itself, one for all
-        layers, is not counted.
+        and the softmax keeps its result. Both are the same tensor, unless the softmax ran in FP32
+        or dropout runs between them. Dropout keeps a mask too. The causal mask is not counted,
+        since all layers share it.
 
         Source: torch 2.x native_dropout of a GPU, whose mask has a byte; for the kernels see
         `_has_softmax_kernel`.
@@ -414,7 +417,7 @@ class _ActivationCounter:
             # Keys and values are repeated for every query.
             yield "qkv", self.tokens * 3 * query * self.element
         elif not is_fused or recomputes_core:
-            # The value is a view, which keeps all of the projection's output.
+            # The value is a view, which keeps the whole output of the projection in memory.
             yield "qkv", self.tokens * (rotated + query + 2 * key) * self.element
         else:
             yield "qkv", self.tokens * (query + 2 * key) * kept
@@ -430,7 +433,7 @@ class _ActivationCounter:
             first, norms = "linear_q_proj", 1
         yield "layernorm", self.width * saved[first]
         if saved["linear_kv_down_proj"] != self.element:
-            # Each of the two projections quantises the norm's output by itself.
+            # Each of the two projections quantises the output of the norm separately.
             yield "layernorm", self.width * saved["linear_kv_down_proj"]
         compressed = (latent.q_lora_rank or 0) + latent.kv_lora_rank
         if self.shape.qk_layernorm:
@@ -446,8 +449,8 @@ class _ActivationCounter:
             yield "up_proj", self.tokens * heads * (2 * wide + latent.v_head_dim) * kept
             return
         # Sparse attention in its absorbed form: queries and one key of the latent width, and the
-        # chosen keys. Read in the operators that Megatron calls; the linear layers around them were
-        # measured.
+        # chosen keys. These numbers are from the code of the operators that Megatron calls. The
+        # linear layers around them were measured.
         absorbed = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
         yield "up_proj", self.tokens * (heads * (wide + absorbed) + absorbed) * self.element
         chosen = min(self.shape.indexer.topk, self.workload.seq_length) * 4
@@ -472,7 +475,8 @@ class _ActivationCounter:
         """Yield the tensors of DeepSeek-V4's hybrid attention.
 
         They are the inputs of the linear layers, and the query, key and output of the core.
-        Compressors, the indexer and the kernels of the core are not counted (`list_uncounted_kernels`).
+        Compressors, the indexer and the kernels of the core are not counted: see
+        `list_uncounted_kernels`.
         """
         query = heads * latent.v_head_dim
         rank = latent.q_lora_rank or self.shape.hidden_size
@@ -514,8 +518,8 @@ class _ActivationCounter:
         yield "base", self.norm() + self._dropout()
         yield "layernorm", self.width * self.element
         yield "moe", self.outside * choice
-        # An even load: each token goes to top-k experts, and the ranks that share an expert hold
-        # all of its tokens.
+        # An even load is assumed: each token goes to top-k experts. The ranks that share an expert
+        # keep all of its tokens.
         copies = self.outside * experts.topk * self.expert_tensor
         ffn = experts.ffn_hidden_size / self.expert_tensor
         weighted = 0.0
@@ -531,9 +535,9 @@ class _ActivationCounter:
             yield from self._shared_expert(saved, experts.shared_ffn_hidden_size / self.tensor)
 
     def _shared_expert(self, saved: Mapping[str, float], ffn: float) -> Rows:
-        """Yield the tensors of a shared expert, whose input is the router's.
+        """Yield the tensors of a shared expert, which has the same input as the router.
 
-        Under delayed scaling it keeps that input quantised as well.
+        Under delayed scaling it also keeps this input quantised.
         """
         if self.keeps_both and saved["shared_experts.linear_fc1"] != self.element:
             yield "shared_experts", self.width * saved["shared_experts.linear_fc1"]
@@ -545,11 +549,12 @@ class _ActivationCounter:
 
         They are the inputs of its projections, and the tensors that its kernel keeps.
 
-        mamba_ssm keeps the scanned tensors and the result before it is gated, and its norm the
-        input and statistics. Gated delta net keeps queries and keys of every value head, values, a
-        chunk's triangle per token and head, and the decay in FP32 (flash-linear-attention,
-        ops/gated_delta_rule/chunk.py). The kernels are read there; the operators around them were
-        measured.
+        mamba_ssm keeps the scanned tensors and the result before the gate. Its norm keeps the input
+        and statistics. Gated delta net keeps queries and keys of every value head, values, a
+        triangle of a chunk per token and head, and the decay in FP32.
+
+        Source: flash-linear-attention, ops/gated_delta_rule/chunk.py, for the kernel. The operators
+        around it were measured.
         """
         if isinstance(mixer, StateSpace):
             width = mixer.inner

@@ -1,22 +1,29 @@
 """The buffers that Megatron allocates for parameters and gradients: padding, buckets, shards.
 
-Without Megatron-FSDP the parameters of one storage lie in reverse order. Under the distributed
-optimizer each begins at a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks,
-128) (and 2^16 with `pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th part of every
-bucket.
+Without Megatron-FSDP, a buffer has all parameters of the same storage dtype, in reverse order.
+Under the distributed optimizer:
+
+- each parameter begins at a multiple of 64 elements;
+- each bucket ends at a multiple of lcm(ranks, 128), and of 2^16 with
+  `pad_buckets_for_high_nccl_busbw`;
+- rank r has the r-th part of every bucket.
+
 Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 
-Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit make a group. A unit
-is a layer, under `optim_grads_params`, and from 0.20 on under every strategy that shards
-(distributed/fsdp/mcore_fsdp_adapter.py). The widest row of a group decides its grid, and the group
-ends at a multiple of the grid times the ranks. Gaps of less than a row between its parameters are
-not counted, since small parameters fill them. With several optimizer instances (HSDP) weights and
-gradients are sharded inside an instance, and with `outer_dp_sharding_strategy` masters and
-optimizer state over all of them. Sharded groups are gathered while they are used: two units at a
-time, or one unit and the largest other group.
-Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. A Mamba
-layer is no unit there, and is one in Megatron-LM's development branch, as here; that changes
-only the padding.
+Under Megatron-FSDP, a group has parameters of the same dtype and the same unit. Parameters of
+experts and other parameters are in different groups. Under `optim_grads_params` each layer is a
+unit. From 0.20 on, each layer is a unit under every strategy that shards
+(distributed/fsdp/mcore_fsdp_adapter.py). The widest row of a group decides its grid. The group ends
+at a multiple of the grid times the ranks. Gaps of less than a row between parameters are not
+counted, since small parameters fill them.
+
+With several optimizer instances (HSDP), weights and gradients are sharded inside an instance. With
+`outer_dp_sharding_strategy`, masters and optimizer state are sharded over all instances. Sharded
+groups are gathered while they are used: two units at a time, or a unit and the largest other group.
+
+Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. There, a
+Mamba layer is not a unit. Here it is a unit, as in Megatron-LM's development branch. The difference
+affects only the padding.
 """
 
 import math
@@ -34,18 +41,21 @@ from bridge.plan.precision_plan import PrecisionPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters of one buffer, or the frozen ones of one storage, in elements of this rank."""
+    """The parameters of a buffer, or frozen parameters of the same storage dtype.
+
+    All sizes are elements on this rank.
+    """
 
     parameters: tuple[Parameter, ...]
     whole: int
-    """All of its elements, padding included."""
+    """All elements of the group, before sharding, padding included."""
     weights: int
     gradients: int = 0
     masters: int = 0
     states: int = 0
-    """Elements of parameters without padding. An optimizer keeps nothing for padding."""
+    """Elements with optimizer state. Padding has no optimizer state."""
     unit: str | None = None
-    """The unit of Megatron-FSDP that it is part of."""
+    """The unit of Megatron-FSDP that the group belongs to. None: the group is in no unit."""
 
     @property
     def is_gathered(self) -> bool:
@@ -75,7 +85,7 @@ class Buffer:
         return sum(parameter.numel for parameter, _, _ in self.spans)
 
     def shard(self, rank: int, ranks: int) -> int:
-        """Return how many elements of the parameters lie in one rank's parts of the buckets."""
+        """Return how many elements of the parameters are in the parts of the buckets of a rank."""
         elements = 0
         for bucket_start, bucket_end in self.buckets:
             size = (bucket_end - bucket_start) // ranks
@@ -127,10 +137,9 @@ def lay_out(
 def _split_into_buckets(
     parameters: Iterable[Parameter], bucket_size: int | None, *, step: int = 1, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
-    """Yield buckets of at least `bucket_size` elements (None: one bucket).
+    """Yield buckets of at least `bucket_size` elements (None: a single bucket).
 
-    A shared embedding has a bucket to itself. Each parameter begins at a multiple of `step`
-    elements.
+    A shared embedding has a separate bucket. Each parameter begins at a multiple of `step`.
     """
     bucket: list[Parameter] = []
     size = 0
@@ -195,11 +204,11 @@ def build_ddp_groups(
 def _build_trained_group(
     buffer: Buffer, members: Sequence[Parameter], settings: PlanSettings, *, rank: int, ranks: int
 ) -> ParameterGroup:
-    """Return the group of a buffer's parameters, of which a rank updates its share."""
+    """Return the group of a buffer's parameters. A rank updates only its share of them."""
     share = buffer.parameter_numel
     if settings.distributed:
         share = buffer.shard(rank, ranks)
-    if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
+    if settings.layer_wise:  # ranks get whole parameters, by size, so shares are nearly even
         share = -(-share // ranks)
     return ParameterGroup(
         parameters=tuple(members),
@@ -216,11 +225,11 @@ def _count_elements(parameters: Iterable[Parameter]) -> int:
 
 
 def _count_weights(settings: PlanSettings, buffer: Buffer) -> int:
-    """Return the elements of the weights, with the padding of the buffer if they are in one."""
+    """Return the elements of the weights, with padding if the weights are in a buffer."""
     if not settings.distributed:
         return buffer.parameter_numel
     if buffer.spans[0][0].is_stored_low and settings.scheme == "mxfp8":
-        # They are gathered through the gradient buffer, and have no buffer themselves.
+        # These weights are gathered through the gradient buffer, and have no separate buffer.
         return buffer.parameter_numel
     if settings.unused_weight_buffer:
         # Megatron allocates an unused buffer and leaves the weights where they were.
@@ -234,7 +243,7 @@ SHARDED_TENSORS = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_gra
 O: optimizer state and masters. G: gradients. P: parameters.
 """
 GATHERING_STRATEGIES = ("optim_grads", "optim_grads_params")
-"""Strategies under which something is gathered while it is used."""
+"""Strategies under which weights or gradients are gathered while they are used."""
 
 
 def build_fsdp_groups(
@@ -248,7 +257,7 @@ def build_fsdp_groups(
     """Return the groups of a model chunk's parameters under Megatron-FSDP.
 
     `parameters` are in the order of Megatron's modules. With `has_units` a layer is a unit under
-    every strategy that shards (`Settings.has_units`).
+    every strategy that shards (`PlanSettings.has_units`).
     """
     sharded = SHARDED_TENSORS.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
@@ -309,7 +318,10 @@ def _build_fsdp_group(
 
 
 def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float]) -> float:
-    """Return the bytes of groups that are gathered at a time. `sizes` are the sizes of whole groups."""
+    """Return the bytes of groups that are gathered at a time.
+
+    `sizes` are the sizes of whole groups.
+    """
     outside: list[float] = []
     units: dict[str, float] = {}
     for group, size in zip(groups, sizes, strict=True):
@@ -324,7 +336,7 @@ def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float
 
 
 def _get_unit(parameter: Parameter) -> str | None:
-    """Return the label of the layer that is the unit of a parameter, or None outside of layers."""
+    """Return the label of the layer that is the unit of a parameter. None: it is in no layer."""
     layer = parameter.layer
     is_inside_mtp = layer.startswith("mtp") and parameter.module not in MTP_MODULES
     if layer.isdigit() or is_inside_mtp:
@@ -335,9 +347,9 @@ def _get_unit(parameter: Parameter) -> str | None:
 def _group_parameters(
     parameters: Sequence[Parameter], in_units: bool, *, bucket_size: int | None, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
-    """Yield the groups by attributes, cut at a shared embedding.
+    """Yield groups of parameters with equal attributes, split at a shared embedding.
 
-    Outside of units they are cut at the bucket size, too.
+    Outside of units, groups are also split at the bucket size.
     """
     alike: dict[tuple[str, bool, bool, str | None], list[Parameter]] = {}
     for parameter in parameters:

@@ -1,8 +1,9 @@
-"""Every parameter on one rank, with its size and storage there, in the order of Megatron's modules.
+"""Every parameter on a rank, with its size and storage there, in the order of Megatron's modules.
 
-Shapes of scales are those that Transformer Engine allocates (2.20 pytorch/csrc/quantizer.cpp,
-common/recipe): row-wise and column-wise MXFP8 and NVFP4 scales are padded to multiples of 128 and
-4, block scales to multiples of 4.
+Scales have the shapes that Transformer Engine allocates: row-wise and column-wise MXFP8 and NVFP4
+scales are padded to multiples of 128 and 4, and block scales to multiples of 4.
+
+Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, common/recipe.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ FP32_BYTES = 4
 
 
 def get_element_bytes(dtype: str) -> float:
-    """Return the bytes of one element of a format. The unknown format of a factory counts as 1 byte."""
+    """Return the bytes of an element of a format. The unknown format of a factory counts as 1."""
     if dtype == "fp64":
         return 8
     if dtype not in FORMATS:
@@ -62,10 +63,16 @@ def count_scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
 
 
 def count_two_format_bytes(copies: LayerCopies, rows: int, columns: int, high: float) -> int:
-    """Return the bytes of the copies of a weight of two formats.
+    """Return the bytes of the copies of a weight, if its two copies have different formats.
 
-    `high` are the bytes of an element of the weight. A copy in high precision is the weight itself,
-    or a separate tensor if a quantizer makes it from the other copy.
+    A copy in high precision is the weight itself, or a separate tensor if a quantizer makes it from
+    the other copy.
+
+    Args:
+        copies: The copies of the layer's operands.
+        rows: The rows of the weight.
+        columns: The columns of the weight.
+        high: The bytes of an element of the weight.
     """
     row, column = copies.weight.row, copies.weight.column
     elements = rows * columns
@@ -99,19 +106,19 @@ def is_per_tensor(scheme: Scheme | None) -> bool:
 
 
 def pad_to_multiple(count: int, multiple: int) -> int:
-    """Return the next multiple of a number from a count on."""
+    """Return the smallest multiple of a number that is not less than a count."""
     return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Parameter:
-    """One parameter on one rank, or the same one of each of several equal layers."""
+    """A parameter on a rank. Several equal layers share the same `Parameter`."""
 
     layer: str
-    """Label of its layer, or of the first of the equal ones."""
+    """Label of its layer, or of the first of several equal layers."""
     module: str
     name: str
-    """weight, bias or Megatron's name of another one."""
+    """weight, bias, or Megatron's name of another parameter."""
     rows: int
     """The number of outputs on this rank. 1 for a vector."""
     columns: int
@@ -119,12 +126,12 @@ class Parameter:
     computes: str
     """The format in which its GEMMs read it. It is the storage format if they read it unchanged."""
     scheme: Scheme | None = None
-    """The scaling scheme in which its GEMMs read it, or else in which it is stored. None: neither."""
+    """The scaling scheme in which its GEMMs read it, or else in which it is stored, or None."""
     copies: LayerCopies | None = None
     """The copies of its layer's operands, if the copies of the weight have two formats."""
     is_expert: bool = False
     is_frozen: bool = False
-    """It is not trained, and lies in none of Megatron's buffers."""
+    """Whether it is not trained. Then it is in none of Megatron's buffers."""
     shares_embedding: bool = False
     """Whether it is a copy of the embedding that several stages have. It has a separate bucket."""
 
@@ -135,7 +142,7 @@ class Parameter:
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it is kept in FP32: its gradient is, and it needs no master."""
+        """Whether it is kept in FP32. Then its gradient is in FP32, and it needs no master."""
         return self.storage == "fp32"
 
     @property
@@ -153,7 +160,7 @@ def list_chunk_parameters(plan: PrecisionPlan, place: ModelChunk) -> list[Parame
 
 
 class _Chunk:
-    """Walks one model chunk as Megatron builds it."""
+    """Lists the parameters of a model chunk, in the order in which Megatron builds them."""
 
     def __init__(self, plan: PrecisionPlan, place: ModelChunk) -> None:
         self.plan, self.place, self.parallel = plan, place, plan.parallel
@@ -196,7 +203,7 @@ class _Chunk:
     def _layer(self, label: str) -> list[Parameter]:
         """Return the parameters of a layer. Equal layers share them.
 
-        Under Megatron-FSDP each layer is a unit, and has its own.
+        Under Megatron-FSDP each layer is a unit, so its parameters are not shared.
         """
         layer = self.layers[label]
         key: int | str = layer.alike
@@ -218,7 +225,7 @@ class _Chunk:
                 yield from self._module(label, planned, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
-        """Yield the parameters of the experts of a rank, and then those of a shared adapter."""
+        """Yield the parameters of a rank's experts, then the parameters of a shared adapter."""
         of_one_expert: list[Parameter] = []
         shared: list[Parameter] = []
         for planned in experts:
@@ -270,7 +277,7 @@ class _Chunk:
             yield vector(name="bias", columns=outputs)
 
     def _formats(self, planned: PlanModule) -> tuple[str, str]:
-        """Return the format in which a weight is stored, and that in which its GEMMs take it."""
+        """Return the format in which a weight is stored, and the format in which GEMMs read it."""
         weight = planned.row("weight")
         if weight is None:
             return self.plan.settings.mode, self.plan.settings.mode
@@ -279,7 +286,7 @@ class _Chunk:
         return weight.storage, weight.storage
 
     def _scheme(self, planned: PlanModule, storage: str) -> Scheme | None:
-        """Return the scheme in which GEMMs take a weight, or else in which it is stored."""
+        """Return the scheme in which GEMMs read a weight, or else in which it is stored."""
         if planned.scheme is not None:
             return self.plan.settings.find_scheme_row(planned.scheme)
         if storage in LOW_FORMATS:

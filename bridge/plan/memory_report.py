@@ -1,10 +1,9 @@
-"""Bytes on each rank: weights, low-precision copies, gradients, masters, states, activations.
+"""`build_memory_report`: the bytes on a rank of weights, gradients, masters, states, activations.
 
-Everything but the activations is counted parameter by parameter in the buffers that Megatron Core
-allocates, padding included, and equals the bytes of the live objects. Activations are the tensors
-that autograd keeps from the forward to the backward pass, by a table of the operators
-(`memory_activations`). The total leaves out the rest of a device's memory (CUDA context,
-communication buffers, workspaces, fragmentation).
+All kinds except activations are counted by parameter, in the buffers that Megatron Core allocates,
+padding included. These counts equal the bytes of the objects of a real run. Activations are the
+tensors that autograd keeps from the forward to the backward pass (`memory_activations`). Other
+memory of a device is not counted: CUDA context, communication buffers, workspaces, fragmentation.
 """
 
 from collections import Counter
@@ -48,23 +47,23 @@ MEMORY_KINDS = (
 HOST_MEMORY_KINDS = ("master weights", "optimizer state", "gradients")
 """Kinds that HybridDeviceOptimizer keeps on the host."""
 MUON_OPTIMIZERS = ("muon", "dist_muon")
-"""Optimizers whose matrices have one moment; `adaptive_muon` has two."""
+"""Optimizers that keep one moment for a matrix. `adaptive_muon` keeps two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
-    """One rank: that of a pipeline stage, with one place among the data-parallel ranks."""
+    """The memory of a rank of a pipeline stage, for a data-parallel rank."""
 
     stage: int
     data_rank: int
     parameters: int
     bytes_of: dict[str, int]
     host_bytes_of: dict[str, int]
-    """Kind -> bytes in the memory of the host that HybridDeviceOptimizer takes for the rank."""
+    """Kind -> bytes in the memory of the host that HybridDeviceOptimizer needs for the rank."""
     step_bytes: int
-    """FP32 gradients that the optimizer makes of narrower ones at its step.
+    """Bytes of the FP32 gradients that the optimizer's step makes from narrower gradients.
 
-    Activations are gone by then.
+    Activations are free by then.
     """
 
     @property
@@ -79,7 +78,7 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        """Bytes at the peak of a step: of its forward and backward pass, or of the optimizer's."""
+        """Bytes at the peak of a training step: in the passes, or in the step of the optimizer."""
         return self.peak(self.bytes_of["activations"])
 
     def peak(self, activations: int) -> int:
@@ -101,7 +100,7 @@ class MemoryReport:
 
     @property
     def largest(self) -> RankMemory:
-        """The rank that needs most."""
+        """The rank that needs the most memory."""
         return max(self.ranks, key=lambda rank: rank.total)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,9 +133,9 @@ def build_memory_report(
             config.
         workload: Sequence length, micro-batch and recomputation. None: activations are not counted.
         ddp: `DistributedDataParallelConfig` fields, for the buckets.
-        data_rank: The data-parallel rank. Shards differ by padding and by the parameters on their
-            borders.
-        capability: Compute capability of the GPU, (9, 0) for Hopper. None counts as Hopper.
+        data_rank: The data-parallel rank. The shards of ranks differ by padding, and by the
+            parameters at their borders.
+        capability: Compute capability of the GPU, (9, 0) for Hopper. None: as for Hopper.
     """
     if workload is None:
         workload = Workload()
@@ -224,7 +223,7 @@ def _add_group(group: ParameterGroup, settings: PlanSettings, bytes_of: dict[str
 
 
 def _count_step_bytes(group: ParameterGroup, settings: PlanSettings) -> int:
-    """Return the FP32 gradients that the optimizer's step makes of narrower ones of a group."""
+    """Return the bytes of FP32 gradients that the optimizer's step makes from narrower ones."""
     is_narrow = settings.grad_reduce != "fp32" and not group.parameters[0].is_fp32
     if is_narrow and settings.casts_gradients:
         return group.states * FP32_BYTES
@@ -278,7 +277,7 @@ def _add_gathered(
         if first.is_stored_low and settings.scheme == "mxfp8":
             bytes_of["low-precision copies"] += round(group.weights * weight)
         is_reduced = 0 < group.gradients < group.whole
-        weight_bytes.append(group.whole * weight * group.is_gathered)  # 0 where it is not gathered
+        weight_bytes.append(group.whole * weight * group.is_gathered)  # 0 if it is not gathered
         gradient_bytes.append(group.whole * gradient * is_reduced)
     bytes_of["weights"] += round(count_gathered_bytes(groups, weight_bytes))
     bytes_of["gradients"] += round(count_gathered_bytes(groups, gradient_bytes))
@@ -290,10 +289,10 @@ def _count_copies(
     settings: PlanSettings,
     ddp: Mapping[str, Any],
 ) -> int:
-    """Return the bytes of scales and copies of quantised weights, over a whole step.
+    """Return the bytes of scales and copies of quantised weights that exist for a whole step.
 
-    Megatron-FSDP counts the column-wise copies of MXFP8 weights in its own buffers, and drops
-    others after their use.
+    Megatron-FSDP has separate buffers for the column-wise copies of MXFP8 weights. It drops other
+    copies after their use.
     """
     total = 0
     for parameter, count in Counter(parameters).items():
@@ -321,7 +320,7 @@ def _count_copies(
 
 
 def _count_amax_state(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
-    """Return the state of delayed scaling: scales and amax history.
+    """Return the bytes of the state of delayed scaling: scales and amax history.
 
     A linear layer has 3 slots for its forward pass and 2 for its backward pass.
     """
@@ -347,7 +346,7 @@ def _get_master_bytes(settings: PlanSettings) -> int:
 def _get_state_bytes(settings: PlanSettings, parameters: Sequence[Parameter]) -> float:
     """Return the bytes per element of the optimizer's state.
 
-    Adam has two moments, Muon one of the matrices.
+    Adam keeps two moments. Muon keeps a single moment for matrices.
 
     Source: megatron-core 0.16.1 optimizer/muon.py get_megatron_muon_optimizer.
     """
@@ -369,7 +368,7 @@ def _format_layout(plan: PrecisionPlan) -> str:
     parallel = plan.parallel
     expert_tensor = parallel.expert_tensor
     if expert_tensor == parallel.tensor:
-        expert_tensor = 1  # the layout does not name a size that is TP's
+        expert_tensor = 1  # a size that equals TP is not printed
     sizes = (
         ("TP", parallel.tensor),
         ("PP", parallel.pipeline),
@@ -393,7 +392,7 @@ def _list_notes(
     ddp: Mapping[str, Any],
     capability: tuple[int, int] | None,
 ) -> Iterator[str]:
-    """Yield sentences about the parts that are counted, and how they are counted."""
+    """Yield sentences about the counted parts, and how they are counted."""
     settings = plan.settings
     if plan.is_frozen and plan.adapter is None:
         yield (

@@ -6,9 +6,11 @@ lists these pairs of passes under each pipeline schedule of Megatron: no pipelin
 1F1B, and the form that runs both passes at once (`overlap_moe_expert_parallel_comm`). Without
 `deallocate_pipeline_outputs` a stage also keeps the outputs that it sent.
 
-`tests/plan/test_memory_in_flight.py` compares the counts and bytes with those of real pipelines on
-a CPU, and docs/howto/plan-and-memory.md has the table. The form that runs both passes at once is
-read in its source: megatron-core 0.16.1 pipeline_parallel/combined_1f1b.py and
+`tests/plan/test_memory_in_flight.py` compares the counts and bytes with real pipelines on a CPU.
+docs/howto/plan-and-memory.md has the table. The form that runs both passes at once is known only
+from its source code.
+
+Source: megatron-core 0.16.1 pipeline_parallel/combined_1f1b.py and
 models/common/model_chunk_schedule_plan.py.
 """
 
@@ -32,7 +34,7 @@ class ScheduleStep(NamedTuple):
     """The chunk of the forward pass. None: only backward passes are left at the end of a step."""
     backward: int
     is_first: bool
-    """Whether no backward pass ran before."""
+    """Whether no backward pass has run before this forward pass."""
 
 
 def count_activation_bytes(
@@ -81,9 +83,9 @@ def list_schedule_steps(
         stage: Number of the stage, from 0.
         stages: Stages of the pipeline.
         chunks: Model chunks of each stage.
-        group_size: As in `Workload`.
-        micro_batches: As in `Workload`.
-        is_combined: As in `Workload`.
+        group_size: See `Workload`.
+        micro_batches: See `Workload`.
+        is_combined: See `Workload`.
     """
     group = group_size or stages
     num_warmup = stages - stage - 1
@@ -97,8 +99,8 @@ def list_schedule_steps(
     if micro_batches is not None:
         count = micro_batches - max(0, (micro_batches - num_different) // group * group)
     order = _list_forward_chunks(chunks, group, count)
-    # The last forward pass runs before a backward pass, or at the same time. If both run at once and
-    # there are fewer forward passes than warm-up passes, none is left to run with a backward pass.
+    # The last forward pass runs before a backward pass, or at the same time. If both run at once
+    # and all forward passes are warm-up passes, no forward pass runs with a backward pass.
     max_warmup = len(order) - 1
     if is_combined:
         max_warmup = len(order)
@@ -166,7 +168,7 @@ def _count_bytes(step: ScheduleStep, chunks: Sequence[_ChunkBytes], workload: Wo
     if step.forward is not None:
         forward = chunks[step.forward]
         latest = forward.sent
-    # The outputs sent to the next stage: after the forward pass, and in the backward pass.
+    # Bytes of the outputs for the next stage: after the forward pass, and in the backward pass.
     if workload.keeps_outputs:
         outputs_between = outputs_in_backward = outputs
         if len(chunks) == 1 and not step.is_first:
@@ -180,9 +182,11 @@ def _count_bytes(step: ScheduleStep, chunks: Sequence[_ChunkBytes], workload: Wo
             outputs_in_backward = 0.0
     backward = chunks[step.backward]
     if workload.is_combined and forward is not None:
-        others = kept - backward.kept - forward.kept
+        kept_by_others = kept - backward.kept - forward.kept
         return (
-            others + _count_overlap(forward.kept_after, backward.kept_after) + outputs_in_backward
+            kept_by_others
+            + _count_overlap(forward.kept_after, backward.kept_after)
+            + outputs_in_backward
         )
     return max(
         kept + outputs_between,
@@ -191,7 +195,7 @@ def _count_bytes(step: ScheduleStep, chunks: Sequence[_ChunkBytes], workload: Wo
 
 
 def _count_overlap(forward: Sequence[float], backward: Sequence[float]) -> float:
-    """Return the most that is kept while one chunk runs forward and another backward, by parts."""
+    """Return the most bytes that are kept while a chunk runs forward and another runs backward."""
     most = 0.0
     last_forward, last_backward = len(forward) - 1, len(backward) - 1
     for step in range(max(len(forward), len(backward))):

@@ -1,7 +1,7 @@
 """`PlanLayer`: a layer of a precision plan with its modules, and the planner that makes the layers.
 
-Layers whose modules cannot differ share one tuple of planned modules. That keeps the plan of a deep
-model fast, and makes it cheap to fold equal layers.
+Layers whose modules cannot differ share the same tuple of planned modules. So the plan of a deep
+model is fast, and so is the search for equal layers.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PlanModule:
     """The module with its sizes. Modules with equal rows are folded even if their sizes differ."""
     rows: tuple[PlanRow, ...]
     scheme: str | None = None
-    """The scaling scheme of its GEMMs. None: no GEMM of it is in FP8 or FP4."""
+    """The scaling scheme of its GEMMs. None: none of its GEMMs is in FP8 or FP4."""
     copies: LayerCopies | None = field(default=None, compare=False, repr=False)
-    """The copies of its operands. None: no GEMM of it is in FP8 or FP4."""
+    """The copies of its operands. None: none of its GEMMs is in FP8 or FP4."""
 
     def row(self, item: str) -> PlanRow | None:
         """Return the row of a GEMM or tensor, or None."""
@@ -63,7 +63,7 @@ class PlanLayer:
     A layer inside a prediction layer of a hybrid model has "mtp 1.1".
     """
     number: int | None
-    """The number in the whole model, from 1. None: it is the embedding, an MTP layer or the output."""
+    """The number in the whole model, from 1. None: the embedding, an MTP layer or the output."""
     stage: int
     chunk: int
     kind: str
@@ -74,7 +74,7 @@ class PlanLayer:
     def alike(self) -> int:
         """A key that layers with the same modules share.
 
-        It is the identity of their tuple of modules, because the planner makes it once.
+        It is the identity of their tuple of modules, because the planner makes a tuple once.
         """
         return id(self.modules)
 

@@ -1,4 +1,4 @@
-"""The rows of a module: each GEMM and tensor, and the formats it is computed, kept and sent in."""
+"""`PlanRow`: a GEMM or tensor of a module, with the formats to compute, store and send it."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +14,7 @@ COLUMN_FROM_ROW = "column-wise of the row-wise copy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:
-    """One GEMM or one tensor of a module. An empty text means that the column does not apply."""
+    """A GEMM or a tensor of a module. An empty text means that the column does not apply."""
 
     item: str
     """fprop, dgrad, wgrad, qk, pv, forward, ... or input, weight, grad_output, output."""
@@ -24,25 +24,31 @@ class PlanRow:
     A tensor whose row-wise and column-wise copies differ has "e4m3 / bf16".
     """
     scale: str = ""
-    """The elements that share one scale: tensor, or tiles of rows x columns. "none": no scale.
+    """The elements that share a scale: tensor, or tiles of rows x columns. "none": no scale.
 
-    Two tiles are those of the row-wise / column-wise copy. Further changes of the copies follow, as
-    "hadamard".
+    Two tiles belong to the row-wise and the column-wise copy. Further changes of the copies follow,
+    such as "hadamard".
     """
     accumulate: str = ""
-    """Accumulator of the products; "fp32 fast" is Hopper's short accumulator."""
+    """Accumulator of the products. "fp32 fast" is Hopper's short accumulator."""
     storage: str = ""
-    """A weight between steps."""
+    """Format in which a weight is stored between steps."""
     master: str = ""
     gradient: str = ""
     reduction: str = ""
-    """Dtype that data-parallel ranks send each other."""
+    """Dtype of the gradients that data-parallel ranks send to each other."""
     checkpoint: str = ""
 
 
 @lru_cache(maxsize=4096)
 def make_module_rows(module: Module, settings: PlanSettings, *, low: bool) -> tuple[PlanRow, ...]:
-    """Return the rows of a module; `low`: its layer is in the scheme's context."""
+    """Return the rows of a module.
+
+    Args:
+        module: The module.
+        settings: The settings of the plan.
+        low: Whether the layer of the module is in the low-precision context.
+    """
     low = low and not module.is_high_precision and not (module.is_absorbed and settings.absorbs)
     if module.is_fp32 and module.kind != "attention":
         settings = settings.in_fp32
@@ -153,7 +159,7 @@ def _make_gemm_row(name: str, copies: LayerCopies, mode: str) -> PlanRow:
 
 
 def _make_attention_rows(settings: PlanSettings, *, low: bool) -> tuple[PlanRow, ...]:
-    """Return the rows of a core of attention; `low`: it runs in FP8."""
+    """Return the rows of a core of attention. With `low` it runs in FP8."""
     dtype = settings.autocast or settings.mode
     forward = backward = output = dtype
     scale = ""
@@ -237,7 +243,7 @@ def _format_copies(pair: CopyPair, mode: str) -> str:
 
 
 def _format_both(row: str, column: str) -> str:
-    """Return a value of the row-wise and of the column-wise copy, once if both are equal."""
+    """Return the values of the row-wise and the column-wise copy, or a single value if equal."""
     if row == column:
         return row
     return f"{row} / {column}"
@@ -246,8 +252,8 @@ def _format_both(row: str, column: str) -> str:
 def _format_scale(pair: CopyPair) -> str:
     """Return the tile of a scale, and further changes of the copies.
 
-    The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies. It is
-    empty without any scale.
+    The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies. Empty
+    if there is no scale.
     """
     rounded_to = _format_both(pair.row.rounded_to or "none", pair.column.rounded_to or "none")
     details = []

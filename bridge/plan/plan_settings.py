@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bridge.precision.debug_features import LayerChanges
 
 FP8_ATTENTION_RELEASES = {"mxfp8": "0.18", "nvfp4": "0.17"}
-"""Scheme -> first megatron-core that hands it FP8 attention."""
+"""Scheme -> first megatron-core that passes the fields about FP8 attention to it."""
 HYBRID_FP4_RELEASE = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
 FSDP_MASTERS_RELEASE = "0.17"
@@ -43,7 +43,7 @@ FSDP_MASTERS_RELEASE = "0.17"
 FSDP_DECOUPLED_RELEASE = "0.18"
 """First megatron-core whose Megatron-FSDP leaves the gradients' dtype to the optimizer.
 
-The optimizer is the precision-aware one.
+This is only true for the precision-aware optimizer.
 """
 FSDP_UNITS_RELEASE = "0.20"
 """First megatron-core whose Megatron-FSDP makes units under every strategy that shards."""
@@ -51,10 +51,11 @@ ABSORBED_RELEASE = "0.17"
 """First megatron-core whose sparse attention multiplies by the key-value up projection's weight."""
 
 MAPPED_WEIGHTS_RELEASE = "0.17"
-"""First megatron-core that maps BF16 weights of an MXFP8 model into their buffer.
+"""First megatron-core that maps the BF16 weights of an MXFP8 model into their buffer.
 
-MXFP8 weights are gathered through the gradients' buffer there. Source:
-distributed/param_and_grad_buffer.py, where 0.17.0 asks for ``not is_mxfp8tensor(param)`` and 0.16.1
+MXFP8 weights have no such buffer: they are gathered through the buffer of the gradients.
+
+Source: distributed/param_and_grad_buffer.py. 0.17.0 tests ``not is_mxfp8tensor(param)``, and 0.16.1
 does not.
 """
 
@@ -86,11 +87,11 @@ class PlanSettings:
     multi_head_attention: bool = False
     """Whether tensors between the attention core and its projections are in FP8."""
     output_layer: bool = False
-    """Whether the output layer runs in MXFP8. A GPTModel has it, from megatron-core 0.18 on."""
+    """Whether the output layer runs in MXFP8. A GPTModel can do so from megatron-core 0.18 on."""
     reaches_layers: bool = True
     """Whether the model's blocks enter the low-precision context.
 
-    The blocks of a hybrid model know FP4 from 0.17 on.
+    The blocks of a hybrid model enter the FP4 context from 0.17 on.
     """
     are_experts_grouped: bool = False
     """Whether the experts of a layer are one layer of Transformer Engine, `GroupedLinear`."""
@@ -102,7 +103,7 @@ class PlanSettings:
     low_parameters: bool = False
     """Whether the weights are stored in FP8 or FP4."""
     unused_weight_buffer: bool = False
-    """Whether the BF16 weights of an MXFP8 model lie outside the buffer that Megatron allocates."""
+    """Whether the BF16 weights of an MXFP8 model are not in the buffer that Megatron allocates."""
     grad_reduce: str = "fp32"
     """The dtype that gradients are accumulated in."""
     grad_sent: str = "fp32"
@@ -125,7 +126,7 @@ class PlanSettings:
     has_units: bool = True
     """Whether each layer is a unit of Megatron-FSDP, which may leave parameters unsharded."""
     owns_masters: bool = False
-    """Whether the fused Adam of the precision-aware optimizer holds the masters."""
+    """Whether the fused Adam of the precision-aware optimizer keeps the masters."""
     casts_gradients: bool = True
     """Whether the step of the optimizer casts narrower gradients to FP32."""
     master: str | None = "fp32"
@@ -149,7 +150,7 @@ class PlanSettings:
     changes: LayerChanges | None = None
     """The changes of a layer by Transformer Engine's debugger. None: the debugger is off."""
     recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
-    """Per-module recipes: one for all model chunks, or one for each in order of execution."""
+    """Per-module recipes: a recipe for all model chunks, or for each chunk in execution order."""
     notes: tuple[str, ...] = ()
     """Sentences about fields that this Megatron Core does not have, and about frozen weights."""
 
@@ -161,7 +162,7 @@ class PlanSettings:
     def copies(self, *, is_grouped: bool = False) -> LayerCopies | None:
         """Return the copies of the operands of a linear layer, or of grouped experts.
 
-        None: FP8 and FP4 are off.
+        None if FP8 and FP4 are off.
         """
         copies = self._copies_in_forward(is_grouped=is_grouped)
         if copies is None:
@@ -202,7 +203,7 @@ class PlanSettings:
 
     @property
     def in_fp32(self) -> PlanSettings:
-        """The settings of modules whose parameters Megatron keeps in FP32: they have no masters."""
+        """The settings of modules whose parameters are in FP32. Such parameters have no masters."""
         return replace(
             self,
             mode="fp32",
@@ -333,7 +334,7 @@ def _add_scheme_settings(
 
 
 def _is_attention_field_read(name: str, scheme: Scheme | None, mcore: Version | None) -> bool:
-    """Return whether a version of Megatron Core hands a scheme a field about attention."""
+    """Return whether a version of Megatron Core passes a field about attention to a scheme."""
     if scheme is None or name not in list_scheme_fields(scheme):
         return False
     first = FP8_ATTENTION_RELEASES.get(scheme.name)
@@ -359,7 +360,7 @@ def _add_sharding_settings(
     ddp: Mapping[str, Any],
     mcore: Version | None,
 ) -> PlanSettings:
-    """Return the settings with those of the distributed optimizer."""
+    """Return the settings, with the settings of the distributed optimizer added."""
     if ddp["use_megatron_fsdp"]:
         return replace(settings, distributed=True)
     is_distributed = optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]
@@ -375,7 +376,7 @@ def _add_sharding_settings(
 
 
 def _add_state_settings(settings: PlanSettings, optimizer: Mapping[str, Any]) -> PlanSettings:
-    """Return the settings with masters and moments of Megatron's optimizers without FSDP."""
+    """Return the settings, with masters and moments of Megatron's optimizers without FSDP added."""
     name = str(optimizer["optimizer"])
     is_hybrid_device = bool(optimizer["optimizer_cpu_offload"])
     is_aware = bool(optimizer["use_precision_aware_optimizer"])
@@ -416,7 +417,10 @@ def _add_fsdp_settings(
     ddp: Mapping[str, Any],
     mcore: Version | None,
 ) -> PlanSettings:
-    """Return the settings with those of Megatron-FSDP, which keeps masters of FP32 weights too."""
+    """Return the settings, with the settings of Megatron-FSDP added.
+
+    Megatron-FSDP keeps masters of FP32 weights too.
+    """
     if not ddp["use_megatron_fsdp"]:
         return settings
     master = None
@@ -439,14 +443,14 @@ def _add_fsdp_settings(
 
 
 def _get_state_dtype(dtype: str) -> str:
-    """Return the dtype of an optimizer's state. A state in bytes is FP8."""
+    """Return the dtype of an optimizer's state. A state of the dtype uint8 is FP8."""
     if dtype == "uint8":
         return "fp8"
     return dtype
 
 
 def _list_notes(run: Prediction) -> Iterator[str]:
-    """Yield a sentence on each field without effect, on frozen weights and unreleased models."""
+    """Yield sentences about fields without effect, frozen weights and unreleased models."""
     for role in ("model", "optimizer", "ddp"):
         for name, versions in run.absent[role].items():
             yield (
@@ -473,9 +477,9 @@ def _list_notes(run: Prediction) -> Iterator[str]:
 
 
 def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Iterator[str]:
-    """Yield a sentence on each quantizer factory that the plan cannot follow.
+    """Yield a sentence about each quantizer factory, of the run or of a module.
 
-    They are the factories of the run and of single modules.
+    The plan does not know the formats that a factory makes.
     """
     model = run.values["model"]
     factories: list[str | None] = []
@@ -503,7 +507,7 @@ def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Itera
 
 
 def _list_variable_notes(run: Prediction, scheme: str | None) -> Iterator[str]:
-    """Yield a sentence on each environment variable of the run that changes its scheme."""
+    """Yield a sentence about each environment variable of the run that changes its scheme."""
     if scheme is None:
         return
     for variable, text in list_scheme_variables(scheme, run.environment, attention=False):

@@ -49,8 +49,8 @@ passes that run together with backward passes, and of the buffers of Megatron-FS
 class PlannedRun:
     """The plan, the workload and the memory of a run.
 
-    The number of GPUs is that of the target, or else that of the file, or the next larger number that
-    the parallel sizes fill.
+    The number of GPUs comes from the target, or else from the file. It is rounded up to the next
+    number that the parallel sizes can fill.
     """
 
     prediction: Prediction
@@ -101,7 +101,7 @@ class PlannedRun:
     def memory_bytes(self) -> int | None:
         """The memory of one GPU.
 
-        None: it is not known, or the run shards weights in a way that is not counted.
+        None if it is not known, or if the run shards weights in a way that is not counted.
         """
         gpu = self.target.gpu
         if gpu is None or not gpu.memory_gib or self.sharded_by is not None:
@@ -118,7 +118,7 @@ class PlannedRun:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Settings of the run under which the GPU stores fewer bytes than are counted, as section.field."""
+        """Settings of the run (section.field) that store fewer bytes on the GPU than counted."""
         paths = [f"model.{name}" for name in UNCOUNTED_SETTINGS if self.section("model").get(name)]
         settings = self.plan.settings
         if settings.is_hybrid_device and settings.fsdp:
@@ -129,7 +129,7 @@ class PlannedRun:
     def missing(self) -> tuple[str, ...]:
         """Parts of the run that need memory of the GPU and are not counted.
 
-        If there are any, it cannot be said that the run fits.
+        If there are such parts, it is not known whether the run fits.
         """
         parts = []
         if not self.plan.shape.vocab_size:
@@ -160,7 +160,7 @@ class PlannedRun:
         The violation is a warning if the rank may fit: it exceeds the memory only within the margin
         of the count, or a setting stores fewer bytes than are counted.
         """
-        if self.prediction.uncounted:
+        if self.prediction.unread_options:
             return None
         limit = self.memory_bytes
         is_filled = self.prediction.gpus in (None, self.parallel.world_size)

@@ -4,19 +4,20 @@
     plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
     plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
 
-A plan is computed only from config values, as Megatron Core 0.16.1 to main of 2026-08-22 reads them.
-A field that the target's version does not have counts as not set. Rules:
+A plan is computed only from config values, as Megatron Core reads them (0.16.1 to main of
+2026-08-22). A field that the target's version does not have counts as not set. Rules:
 
 - Layers are numbered in the whole model, not within a pipeline stage. A layer stays in the
   mode's dtype if its number is among the first or last N (fp8_utils.is_first_last_bf16_layer). In a
-  hybrid model every block counts.
+  hybrid model every block counts as a layer.
 - Linears inside the low-precision context of a layer are quantised: attention and MLP projections,
   experts, shared experts, Mamba's in and out projection. Norms, the router, the embedding and the
   output layer are not.
-- Multi-token-prediction layers enter the FP8 context without a layer number, so that first/last
-  does not apply to them, and they ignore FP4 (multi_token_prediction.py). The layers inside a
-  prediction layer of a hybrid model are a separate stack, numbered from 1: under FP8 all are inside
-  the outer context, under FP4 each enters the context by its number there (hybrid_block.py).
+- Multi-token-prediction layers enter the FP8 context without a layer number. So the rule about
+  first and last layers does not apply to them. They ignore FP4 (multi_token_prediction.py).
+- The layers inside a prediction layer of a hybrid model are a separate stack, numbered from 1.
+  Under FP8 they are all inside the outer context. Under FP4 each enters the context by its number
+  in the stack (hybrid_block.py).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 ROW_COLUMNS = tuple(field.name for field in fields(PlanRow))
 OMITTED_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
-"""Parts of the settings that the plan shows elsewhere."""
+"""Fields of `PlanSettings` that the plain data leaves out, since the plan shows them elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +79,8 @@ class PrecisionPlan:
         plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
         plan.linears()  # linear layers in a low precision, and all of them
 
-    It follows only from config values: neither a GPU nor Megatron Core is needed. `rows` yields the
-    plan as plain values.
+    It is computed only from config values: neither a GPU nor Megatron Core is needed. `rows` yields
+    the plan as plain values.
     """
 
     label: str
@@ -91,14 +92,14 @@ class PrecisionPlan:
     paths: ModulePaths
     module_rows: tuple[ModuleRow, ...] = ()
     adapter: Adapter | None = None
-    """The adapter that a fine-tuning run trains instead of the model's weights. None: no adapter."""
+    """The adapter that a run trains instead of the weights of the model. None: no adapter."""
     is_frozen: bool = False
     """Whether the weights of the language model of a multimodal model are not trained
     (`freeze_language_model`).
     """
 
     def __str__(self) -> str:
-        """Return the plan in a line. `rows` has all of it."""
+        """Return a summary of the plan in a line. `rows` has the whole plan."""
         low_precision, linears = self.linears()
         counts = ""
         for scheme, count in self.schemes().items():
@@ -131,9 +132,8 @@ class PrecisionPlan:
             environment: Environment variables of the run. Some change Transformer Engine's recipes.
 
         Raises:
-            RunConfigError: No such model can be built, or it has modules that the plan does not
-                know.
-            UnknownRecipeError: There is no such recipe.
+            RunConfigError: The model cannot be built, or has modules that the plan does not know.
+            UnknownRecipeError: No recipe has this name.
         """
         if isinstance(precision, str):
             precision = get_mixed_precision_config(precision)
@@ -204,7 +204,7 @@ class PrecisionPlan:
         return self.row(layer, module, item).format
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
-        """Return a row. Arguments and errors are those of `format_of`."""
+        """Return a row. See `format_of` for the arguments and errors."""
         planned = self.by_label.get(str(layer))
         if planned is None:
             raise _make_unknown_error("layer", str(layer), list(self.by_label))
@@ -282,8 +282,7 @@ class PrecisionPlan:
     def diff(self, other: PrecisionPlan) -> list[PlanDifference]:
         """Return every cell in which another plan differs from this plan.
 
-        Layers with equal differences are folded. A row that one plan does not have reads as "-"
-        there.
+        Layers with equal differences are folded. If a plan does not have a row, its value is "-".
         """
         layers_of: dict[tuple[str, str, str, str, str], list[str]] = {}
         for label in self.by_label | other.by_label:
@@ -357,7 +356,7 @@ def precision_plan(
         environment: Environment variables of the run. Some change Transformer Engine's recipes.
 
     Raises:
-        RunConfigError: No such model can be built, or it has modules that the plan does not know.
+        RunConfigError: The model cannot be built, or has modules that the plan does not know.
     """
     owners = {"model": model, "optimizer": optimizer, "ddp": ddp}
     run = predict(precision, owners, target=Target(mcore=mcore), environment=environment)
@@ -365,9 +364,9 @@ def precision_plan(
 
 
 def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> PrecisionPlan:
-    """Return the precision plan of a run. Errors are those of `precision_plan`.
+    """Return the precision plan of a run. It raises the errors of `precision_plan`.
 
-    If Megatron cannot split the layers over the stages (PB413), they are split as evenly as possible.
+    If Megatron cannot split the layers over the stages (PB413), the split is as even as possible.
     """
     shape = run.shape
     if parallel is None:
@@ -430,7 +429,7 @@ def _find_unmatched_types(
 def format_ranges(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54 layers)".
 
-    Labels that are no numbers follow the ranges.
+    Labels that are not numbers follow the ranges.
     """
     number_ranges: list[tuple[int, int]] = []
     count = 0

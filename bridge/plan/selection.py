@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 UNREAD_KINDS = ("embedding", "router", "norm", "head")
 COMPARED_STAGES = (1, 2, 4, 8)
-"""Pipeline sizes that a foreign recipe is compared under."""
+"""Numbers of pipeline stages under which a foreign recipe is compared."""
 
 
 def select_modules(plan: PrecisionPlan) -> ModuleSelection:
-    """Return the modules that each row or matcher of a plan takes."""
+    """Return the modules that each row or matcher of a plan selects."""
     modules = _place_modules(plan, plan.parallel)
     num_layers = plan.shape.num_layers
     recipes = plan.settings.recipes
@@ -119,7 +119,7 @@ def _collect_selected(
 ) -> RowSelection:
     """Return the modules of a row or matcher.
 
-    `by_module` names the rows or matchers that take each module, in order.
+    `by_module` names the rows or matchers that select each module, in order.
     """
     taken: list[PlacedModule] = []
     shadowed: list[PlacedModule] = []
@@ -177,7 +177,7 @@ def _compare_other_stages(
 ) -> list[StageDependentMatcher]:
     """Return the matchers that mean other layers under another number of pipeline stages.
 
-    It is one stage, or several where the run has one.
+    The other number is 1. If the run has a single stage, the other number is greater.
     """
     num_layers = plan.shape.num_layers
     is_single = plan.parallel.pipeline * plan.parallel.virtual == 1
@@ -191,7 +191,9 @@ def _compare_other_stages(
     modules = _place_modules(plan, ParallelLayout(pipeline=stages))
     there = _apply_matchers(plan.settings.recipes, modules, num_layers, is_foreign=True)
     differing: list[StageDependentMatcher] = []
-    for row, other in zip(here.rows, there.rows, strict=True):
-        if row.numbers != other.numbers:
-            differing.append(StageDependentMatcher(row=row, stages=stages, numbers=other.numbers))
+    for row, other_row in zip(here.rows, there.rows, strict=True):
+        if row.numbers != other_row.numbers:
+            differing.append(
+                StageDependentMatcher(row=row, stages=stages, numbers=other_row.numbers)
+            )
     return differing

@@ -25,7 +25,7 @@ Transformer Engine's UnfusedDotProductAttention.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Tokens that a rank works on at a time, and the parts that it recomputes."""
+    """The tokens that a rank works on at a time, and the parts that it recomputes."""
 
     seq_length: int = 0
     """Tokens of a sample before context parallelism. 0: activations are not counted."""
@@ -33,12 +33,12 @@ class Workload:
     micro_batches: int | None = None
     """Micro-batches of a step on a rank. None: as many as fill the pipeline."""
     group_size: int | None = None
-    """Micro-batches of an interleaved pipeline that pass a chunk before the next one.
+    """Micro-batches that pass a chunk of an interleaved pipeline before the next chunk begins.
 
-    None: as many as stages.
+    None: the number of stages.
     """
     keeps_outputs: bool = True
-    """Whether a stage keeps the outputs that it sent (no `deallocate_pipeline_outputs`)."""
+    """Whether a stage keeps the outputs that it sent (`deallocate_pipeline_outputs` is off)."""
     is_combined: bool = False
     """Whether a forward and a backward pass run together (`overlap_moe_expert_parallel_comm`)."""
     recompute: str = "none"
@@ -46,17 +46,17 @@ class Workload:
     modules: tuple[str, ...] = ()
     """The modules that selective recomputation runs again."""
     method: str = "uniform"
-    """The layers that `full` groups: all (uniform), or the first of each chunk (block)."""
+    """`recompute_method`: full recomputation of all layers (uniform) or of first layers (block)."""
     layers: int = 1
-    """Layers per group, or per block."""
+    """Layers per recomputed group (uniform), or recomputed layers per chunk (block)."""
     hidden_dropout: bool = False
     fused_activation: bool = False
     """Whether one kernel computes the activation function and the experts' weights.
 
-    It keeps only its input.
+    Such a kernel keeps only its input.
     """
     attention: str = FUSED
-    """The core of attention: `FUSED`, or one that keeps its scores, `LOCAL` or `UNFUSED`."""
+    """The core of attention: `FUSED`, `LOCAL` or `UNFUSED`. Only the last two keep scores."""
     attention_dropout: bool = False
     softmax_in_fp32: bool = True
     """Whether `LOCAL` computes the softmax in FP32 if its kernel does not run."""
@@ -65,8 +65,8 @@ class Workload:
     loss: str = "unfused"
     """The cross-entropy: unfused, native or te.
 
-    Megatron's two (`unfused`, and `native` of `cross_entropy_fusion_impl`) keep the softmax in FP32,
-    Transformer Engine's (`te`) the logits in their own dtype.
+    Megatron's losses (`unfused`, and `native` of `cross_entropy_fusion_impl`) keep the softmax in
+    FP32. Transformer Engine's loss (`te`) keeps the logits in the dtype that they have.
     """
 
     @classmethod
@@ -117,7 +117,7 @@ class Workload:
 
 
 def _get_recomputed_modules(model: Section) -> tuple[str, ...]:
-    """Return the modules that selective recomputation runs again. Empty without it."""
+    """Return the modules that selective recomputation runs again. Empty: it is off."""
     names = model.get_stated("recompute_modules", ("core_attn",))
     if model.get_stated("recompute_granularity") != "selective":
         return ()
@@ -127,7 +127,7 @@ def _get_recomputed_modules(model: Section) -> tuple[str, ...]:
 
 
 def _get_attention_core(model: Mapping[str, Any]) -> str:
-    """Return the core of attention that a model's fields choose; `auto` is fused on a GPU."""
+    """Return the core of attention that a model's fields choose. On a GPU, `auto` means fused."""
     value = model["attention_backend"]
     backend = str(getattr(value, "name", value)).lower()
     if LOCAL in (model["transformer_impl"], backend):
@@ -141,7 +141,7 @@ def _read_count(path: str, section: Section, default: int, *, least: int = 1) ->
     """Return a whole number of a section.
 
     Raises:
-        RunConfigError: The value is no whole number, or too small.
+        RunConfigError: The value is not a whole number, or is too small.
     """
     number: int = section.get_stated(path.partition(".")[2], default)
     rule = f"must be a whole number of at least {least}"

@@ -1,7 +1,7 @@
-"""The parts of a precision. No torch on import.
+"""The fields, formats and schemes of a precision. The other rooms read them. It imports no torch.
 
 To add a field
-    1. Declare it in `PrecisionConfig` (config.py) with `stated(...)` and one sentence below it,
+    1. Declare it in `PrecisionConfig` (config.py) with `stated(...)` and a docstring below it,
        which is its documentation. The options of `stated` are the attributes of `StatedField`
        (fields.py): the kind of its values, its subject, the family and the schemes that it acts in,
        whether a schedule may change it, and Megatron-LM's option.
@@ -19,7 +19,7 @@ The config
     statements.py       `Statements`: the fields that were stated, and their sources
     coercion.py         the form in which values are stored
     subjects.py         the fields by subject, and the outcome of a change on resume
-    field_docs.py       the sentence below each field
+    field_docs.py       the docstring of each field
     mode.py             mode and scheme of a precision, and its label
     yaml_text.py        a precision as YAML text, and back
     strict_yaml.py      YAML as plain data, of limited size
@@ -43,5 +43,5 @@ Single modules
 
     grouping.py         a list of pairs as a dictionary of lists
 
-`bridge.registry.config.MixedPrecisionConfig` is the public class on top.
+`bridge.registry.config.MixedPrecisionConfig` is the public class.
 """

@@ -27,7 +27,7 @@ class _LazyTorch:
 
 
 LAZY_TORCH = _LazyTorch()
-"""Stands for `torch` in modules with annotations of torch. It imports torch when one is evaluated."""
+"""Replaces `torch` in modules whose annotations name it. Evaluating an annotation imports torch."""
 
 if TYPE_CHECKING:
     DType: TypeAlias = torch.dtype | str
@@ -73,13 +73,13 @@ def parse_dtype(value: object) -> str:
     Raises:
         WrongValueError: The value is not a dtype. For a string the remedy names the nearest dtype.
     """
-    text = str(value)
+    spelling = str(value)
     is_dtype = is_torch_dtype(value)
     if not isinstance(value, str) and not is_dtype:
         raise WrongValueError(
             "must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value
         )
-    name = text.strip().lower().removeprefix("torch.")
+    name = spelling.strip().lower().removeprefix("torch.")
     if name in DTYPE_SPELLINGS:
         return DTYPE_SPELLINGS[name]
     if is_dtype:
@@ -173,7 +173,7 @@ def _is_bool(value: object) -> bool:
 
 
 def parse_number(text: str) -> float | str:
-    """Return a text as a number, or the text itself if it is none."""
+    """Return the number that a text states, or the text itself if it is not a number."""
     for parse in (int, float):
         try:
             return parse(text)
@@ -183,7 +183,7 @@ def parse_number(text: str) -> float | str:
 
 
 def _parse_switch(text: str) -> bool | str:
-    """Return a text as a boolean, or the text itself if it is none."""
+    """Return the boolean that a text states, or the text itself if it is not a switch."""
     if text.lower() in TRUE_WORDS:
         return True
     if text.lower() in FALSE_WORDS:

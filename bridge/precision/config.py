@@ -3,9 +3,9 @@
 `bridge.registry.config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The
 rules, the plan and the synchroniser need this base only.
 
-The first 31 fields are those of Megatron Bridge's `MixedPrecisionConfig` (snapshot 2026-08-22), in
-its order, with its defaults. `tf32` follows. Then come the other fields of Megatron's configs that
-decide a precision, under Megatron's names, and `modules`.
+The first 31 fields are the fields of Megatron Bridge's `MixedPrecisionConfig` (snapshot
+2026-08-22), in its order, with its defaults. `tf32` follows. Then come the other fields of
+Megatron's configs that decide a precision, under Megatron's names, and `modules`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if not TYPE_CHECKING:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
-"""The switches of the mode and the formats. A config that does not mention one has it off."""
+"""The switches of the mode and the formats. An unstated switch is off."""
 
 _megatron_field = partial(stated, unstates=True)
 """A field of Megatron's configs. Setting it to None removes its statement."""
@@ -42,14 +42,14 @@ _storage_switch = partial(stated, kind="bool", unstates=True, stores_weights=Tru
 _CUSTOM_SCHEME: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
 _STATE_DTYPES = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE_SPELLING = (("fp8", "uint8"),)
-"""Megatron-LM's word for an optimizer state in bytes -> its dtype."""
+"""Megatron-LM's name for a one-byte optimizer state -> its dtype."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class PrecisionConfig(Statements):
     """The precision of a training run, with a record of the fields that were stated.
 
-    A field is *stated* if it is given to the constructor, assigned, or overridden on a command
+    A field is *stated* if it is passed to the constructor, assigned, or overridden on a command
     line. `del` removes the statement. Copies, pickles and `dataclasses.replace` keep the statements.
     """
 
@@ -72,7 +72,7 @@ class PrecisionConfig(Statements):
     `autocast_enabled`.
     """
     autocast_enabled: bool = stated(False, "bool", subjects.COMPUTE)
-    """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
+    """Run the forward pass under torch.autocast. Megatron's name of it is `enable_autocast`."""
     grad_reduce_in_fp32: bool = stated(True, "bool", subjects.WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
     fp8: str | None = stated(
@@ -143,20 +143,20 @@ class PrecisionConfig(Statements):
     loss_scale: float | None = stated(None, "float", subjects.SCALER, optional=True)
     """A constant loss scale. None: a dynamic scale in FP16, and no scale in another mode."""
     initial_loss_scale: float | None = stated(4294967296, "float", subjects.SCALER, optional=True)
-    """FP16, dynamic: the scale the run begins with."""
+    """FP16, dynamic: the scale with which the run begins."""
     min_loss_scale: float = stated(1.0, "float", subjects.SCALER)
     """FP16, dynamic: the scale never falls below this."""
     loss_scale_window: float = stated(1000, "float", subjects.SCALER)
     """FP16, dynamic: steps without overflow after which the scale doubles; a whole number."""
     hysteresis: int = stated(2, "int", subjects.SCALER)
-    """FP16, dynamic: overflows the scale endures before it halves."""
+    """FP16, dynamic: the number of overflows after which the scale halves."""
     num_layers_at_start_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
-    """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
-    count (1).
+    """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the count in the
+    model config (1).
     """
     num_layers_at_end_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
-    """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
-    count (1).
+    """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the count in the
+    model config (1).
     """
     reuse_grad_buf_for_mxfp8_param_ag: bool = stated(
         False,
@@ -173,8 +173,8 @@ class PrecisionConfig(Statements):
     setting of the process stays.
     """
 
-    # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
-    # keeps what it has.
+    # -- Megatron's fields, by its names. An unstated field reads as Megatron's default, and the
+    # owner keeps its value.
 
     fp32_residual_connection: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
@@ -185,8 +185,8 @@ class PrecisionConfig(Statements):
     deterministic_mode: bool = _megatron_field(False, "bool", subjects.COMPUTE)
     """Choose kernels that repeat bit for bit, in Megatron and Transformer Engine; slower."""
     batch_invariant_mode: bool = _megatron_field(False, "bool", subjects.COMPUTE)
-    """Compute a sample bit for bit alike in every batch, by kernels of its own; slower, and for
-    BF16 weights.
+    """Compute a sample with the same bits in every batch, by special kernels; slower, and for BF16
+    weights.
     """
     mamba_training_ssm_states_dtype: DType | None = stated(
         None, "dtype", subjects.COMPUTE, optional=True
@@ -195,8 +195,8 @@ class PrecisionConfig(Statements):
     dtype of the weights.
     """
     attention_softmax_in_fp32: bool = _megatron_field(True, "bool", subjects.ATTENTION)
-    """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does
-    not read it.
+    """Run mask and softmax of Megatron's attention code in FP32. Transformer Engine's attention
+    does not read it.
     """
     apply_query_key_layer_scaling: bool = _megatron_field(False, "bool", subjects.ATTENTION)
     """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32`
@@ -232,7 +232,7 @@ class PrecisionConfig(Statements):
     muon_fp32_matmul_prec: str = _megatron_field(
         "medium", "name", subjects.OPTIMIZER, choices=("highest", "high", "medium", "low")
     )
-    """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is
+    """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, by torch's names: highest is
     FP32.
     """
     reduce_scatter_with_fp32_accumulation: bool = _megatron_field(False, "bool", subjects.WIRE)
@@ -243,7 +243,7 @@ class PrecisionConfig(Statements):
         (), "names", subjects.WEIGHTS, flag=None
     )
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32;
-    "all": each.
+    "all": every parameter.
     """
     megatron_fsdp_main_params_dtype: DType | None = stated(
         "fp32", "dtype", subjects.FSDP, optional=True
@@ -308,15 +308,16 @@ class PrecisionConfig(Statements):
     modules: list[dict[str, Any]] | None = stated(
         None, "rows", subjects.MODULES, unstates=True, flag=None
     )
-    """Precision of single modules: rows of `select` and a precision, the first that selects a
+    """Precision of single modules: rows of `select` and a precision. The first row that selects a
     module decides.
     """
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return the stated fields as plain values, dtypes as "bf16", ...
 
-        With `full` every field is there, as it reads. A None that takes a statement back
-        (``params_dtype=None``) is there too, so that what is read back is the same.
+        With `full` the result has every field, with its default if it is unstated. The result
+        always has a None that removes a statement (``params_dtype=None``), so that `from_dict`
+        returns the same config.
         """
         values = {}
         for name in list_field_names(self):
@@ -332,17 +333,17 @@ class PrecisionConfig(Statements):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], *, source: str | None = None) -> Self:
-        """Return the config that `to_dict` describes; every key present counts as stated.
+        """Return the config that `to_dict` describes. Every key counts as stated.
 
         Args:
             values: Fields by name. Numbers and switches may be strings, as YAML and command lines
                 produce them.
-            source: Their source, for reports.
+            source: Their source, for reports. None: it is not known.
 
         Raises:
-            PrecisionTypeError: A value that is not of its field's type, or `values` that are no
+            PrecisionTypeError: A value does not have its field's type, or `values` is not a
                 mapping.
-            UnknownFieldError: A key that is no field.
+            UnknownFieldError: A key is not a field.
         """
         if not isinstance(values, Mapping):
             raise PrecisionTypeError(
@@ -358,7 +359,7 @@ FIELDS = dict(get_field_descriptors(PrecisionConfig))
 """Field -> its row, in order of declaration."""
 
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
-"""Field -> the value it reads as while it is unstated."""
+"""Field -> its value while it is unstated."""
 
 
 def _list_subject_fields(subject: subjects.Subject) -> tuple[str, ...]:
@@ -373,7 +374,7 @@ FIELD_CHOICES = {name: field.choices for name, field in FIELDS.items() if field.
 
 _FIELD_NAMES = tuple(FIELD_DEFAULTS)
 MEGATRON_BRIDGE_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]
-"""The fields of Megatron Bridge's class of the same name. They stand before `tf32`, in its order."""
+"""The fields of Megatron Bridge's `MixedPrecisionConfig`, in its order. They come before `tf32`."""
 MEGATRON_FIELDS = _FIELD_NAMES[
     _FIELD_NAMES.index("fp32_residual_connection") : _FIELD_NAMES.index("fp4_quantizer_factory") + 1
 ]

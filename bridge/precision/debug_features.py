@@ -50,7 +50,7 @@ FAKE_FORMATS = {
 LAYER_SELECTORS = ("layer_types", "layer_numbers", "layer_name_regex_pattern", "exact_layer_names")
 """Keys of `layers`. An entry needs one of them."""
 NUMBER_IN_LAYER_NAME = re.compile(r"(?<!fc)\d+")
-"""The number of a layer in its name, as the debugger finds it. The 1 of fc1 is no layer number."""
+"""The number of a layer in its name, as the debugger finds it. The 1 in fc1 does not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""The sentence below each field of a config class, for `explain` and the reference page."""
+"""`read_field_docs`: the docstring of each field of a config class.
+
+`explain` and the reference page show it.
+"""
 
 import ast
 import dataclasses
@@ -18,9 +21,10 @@ class FieldDoc(NamedTuple):
 
 @functools.cache
 def read_field_docs(cls: type) -> dict[str, FieldDoc]:
-    """Return field -> its annotation and its text, in the source of `cls` or its bases.
+    """Return the annotation and the docstring of each field, by field name.
 
-    The text is the string literal written below the field.
+    They come from the source of `cls` and its bases. The docstring is the string literal below the
+    field.
     """
     docs = {}
     for base in cls.__bases__:
@@ -30,7 +34,7 @@ def read_field_docs(cls: type) -> dict[str, FieldDoc]:
     for node, below in itertools.pairwise(body):
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-            text = inspect.cleandoc(below.value.value)
+            docstring = inspect.cleandoc(below.value.value)
             annotation = ast.unparse(node.annotation).replace("DType", "torch.dtype | str")
-            docs[node.target.id] = FieldDoc(annotation, " ".join(text.split()))
+            docs[node.target.id] = FieldDoc(annotation, " ".join(docstring.split()))
     return docs

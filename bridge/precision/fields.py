@@ -1,7 +1,7 @@
 """The fields of a precision: `stated(default)` declares one.
 
-A field is a descriptor. Its object (`Statements`) keeps what was stated. An unstated field reads as
-its default. Values are checked for type only: what a value means is the business of `finalize()`.
+A field is a descriptor. Its object (`Statements`) keeps the stated value. An unstated field reads
+as its default. A field checks the type of a value only. `finalize()` checks its meaning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StatedField:
     optional: bool = False
     """Whether None is a value (``fp8=None``: no FP8)."""
     unstates: bool = False
-    """Whether None takes a statement back (``params_dtype=None``: derive it)."""
+    """Whether None removes a statement (``params_dtype=None``: derive it)."""
     twin: str | None = None
     """Another name of the same setting. A value that is stated under either name holds for both."""
     leads: bool = False
@@ -59,7 +59,7 @@ class StatedField:
     choices: tuple[str, ...] = ()
     """The only values that Megatron accepts. Empty: only Megatron's code checks the value."""
     spellings: tuple[tuple[str, str], ...] = ()
-    """Further spellings of values, each with the value that it stands for."""
+    """Further spellings of values, each with its value."""
     subject: Subject | None = None
     """The subject under which it is listed. It also decides the outcome of a change on resume."""
     family: str | None = None
@@ -150,7 +150,7 @@ def stated(default: Any, kind: Kind, subject: Subject | None = None, **options: 
 
 @functools.cache
 def get_field_descriptors(owner: Any) -> dict[str, StatedField]:
-    """Return name -> field, of the stated fields of a class, in order of declaration."""
+    """Return the `StatedField`s of a class by name, in order of declaration."""
     rows = {}
     for field in dataclasses.fields(owner):
         row = inspect.getattr_static(owner, field.name, None)

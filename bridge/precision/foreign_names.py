@@ -30,9 +30,9 @@ _LATENT_NAMES = {
 """Megatron's name -> torchtitan's and transformers'."""
 Q_PROJ = "self_attention.linear_q_proj"
 LATENT_LAYERS = (*_LATENT_NAMES, Q_PROJ)
-"""Those of multi-head latent attention."""
+"""Megatron's names of the linear layers of multi-head latent attention."""
 DEEPSEEK_NAMES = {name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT_NAMES.items()}
-"""Megatron's name within a layer -> those of the latent attention of transformers."""
+"""Megatron's name within a layer -> the names in the latent attention of transformers."""
 
 LLAMA_NAMES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -40,9 +40,9 @@ LLAMA_NAMES = {
     FC1: ("mlp.gate_proj", "mlp.up_proj"),
     FC2: ("mlp.down_proj",),
 }
-"""Megatron's name within a layer -> those of transformers.
+"""Megatron's name within a layer -> the names in the dense models of transformers.
 
-By its dense Llama, Mistral, Qwen and Gemma models.
+The models are Llama, Mistral, Qwen and Gemma.
 """
 TORCHTITAN_NAMES = {
     QKV: ("attention.wq", "attention.wk", "attention.wv"),
@@ -82,15 +82,13 @@ _OTHER_NAMES = {
     FC1: ("mlp.gate_up_proj", "dense_h_to_4h", "fc1", "c_fc"),
     FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
 }
-"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and
-Transformer Engine.
-"""
+"""Names in DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and TE's layers."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
 
 def _build_name_table() -> dict[str, str]:
-    """Return a name that is known, Megatron's or another system's -> Megatron's."""
+    """Return Megatron's name of each known name, Megatron's names included."""
     names = {name: name for name in (*DENSE_LAYERS, *LATENT_LAYERS, *SHARED_EXPERT_LAYERS)}
     for table in (LLAMA_NAMES, TORCHTITAN_NAMES, _OTHER_NAMES):
         for name, foreign_names in table.items():
@@ -102,10 +100,10 @@ _MEGATRON_NAMES = _build_name_table()
 
 
 def map_to_megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Return the layer and Megatron's name of each linear layer, by its full name elsewhere.
+    """Return the layer number and Megatron's name of each linear layer, by its full foreign name.
 
-    A name that is none of a linear layer of Megatron's is left out. With latent attention among the
-    names, queries have a module of their own.
+    A name without a counterpart among Megatron's linear layers is left out. If the names contain
+    latent attention, queries have a separate module.
     """
     places = {}
     for name in names:

@@ -6,11 +6,11 @@ which decides their largest value:
 
 - FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN
   only.
-- E4M3 gives up infinity: the top field holds ordinary values, and one NaN per sign, so its largest
-  value is 448.
-- E2M1 has neither: every code is a number.
-- E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two
-  scale.
+- E4M3 has no infinity. Its top exponent field holds ordinary values and one NaN per sign, so its
+  largest value is 448.
+- E2M1 has no infinity and no NaN. Every code is a number.
+- E8M0 has an exponent only, without sign, zero, subnormals or infinity. It can only be a
+  power-of-two scale.
 """
 
 import math
@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 BIT_DB = 20 * math.log10(2)
-"""Every mantissa bit halves the rounding error."""
+"""dB per mantissa bit. Each mantissa bit halves the rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """One row: a binary floating-point format.
 
-    The widths of its fields and its codes of no number define it.
+    The widths of its fields and its codes for NaN and infinity define it.
     """
 
     name: str
     """The name in lower case. Megatron's `fp8` and `fp4` fields use the same spelling."""
     exponent_bits: int
     mantissa_bits: int
-    """Width of the mantissa field, the hidden leading 1 not counted."""
+    """Width of the mantissa field, without the hidden leading 1."""
     nan: int | None
     """The canonical encoding of NaN. None: the format has no NaN."""
     reserved: int | None = None
@@ -41,7 +41,7 @@ class Format:
     None: the whole top exponent field, infinity first.
     """
     signed: bool = True
-    """Without a sign there is no zero and no subnormal either."""
+    """Whether the format has a sign bit. A format without it has no zero and no subnormals."""
     source: str
 
     @cached_property

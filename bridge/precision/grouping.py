@@ -8,8 +8,8 @@ Value = TypeVar("Value")
 
 
 def group_pairs(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Return the values of each key, keys and values in the order in which they come."""
-    found: dict[Key, list[Value]] = {}
+    """Return the values of each key. Keys and values keep the order of the pairs."""
+    values_by_key: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        values_by_key.setdefault(key, []).append(value)
+    return values_by_key

@@ -37,7 +37,7 @@ LAYER_PATHS = (
     "mtp.layers.0.mtp_model_layer.layers.0",
     "mtp.layers.0.transformer_layer.layers.0",
 )
-"""Layers, the first of each kind."""
+"""The path of the first layer of each kind."""
 
 
 def _list_linear_names() -> tuple[str, ...]:
@@ -57,9 +57,9 @@ _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+")
 
 
 def selects_linear_layer(row: ModuleRow) -> bool:
-    """Return whether a row takes a linear layer of some Megatron model.
+    """Return whether a row selects a linear layer of some Megatron model.
 
-    Numbers of layers do not count. True for names in another tree of modules.
+    Numbers of layers do not count. The answer is True for names in another tree of modules.
     """
     pattern = f"*.{row.module}"
     if row.select:

@@ -139,7 +139,7 @@ class ModulePrecision:
         return self.family is not None and self.in_high
 
     def resolve_in_run(self, run: str | None, *, in_high: bool = False) -> ModulePrecision:
-        """Return the precision in a given run, with its format filled in.
+        """Return the precision in a run, with its format filled in.
 
         Without FP8 and FP4 the precision is returned as it is.
 

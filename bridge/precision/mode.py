@@ -1,4 +1,4 @@
-"""The mode and the scaling scheme of a precision, and the words that name it."""
+"""The mode and the scaling scheme of a precision, and its label in reports."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,8 @@
     factory.copies(is_grouped=False).scheme_of("dgrad")        # "nvfp4"
 
 `fp8_quantizer_factory`, `fp4_quantizer_factory` and `custom_recipe_factory` of a per-module file
-hold the import path of a factory. A factory is code: which quantizers the factory of a team makes
-cannot be known before the run.
+hold the import path of a factory. A factory is code. The quantizers that another factory makes are
+not known before the run.
 
 Source: Transformer Engine 2.20.2 pytorch/custom_recipes/quantizer_factories.py,
 quantizer_factory_zoo.py, reference_current_scaling.py and reference_nvfp4.py.
@@ -41,7 +41,7 @@ class QuantizerFactory:
     grouped: LayerCopies | None = None
     """The copies of experts in one grouped layer. None: as `linear`."""
     quantises_attention: bool = False
-    """Whether it has quantizers for attention, which need ``CustomRecipe(fp8_dpa=True)``."""
+    """Whether the factory has quantizers for attention, which need `CustomRecipe(fp8_dpa=True)`."""
 
     @property
     def path(self) -> str:
@@ -182,8 +182,9 @@ SHIPPED_FACTORIES: Mapping[str, QuantizerFactory] = MappingProxyType(
 
 
 def find_shipped_factory(path: str | None) -> QuantizerFactory | None:
-    """Return the row of a factory by its import path.
+    """Return the row of a factory, or None if Transformer Engine does not ship the factory.
 
-    None for a factory that Transformer Engine does not ship.
+    Args:
+        path: The import path of the factory. None: no factory.
     """
     return SHIPPED_FACTORIES.get(path or "")

@@ -8,7 +8,7 @@ copies of them that are scaled along that dimension. With tokens M, inputs K and
                                    "column-wise"
     wgrad  dw_NK = dy_MN^T x_MK    contracts over M: both column-wise
 
-`GEMMS` is that table. An `Operand` has for each copy the tile of the tensor that shares one scale.
+`GEMMS` is this table. An `Operand` has the tile of the tensor that shares a scale, for each copy.
 If the tile is the whole tensor, or square, both copies have the same values. A 1x128 tile of the
 row-wise copy becomes 128x1 in the column-wise copy, so that the same tensor is rounded differently.
 """
@@ -22,7 +22,7 @@ WHOLE_TENSOR: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
 COMPARED_SCHEMES = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""The schemes for which the quantisation error of an operand is computed, next to its own scheme.
+"""The schemes for which an operand's quantisation error is computed, in addition to its scheme.
 
 The row of an operand has the columns `tensorwise_db`, `blockwise_db` and so on.
 """
@@ -35,7 +35,8 @@ OPERAND_FORMATS = {
 }
 """A value of `fp8` or `fp4` -> (format of input and weight, format of the output's gradient).
 
-Transformer Engine refuses E5M2 in the forward pass. That row is for comparisons with a bad recipe.
+Transformer Engine refuses E5M2 in the forward pass. The e5m2 row is for comparisons with a bad
+recipe.
 """
 
 
@@ -81,7 +82,7 @@ class Operand:
     """The column-wise copy is of the tensor after a random Hadamard transform along its first axis.
     """
     stochastic: bool = False
-    """Rounded up or down at random, in proportion to the distances, instead of to nearest."""
+    """Values are rounded up or down at random, in proportion to the distances."""
 
 
 def _make_operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Operand, ...]:
@@ -110,10 +111,10 @@ class Scheme:
     scale_format: str | None = None
     """Format of the scale that each tile stores."""
     tensor_scale_format: str | None = None
-    """The format of a second scale over the whole tensor. None: there is none."""
+    """The format of a second scale over the whole tensor. None: no second scale."""
     power_of_two_scale: bool = False
     split_accumulator: tuple[bool, bool, bool] | None = None
-    """fprop, dgrad, wgrad: partial sums are promoted to full FP32.
+    """Whether partial sums are promoted to full FP32 in fprop, dgrad and wgrad.
 
     False is Hopper's fast accumulation.
     """
@@ -121,13 +122,13 @@ class Scheme:
     """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
     min_compute_capability: tuple[int, int] | None = None
     below_compute_capability: tuple[int, int] | None = None
-    """The first compute capability that no longer runs it. None: there is none."""
+    """The first compute capability that no longer runs the scheme. None: no upper limit."""
     min_cuda: str | None = None
     min_transformer_engine: str | None = None
     te_class: str = "CustomRecipe"
     """The class in `transformer_engine.common.recipe`."""
     te_keywords: Mapping[str, str] = field(default_factory=dict)
-    """Keyword of that class -> the field that Megatron gives it.
+    """Keyword of `te_class` -> the field that Megatron passes.
 
     Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe,
     TEDelayedScaling.
@@ -135,7 +136,7 @@ class Scheme:
     source: str = ""
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Return whether GPUs of this compute capability run it."""
+        """Return whether GPUs of this compute capability run the scheme."""
         least = self.min_compute_capability
         limit = self.below_compute_capability
         if least is not None and capability < least:

@@ -1,7 +1,7 @@
 """`Statements`: a record of the fields of a precision that were stated, and of their sources.
 
-Future fields of Megatron may have any name. So the class has few public attributes besides its
-fields, and other modules read it with the functions of this module.
+A later release of Megatron may add a field of any name. So the class has few public attributes
+besides its fields, and other modules read it with the functions of this module.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ORIGIN: Any = _Origin()
 """The default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
 
 `dataclasses.replace` passes the caller's changes to the constructor first, and then every other
-field in order of declaration. `_origin` is declared first. So the arguments before `_origin` are
-those of the caller.
+field in order of declaration. `_origin` is declared first. So the caller passed the arguments
+before `_origin`.
 """
 
 

@@ -1,11 +1,11 @@
-"""YAML as plain data: no tags that run code, no key twice, bounded depth and size.
+"""The YAML reader of all files: plain data, without tags that run code and without repeated keys.
 
-Files are regular ones in UTF-8 only. Plain scalars mean what they mean to PyYAML, with three
-exceptions that training frameworks make or want: ``1e-5`` is a number (YAML 1.2), ``12:30:00`` is
-not (YAML 1.1 counts in sixties), and a date stays text.
+Depth and size are bounded. Plain scalars are read as PyYAML reads them, with three exceptions that
+training frameworks need: ``1e-5`` is a number (YAML 1.2), ``12:30:00`` is text (YAML 1.1 reads a
+number in base 60), and a date is text.
 
-libyaml composes nodes by recursion, so a first pass over its events bounds depth, and size with
-aliases written out.
+libyaml composes nodes by recursion. So a first pass over its events bounds the depth, and the size
+with every alias expanded.
 """
 
 import re
@@ -20,17 +20,17 @@ import yaml
 from bridge.errors import BridgeError, PayloadError
 
 MAX_BYTES = 512 * 1024
-"""Larger than any configuration, and still read in well under two seconds."""
+"""Larger than any configuration. A file of this size is read in less than two seconds."""
 MAX_DEPTH = 64
 TOO_DEEP = (f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration")
 MAX_NODES = 200_000
-"""Of a document with every alias written out."""
+"""The limit of nodes in a document with every alias expanded."""
 
 TOO_LONG_NUMBER = re.compile(r"[-+]?[0-9_]{4301}")
-"""A number that Python does not convert."""
+"""A number with more digits than Python converts."""
 
 PIPE_PATHS = ("/dev/fd/", "/dev/stdin", "/proc/")
-"""A shell's process substitution: a pipe that another process fills."""
+"""The path of a shell's process substitution, a pipe that another process fills."""
 BLOCKING_FILE_KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -52,9 +52,9 @@ IMPLICIT_RESOLVERS: tuple[tuple[str, str, list[str]], ...] = (
     ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z", list("-+.")),
     ("merge", r"<<\Z", ["<"]),
 )
-"""Tag of a plain scalar, its pattern, and the characters it begins with.
+"""Tag of a plain scalar, its pattern, and the characters with which it begins.
 
-The first that matches counts.
+The first pattern that matches counts.
 """
 BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -99,10 +99,10 @@ def load_documents(
 
 
 def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> None:
-    """Raise for a YAML file that another reader must not be given.
+    """Raise `error` for a YAML file that is unsafe for another reader.
 
-    That is no regular file, or one that is too large, too deep or has a tag. A file that is no YAML
-    is left to that reader.
+    The file is not regular, is too large or too deep, or has a tag. If the file is not YAML, the
+    other reader reports it.
     """
     text = decode_text(read_bytes(path, error=error), str(path), error=error)
     with suppress(yaml.YAMLError):
@@ -131,7 +131,7 @@ def read_bytes(
 
 
 def _find_blocking_kind(mode: int) -> str | None:
-    """Return the kind of a file that may block, None for another."""
+    """Return the kind of a file that may block, or None if reading it cannot block."""
     for is_odd, kind in BLOCKING_FILE_KINDS:
         if is_odd(mode):
             return kind
@@ -159,10 +159,7 @@ def decode_text(data: bytes, path: str, *, error: type[BridgeError] = PayloadErr
 
 
 def normalise_text(text: str, path: str, *, error: type[BridgeError] = PayloadError) -> str:
-    """Return a text without byte-order mark and with Unix line ends.
-
-    Raises `error` for a text with a NUL.
-    """
+    """Return a text without byte-order mark and with Unix line ends, or raise `error` for a NUL."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -207,7 +204,7 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
 def _parse_events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
     """Yield the events of a text.
 
-    From 0.2.6 on libyaml has a limit of depth too, which its look-ahead meets first.
+    libyaml 0.2.6 and later also limits the depth. Its look-ahead may reach that limit first.
     """
     try:
         yield from yaml.parse(text, Loader=BASE_LOADER)
@@ -221,7 +218,7 @@ def _parse_events(text: str, path: str, error: type[BridgeError]) -> Iterator[An
 
 
 def _find_fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
-    """Return the rule that an event breaks and the remedy, None for none."""
+    """Return the rule that an event breaks and the remedy, or None if it breaks no rule."""
     if isinstance(event, yaml.AliasEvent):
         if event.anchor in anchors:
             return None
@@ -265,8 +262,8 @@ class _Loader(BASE_LOADER):  # type: ignore[misc]
     def flatten_mapping(self, node: Any) -> None:
         """Refuse repeated keys, and put the keys of `<<` before the keys of the mapping.
 
-        Of several mappings the first counts. PyYAML 6.0.4 merges keys of one letter, and several
-        mappings, otherwise than YAML 1.1 and the releases before.
+        If several mappings have a key, the first counts. PyYAML 6.0.4 merges one-letter keys and
+        several mappings in another way than YAML 1.1 and earlier releases.
         """
         if node in self.checked:
             return

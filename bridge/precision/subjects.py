@@ -6,7 +6,7 @@ REDERIVED = "re-derived"
 NEEDS_PERMISSION = "needs resume.allow_precision_change=true"
 IMPOSSIBLE = "impossible"
 OUTCOMES = (REDERIVED, NEEDS_PERMISSION, IMPOSSIBLE)
-"""Outcomes of another precision than a checkpoint's, the mildest first."""
+"""Outcomes of a resume in another precision than the checkpoint's, the mildest first."""
 _COMPUTE = (
     "it takes effect in the next step; "
     "the checkpoint's weights and optimizer state stay as they are"
@@ -24,7 +24,7 @@ _SCALE = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One subject."""
+    """A subject, with the outcome of a change of its fields on resume."""
 
     title: str
     meaning: str = _COMPUTE

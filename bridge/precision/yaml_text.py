@@ -1,4 +1,4 @@
-"""A precision as YAML text, and back."""
+"""`to_yaml` writes a precision as YAML text, and `from_yaml` reads it back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def from_yaml(kind: type[ConfigT], text: str, *, source: str | None = None) -> C
     """Return the config of a class that `to_yaml` describes.
 
     Raises:
-        PrecisionTypeError: Text that is not plain YAML, or as `PrecisionConfig.from_dict`.
+        PrecisionTypeError: The text is not plain YAML, or a value has a wrong type.
         UnknownFieldError: A key is not a field.
     """
     documents = load_documents(text, "mixed_precision", error=PrecisionTypeError)

@@ -11,7 +11,7 @@
     RunChoice          the run of a file that the caller asks for                        run_choice.py
     check              every rule evaluated about a run -> Report                        check.py
       CheckContext       the run after the sync, as rules read it                        check_context.py
-      silence.py         the names that `silence` may have
+      silence.py         the rules that a run leaves out, and their reasons
     apply_last_sync    the last sync before a run begins                                 last_sync.py
     resolve_auto       `auto`: the recipe for a target and a model -> Choice             recipe_choice.py
     check_support      whether a target runs a recipe -> Support                         recipe_support.py

@@ -56,7 +56,7 @@ class CheckContext(RunContext):
         if run.origins is not None:
             origins = run.origin_of
         find_decider = None
-        if run.has_unsettled_values:
+        if run.has_any_decider:
             find_decider = run.find_decider_after_sync
         views = {}
         for section, values in self.prediction.values.items():

@@ -1,7 +1,8 @@
-"""`Deciders`: what decides a setting of a run whose value is assumed or open.
+"""`Deciders`: finds the decider of a setting whose value is assumed or open.
 
-A file states a setting, or leaves it to a default, to the mode, to the start of the run, or to a
-source that is not read. An answer that rests on such a setting names its decider.
+"Open" and "decider" have the meaning of `uncertainty.py`. A file states a setting, or leaves it to
+a default, to the mode, to the start of the run, or to a source that is not read. An answer that
+rests on such a setting names its decider.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Deciders:
     def is_open(self, path: str) -> bool:
         """Return whether the start of the run, or a source that is not read, decides a setting."""
         uncertainty = self.reading.uncertainty
-        return path in uncertainty.unread_sources or path in uncertainty.late_values
+        return path in uncertainty.unread_sources or path in uncertainty.open_values
 
     def find_unread_source(self, path: str) -> str | None:
         """Return the source that is not read and may change a setting.
@@ -83,9 +84,9 @@ class Deciders:
     def _find_value_decider(self, path: str) -> str | None:
         """Return the decider of a value that the file leaves to the start, or does not state."""
         uncertainty = self.reading.uncertainty
-        if path in uncertainty.late_values:
-            return f"the value {uncertainty.late_values[path]}"
-        if path in self.reading.settled_at_start:
+        if path in uncertainty.open_values:
+            return f"the value {uncertainty.open_values[path]}"
+        if path in self.reading.mode_dependent_settings:
             return self._unstated_mode_decider
         if self._is_stated(path):
             return None
@@ -116,6 +117,6 @@ class Deciders:
 
     def _is_stated(self, path: str) -> bool:
         """Return whether a file or the command line states a value that is known at once."""
-        if self._get_setters(path) is None or path in self.reading.uncertainty.late_values:
+        if self._get_setters(path) is None or path in self.reading.uncertainty.open_values:
             return False
         return not any(derived.path == path for derived in self.reading.derived)

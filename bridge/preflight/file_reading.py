@@ -1,4 +1,7 @@
-"""`FileReading`: one file that describes a run, in our section names and Megatron's field names."""
+"""`FileReading`: one file that describes a run, in our section names and Megatron's field names.
+
+The readers of `bridge.read` make it. The type stands in this room, below theirs, since a `Run` has it.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ class FileReading:
         return self.base or self.framework
 
     @property
-    def settled_at_start(self) -> frozenset[str]:
+    def mode_dependent_settings(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
         return frozenset(row.path for row in self.derived if row.because == MODE_REASON)
 
@@ -210,7 +213,7 @@ class FileReading:
             "read_too": list(self.notes),
             "open": list(self.uncertainty.sentences),
             "unplanned": self.uncertainty.no_plan_reason,
-            "uncounted": list(self.uncertainty.uncounted_options),
+            "uncounted": list(self.uncertainty.unread_options),
             "generation": dict(self.generation),
             "dropped": [dropped.to_dict() for dropped in self.option_faults.dropped_fields],
             "mode_decided_by": self.uncertainty.mode_decider,

@@ -6,9 +6,13 @@
     run.plan, run.planned.memory                       # what follows from that
 
 A run has the sections as they are stated, the precision, the target and the source of each value.
-It is never written to. A command makes a run once, of the values of a file or of the config tree:
-`Run.from_configs`. A run that is about to begin is made once more, of the container that holds
-Megatron's objects: `Run.from_container`. `bridge.preflight.check.check` checks a run.
+It is never written to. It is made in one of three ways:
+
+    make_run                 of a file or the config tree, by `bridge.front.loader`, with all faults
+    Run.from_configs         of configs in Python, without a file
+    Run.from_container       of the container with Megatron's objects, when the run is about to begin
+
+`bridge.preflight.check.check` checks a run.
 """
 
 from __future__ import annotations
@@ -283,7 +287,7 @@ class Run:
             self._predicted_sections,
             target=self.target,
             no_plan_reason=uncertainty.no_plan_reason,
-            uncounted=uncertainty.uncounted_options,
+            unread_options=uncertainty.unread_options,
             environment=self.stated_environment,
         )
         prediction = replace(prediction, file_gpus=self.reading.training_gpus)
@@ -377,9 +381,9 @@ class Run:
         return Deciders(reading=self.reading, origins=self.origins, model=self.model)
 
     @property
-    def has_unsettled_values(self) -> bool:
-        """Whether values of the run are assumed, or decided when it starts."""
-        return self.reading.uncertainty.is_any_value_open or self.reading.release.is_assumed
+    def has_any_decider(self) -> bool:
+        """Whether a setting of the run has a decider: its value is assumed or open."""
+        return self.reading.uncertainty.has_any_decider or self.reading.release.is_assumed
 
     def find_decider(self, path: str) -> str | None:
         """Return the decider of a setting that is assumed or open; None if its value is known."""
@@ -391,7 +395,7 @@ class Run:
         The switches of the mode in the optimizer's config are not known if the source of that
         config is not read, although a recipe decides the mode.
         """
-        if not self.has_unsettled_values:
+        if not self.has_any_decider:
             return True
         is_unread = self._deciders.find_unread_source(path) is not None
         return not is_unread and self.find_decider(path) is None
@@ -429,7 +433,7 @@ class Run:
         """
         with track_reads() as paths:
             compute()
-        if not self.has_unsettled_values:
+        if not self.has_any_decider:
             return {}
         deciders = {}
         for path in paths:

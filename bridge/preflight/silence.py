@@ -1,4 +1,8 @@
-"""The names of `silence.NAME=REASON`: rules, and early warnings of a run in progress."""
+"""`silence`: the rules and early warnings that a run leaves out, each with a reason.
+
+A reason is stated in the section `silence` of the run, by the override `silence.NAME=REASON`, or by
+the option ``--silence NAME=REASON`` of the check.
+"""
 
 from collections.abc import Mapping
 
@@ -67,3 +71,16 @@ def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(
                 f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right."
             )
+
+
+def parse_silence_option(argument: str) -> tuple[str, str]:
+    """Return the name and the reason of ``--silence NAME=REASON``.
+
+    Raises:
+        RunConfigError: It has no reason.
+    """
+    name, _, reason = argument.partition("=")
+    if not reason.strip():
+        remedy = f"Write {name or 'PB306'}=why it is all right."
+        raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
+    return name.strip(), reason.strip()

@@ -1,4 +1,12 @@
-"""`Uncertainty`: the settings of a run that its file does not decide, and their deciders."""
+"""`Uncertainty`: the settings of a run that its file does not decide, and their deciders.
+
+Two words have a fixed meaning here and in the readers:
+
+    open      only the start of the run, or a source that is not read, decides the value:
+              `--lr $LR`, a sourced file that is not there
+    decider   what decides a value that is open, or that the file does not state, as a noun that
+              a message names: "$PRECISION", "pretrain.sh, which is not found"
+"""
 
 from __future__ import annotations
 
@@ -8,25 +16,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uncertainty:
-    """The settings of a run that its file leaves to something that is not read.
-
-    A decider is a noun that a message names: "$PRECISION", "pretrain.sh, which is not found".
-    """
+    """The settings of a run that are open, and the deciders of those that the file does not state."""
 
     open_points: tuple[str, ...] = ()
-    """A sentence about each setting that the file leaves open."""
+    """Sentences about open settings, and about arguments and sources that are not read."""
     mode_decider: str | None = None
-    """What decides the mode if the file does not state it. None: the mode is known."""
+    """The decider of the mode if the file does not state it. None: the mode is known."""
     default_decider: str | None = None
-    """What decides the settings that the file does not state.
+    """The decider of the settings that the file does not state.
 
     None: defaults that are known decide them.
     """
-    late_values: Mapping[str, str] = field(default_factory=dict)
-    """Setting that the file states by a value which only the start decides -> the value's text."""
+    open_values: Mapping[str, str] = field(default_factory=dict)
+    """Setting that the file states by an open value -> the value's text."""
     unread_sources: Mapping[str, str] = field(default_factory=dict)
-    """Setting -> the source that may change its value and is not read."""
-    uncounted_options: tuple[str, ...] = ()
+    """Setting -> its decider, a source that may change the value and is not read."""
+    unread_options: tuple[str, ...] = ()
     """Options that are not read and may affect the layout, the layers or the bytes.
 
     The memory of the run gets no verdict then.
@@ -40,18 +45,18 @@ class Uncertainty:
     """
 
     @property
-    def is_any_value_open(self) -> bool:
-        """Whether a value of the run is assumed, or decided when it starts."""
+    def has_any_decider(self) -> bool:
+        """Whether a setting of the run has a decider, so that an answer may rest on it."""
         if self.default_decider is not None or self.mode_decider is not None:
             return True
-        return bool(self.late_values) or bool(self.unread_sources)
+        return bool(self.open_values) or bool(self.unread_sources)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """A sentence about each point that the file leaves open.
+        """A sentence about each open setting, for an answer on the file.
 
         The source without which there is no plan comes first. The reason of another kind of model
-        is the refusal of a plan, so it is no open point.
+        is the refusal of a plan, so it is not repeated here.
         """
         if self.no_plan_reason is None or self.other_model_kind is not None:
             return self.open_points

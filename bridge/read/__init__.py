@@ -2,7 +2,7 @@
 
 Runs, for `check`, `plan` and `memory`:
 
-    run_file.py          `read_run_file`: a file of any framework, by the reader of its framework
+    run_file.py          `load_file_reading`: the `FileReading` of a file of any framework
     framework_signs.py   recognises the framework of a file or a launch
     framework/           frameworks on top of Megatron Core: a table each, and their readers
     framework_fields.py  fields that a framework has and Megatron Core does not

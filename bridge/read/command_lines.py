@@ -10,7 +10,7 @@ itself. If another file decides the precision, the file is named. Nothing is gue
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,7 +158,7 @@ def report_skipped_launch(launch: Launch, line: CommandLine | None) -> list[Unma
         return records
     words: list[str] = []
     for word in launch.arguments:
-        may_be_arguments = word.is_unknown and ARGUMENTS_VARIABLE_PATTERN.search(word)
+        may_be_arguments = word.is_open and ARGUMENTS_VARIABLE_PATTERN.search(word)
         if may_be_arguments or may_affect_precision(word.partition("=")[0]):
             words.append(word)
     if not words:
@@ -174,11 +174,7 @@ def _read_megatron_bridge(line: LaunchArguments, is_forced: bool) -> CommandLine
     recipe = _describe_bridge_recipe(line)
     if not (fields or is_forced or recipe):
         return None
-    evidence = _describe_evidence([*fields], "an override of Megatron Bridge's")
-    if recipe:
-        evidence = f"starts `{line.launch.name}` of Megatron Bridge"
-    if recipe and PRECISION_SECTION in fields:
-        evidence += f" with an override of `mixed_precision`, and {recipe} decides the rest"
+    evidence = _describe_bridge_evidence(line, fields, recipe)
     unread = line.list_unread(read=(*fields, PRECISION_SECTION))
     precision_name = fields.pop(PRECISION_SECTION, None)
     payload = nest_dotted_keys(fields)
@@ -191,6 +187,25 @@ def _read_megatron_bridge(line: LaunchArguments, is_forced: bool) -> CommandLine
     return CommandLine(evidence=evidence, payload={PRECISION_SECTION: precision}, unread=unread)
 
 
+def _describe_bridge_evidence(line: LaunchArguments, fields: Mapping[str, str], recipe: str) -> str:
+    """Return the evidence for Megatron Bridge.
+
+    Args:
+        line: The launch.
+        fields: Overrides of the precision.
+        recipe: The recipe that the launch names; empty if the program is not Megatron Bridge's.
+    """
+    program = line.launch.name
+    if recipe and PRECISION_SECTION in fields:
+        return (
+            f"starts `{program}` of Megatron Bridge with an override of `mixed_precision`, "
+            f"and {recipe} decides the rest"
+        )
+    if recipe:
+        return f"starts `{program}` of Megatron Bridge"
+    return _describe_evidence([*fields], "an override", of="Megatron Bridge's")
+
+
 def _describe_bridge_recipe(line: LaunchArguments) -> str:
     """Return the recipe that a launch of Megatron Bridge names: "the recipe NAME".
 
@@ -200,7 +215,7 @@ def _describe_bridge_recipe(line: LaunchArguments) -> str:
     if framework is None or framework.name != MEGATRON_BRIDGE_TITLE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):
-        name = line.program.options.get(option) or line.program.undecided.get(option)
+        name = line.program.options.get(option) or line.program.open_values.get(option)
         if isinstance(name, str):
             return f"{noun} {name}"
     return f"the recipe that {line.launch.name} loads"
@@ -219,7 +234,7 @@ def _read_nemo1(line: LaunchArguments, is_forced: bool) -> CommandLine | None:
     if isinstance(config_name, str):
         file = f"{config_name.removesuffix('.yaml')}.yaml"
     precision_keys = [key for key in overrides if key.endswith("precision")]
-    evidence = _describe_evidence([*precision_keys, *signs], "an override of NeMo's")
+    evidence = _describe_evidence([*precision_keys, *signs], "an override", of="NeMo's")
     return CommandLine(
         evidence=evidence, elsewhere=f"the configuration composed of {file} and the overrides"
     )
@@ -301,13 +316,13 @@ def _describe_trainer_evidence(line: LaunchArguments, payload: Mapping[str, Any]
     if BATCH_SIZE_ARGUMENT in names:
         names = [BATCH_SIZE_ARGUMENT]
     spellings = [line.program.spellings.get(name, name) for name in names]
-    return _describe_evidence(spellings, "an argument of transformers' Trainer")
+    return _describe_evidence(spellings, "an argument", of="transformers' Trainer")
 
 
 def _has_trainer_arguments(line: LaunchArguments) -> bool:
     """Return whether the options are those of transformers' Trainer."""
     options = line.program.options.keys()
-    names = options | line.program.undecided.keys()
+    names = options | line.program.open_values.keys()
     has_two_arguments = len(TRAINER_ARGUMENTS & names) > 1
     if BATCH_SIZE_ARGUMENT in names or (has_two_arguments and TRAINING_ARGUMENTS & names):
         return True
@@ -320,7 +335,7 @@ def _has_trainer_arguments(line: LaunchArguments) -> bool:
 def _find_swift_switch(line: LaunchArguments, payload: Mapping[str, Any]) -> str | None:
     """Return the switch that ms-swift turns on for its `--torch_dtype`; None if one is stated."""
     is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
-    stated = line.program.options.keys() | line.program.undecided.keys()
+    stated = line.program.options.keys() | line.program.open_values.keys()
     if not is_swift or {"bf16", "fp16"} & stated:
         return None
     switches: dict[str, str] = COMMAND_LINE_ROWS["swift"]
@@ -337,16 +352,17 @@ def _read_deepspeed_option(line: LaunchArguments) -> CommandLine | None:
     return None
 
 
-def _describe_evidence(words: list[str], description: str) -> str:
+def _describe_evidence(words: Sequence[str], kind: str, *, of: str) -> str:
     """Return the evidence for a system, as a clause after "it".
 
     Args:
         words: Words on the line that show the system; the first is named. None: --from names it.
-        description: The kind of these words: "an override of NeMo's".
+        kind: The kind of these words: "an override".
+        of: The system as the owner of the words: "NeMo's".
     """
     if words:
-        return f"has `{words[0]}`, {description}"
-    return f"was named with --from as {description.partition(' of ')[2]}"
+        return f"has `{words[0]}`, {kind} of {of}"
+    return f"was named with --from as {of}"
 
 
 SYSTEM_READERS: Mapping[str, Callable[[LaunchArguments, bool], CommandLine | None]] = {

@@ -1,10 +1,12 @@
 """`LaunchArguments`: the options of a launch, and the records of those that were not read.
 
-# accelerate launch --mixed_precision fp8 train.py --output_dir out
-line = LaunchArguments(launch)
-line.program.options                    # {"output_dir": "out"}
-line.launcher.options                   # {"mixed_precision": "fp8"}
-line.list_unread(read=("output_dir",))  # records of options, files and variables
+    # accelerate launch --mixed_precision fp8 train.py --output_dir out
+    line = LaunchArguments(launch)
+    line.program.options                    # {"output_dir": "out"}
+    line.launcher.options                   # {"mixed_precision": "fp8"}
+    line.list_unread(read=("output_dir",))  # records of options, files and variables
+
+The launches of Megatron-LM's programs are not read here: `megatron_lm/written_arguments.py`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -75,7 +77,7 @@ class LaunchArguments:
         for name, variable in launch.environment.items():
             if not may_affect_precision(name.lower()):
                 continue
-            if variable.is_unknown:
+            if variable.is_open:
                 yield make_unmapped("megatron_lm.only-the-run-decides", name, variable)
             else:
                 yield make_unmapped("command_lines.variable", name, variable)
@@ -95,11 +97,11 @@ def _report_unread_values(arguments: CommandArguments, files: Sequence[str]) -> 
         file = arguments.options.get(name)
         if isinstance(file, str):
             yield make_unmapped("command_lines.file", arguments.spellings[name], file)
-    for name, value in arguments.undecided.items():
+    for name, value in arguments.open_values.items():
         if may_affect_precision(name) or name in (*PRECISION_FILE_OPTIONS, *arguments.overrides):
             spelling = arguments.spellings.get(name, name)
             yield make_unmapped("megatron_lm.only-the-run-decides", spelling, value)
-    for word in dict.fromkeys(arguments.unknown_words):
+    for word in dict.fromkeys(arguments.open_words):
         yield make_unmapped("command_lines.loose-word", word, None)
 
 

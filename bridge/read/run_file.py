@@ -1,4 +1,4 @@
-"""`read_run_file`: reads a file that describes a run, whatever framework it is for.
+"""`load_file_reading`: the `FileReading` of a file that describes a run, whatever framework it is for.
 
 The framework is recognised by the content of the file, in this order:
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import UnreadFileError
+from bridge.errors import PayloadError, UnreadFileError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
 from bridge.preflight.origins import Origins
@@ -59,7 +59,7 @@ ITERATION_FOLDER_GLOB = "iter_*"
 """Folder of an iteration in a folder of checkpoints."""
 
 
-def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
+def load_file_reading(path: Path, choice: RunChoice | None = None) -> FileReading:
     """Return the run that a file describes.
 
     Args:
@@ -71,6 +71,7 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         UnreadFileError: The file cannot be read, or describes no run.
         RunConfigError: Its sections cannot be those of a run.
     """
+    choice = choice or RunChoice()
     limit = strict_yaml.MAX_BYTES
     if path.suffix == CHECKPOINT_SUFFIX:
         limit = MAX_CHECKPOINT_BYTES
@@ -81,16 +82,15 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         from bridge.read.framework.yaml_files import read_framework  # few files are a framework's
 
         config = _parse_yaml_mapping(data, path)
-        reading = read_framework(config, path, choice or RunChoice())
+        reading = read_framework(config, path, choice)
         if reading is not None:
             return reading
     if not is_yaml or ARGUMENTS_PATTERN.search(data):
-        reading = _maybe_read_arguments(data, path, choice or RunChoice())
+        reading = _maybe_read_arguments(data, path, choice)
         if reading is not None:
             return reading
-    if choice is not None:
-        choice.refuse_for(path)
-        choice.refuse_checkpoint(path)
+    choice.refuse_for(path)
+    choice.refuse_checkpoint(path)
     if config is None:
         config = _parse_yaml_mapping(data, path)
     return _read_sections(config, path)
@@ -107,17 +107,31 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
     """
     from bridge.read import refusals
     from bridge.read.framework.launch_scripts import maybe_read_script
-    from bridge.read.megatron_lm import run_reader as megatron_lm
+    from bridge.read.megatron_lm import file_arguments, run_reader  # few files are Megatron-LM's
 
-    document = megatron_lm.make_document(data, path)
+    document = _make_document(data, path)
     reading = _maybe_read_program(document, choice) or maybe_read_script(document, choice)
     if reading is not None:
         return reading
     refusals.refuse_framework(document)
-    if megatron_lm.is_megatron_lm_file(document):
+    if file_arguments.is_megatron_lm_file(document):
         choice.refuse_checkpoint(path)
-        return megatron_lm.read_run(document, choice)
+        return run_reader.make_file_reading(document, choice)
     return None
+
+
+def _make_document(data: bytes, path: Path) -> Document:
+    """Return the contents of a file as a document.
+
+    Raises:
+        UnreadFileError: The contents cannot be read.
+    """
+    from bridge.read.text.document import Document
+
+    try:
+        return Document.from_bytes(data, str(path))
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
 
 
 def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | None:
@@ -168,6 +182,9 @@ def _states_a_run(config: Mapping[str, Any]) -> bool:
 
 def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
     """Refuse unknown sections, and sections that are no mappings.
+
+    They are refused before overrides are written: an override of a field would replace a section
+    that is no mapping.
 
     Args:
         config: The sections.

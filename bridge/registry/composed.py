@@ -80,7 +80,8 @@ def _make_config(
 
 def _resolve_node(node: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a mapping as plain data. References in a config of OmegaConf are resolved."""
-    omegaconf: Any = sys.modules.get("omegaconf")  # no import: there is no node of it without it
+    # If OmegaConf is not imported, the node cannot be an object of it.
+    omegaconf: Any = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(node):
         return {str(key): value for key, value in node.items()}
     try:

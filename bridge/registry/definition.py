@@ -66,8 +66,8 @@ def is_same_definition(first: RecipeFunction, second: RecipeFunction) -> bool:
     if second_location.line is not None and first_location.line == second_location.line:
         return True
     # The line differs: the file was edited and loaded again, or it has two functions of this name.
-    text = second_location.file.read_text(encoding="utf-8")
-    definitions = re.findall(rf"^[ \t]*def {second.__name__}\b", text, re.MULTILINE)
+    source_text = second_location.file.read_text(encoding="utf-8")
+    definitions = re.findall(rf"^[ \t]*def {second.__name__}\b", source_text, re.MULTILINE)
     return len(definitions) < 2
 
 

@@ -126,7 +126,7 @@ class RecipeSource(ConfigSource):
         return URL_SCHEME
 
     def available(self) -> bool:
-        """Return True: there is always a registry."""
+        """Return True, because there is always a registry."""
         return True
 
     def is_group(self, config_path: str) -> bool:
@@ -167,9 +167,9 @@ class RecipeSource(ConfigSource):
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
         """Return the config of a recipe, and set the environment variables that its function sets."""
-        made = self._get_or_make(name)
-        os.environ.update(made.variables)
-        return made.config
+        cached_recipe = self._get_or_make(name)
+        os.environ.update(cached_recipe.variables)
+        return cached_recipe.config
 
     def _get_or_make(self, name: str) -> _CachedRecipe:
         """Return a recipe with its config, which is made again only if the recipe was replaced.
@@ -190,7 +190,7 @@ class RecipeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes.
 
-        At the root it returns the group, once a recipe was chosen.
+        At the root the result is the group, if a recipe was chosen before.
         """
         if config_path.strip("/") == GROUP:
             if results_filter == ObjectType.GROUP:

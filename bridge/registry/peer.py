@@ -52,7 +52,7 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     - every other field that differs from its default;
     - every field that differs from the recipe, if the object was made from a recipe.
 
-    If the object was made from no recipe, a field at its default may have been stated too. Such
+    If the object was made without a recipe, a field at its default may have been stated too. Such
     fields are marked as ambiguous.
 
     Args:
@@ -102,8 +102,8 @@ def _find_changes_to_recipe(
 ) -> list[str] | None:
     """Return the fields that differ from the recipe that an object was made from.
 
-    The recipe has the fewest differing fields. They must be fewer than half of the fields in which the
-    recipe differs from the defaults. None: there is no such recipe.
+    The recipe has the fewest differing fields. They must be fewer than half of the fields in which
+    the recipe differs from the defaults. The result is None if there is no such recipe.
     """
     nearest: list[str] | None = None
     for recipe in recipes:

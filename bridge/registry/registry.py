@@ -160,7 +160,7 @@ class Registry:
 
     def __init__(self, *, plugins: bool = True) -> None:
         self.broken: dict[str, str] = {}
-        """Plugin or entry of `BRIDGE_RECIPES` -> why it was not loaded."""
+        """Plugin or entry of `BRIDGE_RECIPES` -> the reason why it was not loaded."""
         self._recipes: dict[str, Recipe] = {}
         self._aliases: dict[str, str] = {}
         self._is_loaded = not plugins
@@ -225,7 +225,7 @@ class Registry:
         Args:
             function: The function. The recipe gets its name.
             name: Another name for the recipe.
-            tags: Words to group recipes by.
+            tags: Labels by which recipes are grouped.
             aliases: Further names.
 
         Raises:
@@ -235,7 +235,7 @@ class Registry:
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
-        self._load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
+        self._load()  # so that a duplicate is an error of the new recipe
         if name is None:
             name = getattr(function, "__name__", None)
         if not callable(function) or not isinstance(name, str):
@@ -436,16 +436,16 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
 
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> Any:
-        made: Any = function(*args, **options)
-        if isinstance(made, MixedPrecisionConfig):
-            return _copy_with_recipe_name(made, name)
-        return made  # `Registry.get` refuses it
+        result: Any = function(*args, **options)
+        if isinstance(result, MixedPrecisionConfig):
+            return _copy_with_recipe_name(result, name)
+        return result  # `Registry.get` refuses it
 
     return recipe
 
 
 def _copy_with_recipe_name(config: MixedPrecisionConfig, name: str) -> MixedPrecisionConfig:
-    """Return a copy with the recipe as its source: a function may return the same object twice."""
+    """Return a copy with the recipe as its source. A function may return the same object twice."""
     named = copy.copy(config)
     mark_recipe(named, name)
     return named

@@ -7,10 +7,12 @@ every field. A field that our config does not state is written with the value of
     fp8_margin: ${oc.select:model.fp8_margin,${oc.select:model.transformer.fp8_margin,0}}
 """
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, PrecisionConfig
@@ -18,7 +20,9 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode, is_family_on
 from bridge.precision.statements import get_field_value, is_stated, list_field_names
 from bridge.precision.subjects import SCALER
-from bridge.rules.sync_row import SyncRow
+
+if TYPE_CHECKING:
+    from bridge.rules.sync_row import SyncRow
 
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """The import path of Megatron Bridge's class of the same name."""

@@ -345,7 +345,7 @@ def _leaves_modules_open(precision: MixedPrecisionConfig, built: _ValuesByAttrib
 def _make_phase_precision(
     row: Mapping[str, Any], run_precision: MixedPrecisionConfig, number: int
 ) -> MixedPrecisionConfig:
-    """Return the precision of the run for the first phase, else a recipe with the stated fields."""
+    """Return the run's precision for the first phase, or else a recipe with the stated fields."""
     name: Any = row.get("recipe")
     path = f"{_SCHEDULE_PATH}, phase {number}"
     if number == 1:
@@ -367,7 +367,7 @@ def _refuse_fields_without_config(
 ) -> None:
     """Refuse a phase that states another value of a field that none of the configs has.
 
-    Such a field is in no plan, so that the plans cannot show the difference.
+    No plan contains such a field, so the plans cannot show the difference.
     """
     for name, value in get_stated_values(precision).items():
         first = getattr(run_precision, name)

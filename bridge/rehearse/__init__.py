@@ -1,4 +1,4 @@
-"""`precision-bridge rehearse`: a run, shrunk, in Megatron's real classes on this machine's CPU.
+"""`precision-bridge rehearse`: a small copy of a run, trained by Megatron's classes on this CPU.
 
     shrink.py            `shrink`: makes the `SmallRun`, without Megatron
       layers.py            the layers that are kept

@@ -22,7 +22,7 @@ BRIDGE_FOLDER = Path(__file__).parents[1]
 def find_root_error(error: BaseException) -> BaseException:
     """Return the first error of a chain of causes.
 
-    It is Megatron's own error if an error of this project was raised from it.
+    If an error of this project was raised from an error of Megatron, this is Megatron's error.
     """
     while error.__cause__ is not None:
         error = error.__cause__

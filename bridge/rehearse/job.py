@@ -61,7 +61,7 @@ class RankError(TypedDict, total=False):
 
 
 class RankOutcome(TypedDict, total=False):
-    """The outcome of a rank of a launch. A key is absent if the rank did not come so far."""
+    """The outcome of a rank of a launch. A key is absent if the rank ended before its phase."""
 
     phase: str
     """The phase that the rank was in at its end."""

@@ -60,8 +60,8 @@ def shrink_layers(small_run: SmallRun, limit: int) -> dict[str, Any]:
 def _remove_split_fields(small_run: SmallRun, split_fields: dict[str, Any]) -> None:
     """Remove the split of the full run, and record the split that each launch has instead.
 
-    The fields of the new split are added for each launch, since a launch without pipeline
-    parallelism has none.
+    Each launch adds the fields of its split, since a launch without pipeline parallelism must not
+    have such fields.
     """
     for name in SPLIT_FIELDS:
         before, after = small_run.model.pop(name, None), split_fields.get(name)
@@ -133,10 +133,10 @@ def _leave_out_prediction(small_run: SmallRun, reason: str) -> None:
 
 
 def _select_named_layers(small_run: SmallRun) -> list[int]:
-    """Return one layer of each combination that the rows of `modules` make.
+    """Return the first layer of each combination that the rows of `modules` make.
 
-    A combination is a kind of layer, whether it has a low-precision GEMM, and the rows that name
-    it. Its first layer is returned.
+    A combination is the kind of a layer, whether the layer has a low-precision GEMM, and the rows
+    that name the layer.
     """
     num_layers = small_run.shape.num_layers
     layers_by_row: list[set[int]] = []
@@ -161,7 +161,7 @@ def _select_named_layers(small_run: SmallRun) -> list[int]:
 def _renumber_rows(small_run: SmallRun, kept: tuple[int, ...]) -> None:
     """Write the new numbers of the kept layers into the rows of `modules`.
 
-    A row without a kept layer is removed, and recorded as a choice that is not shown.
+    A row that names no kept layer is removed, and recorded as a choice that is not shown.
     """
     rows = []
     stated_rows = (small_run.precision or {}).get("modules") or ()
@@ -180,8 +180,8 @@ def _renumber_rows(small_run: SmallRun, kept: tuple[int, ...]) -> None:
 def _note_quant_recipe_layers(small_run: SmallRun) -> None:
     """Record the matchers of a quantisation recipe that name layers by number.
 
-    Megatron counts these numbers within a pipeline stage, so they cannot be made those of the kept
-    layers. Rows of `modules` take the place of a quantisation recipe.
+    Megatron counts these numbers within a pipeline stage, so they cannot be renumbered for the kept
+    layers. Rows of `modules` can be, and may replace the quantisation recipe.
     """
     if small_run.plan.module_rows:
         return
@@ -226,11 +226,11 @@ def select_kept_layers(
     count = len(kinds)
     start, end = min(start, count), min(end, max(0, count - start))
     middle = range(start, count - end)
-    # The first layer of a kind is the last to be written.
+    # The reversed order makes the first layer of each kind overwrite the others.
     first_of_kind = {kinds[layer]: layer for layer in reversed(middle)}
     if needs_last and not end:
         first_of_kind[kinds[-1]] = count - 1
-    # Both ends share the rest of the limit, with at least one layer of each.
+    # The two ends share the rest of the limit. Each end keeps at least one layer.
     most_ends = max(2, limit - len(first_of_kind))
     kept_start = min(start, max(int(start > 0), most_ends - min(end, most_ends // 2)))
     kept_end = min(end, most_ends - kept_start)
@@ -247,7 +247,7 @@ def select_kept_layers(
 def _fill_up_layers(kept: set[int], middle: range, size: int) -> tuple[int, ...]:
     """Return `size` layers: the kept layers, and others of the middle.
 
-    The others are spread evenly over the middle, as far as they are not kept already.
+    The other layers are spread evenly over the layers of the middle that are not kept yet.
     """
     few = min(size, len(middle))
     spread = [middle[index * len(middle) // few] for index in range(few)]

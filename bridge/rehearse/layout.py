@@ -123,7 +123,7 @@ class LaunchLayout:
     def without(self, kind: str) -> LaunchLayout:
         """Return the layout without a kind of parallelism.
 
-        Expert parallelism goes too if no other kind is left whose ranks could hold the experts.
+        Expert parallelism is removed too if no other kind is left whose ranks can have the experts.
         """
         kinds = list(self.kinds)
         if kind in kinds:
@@ -163,9 +163,9 @@ class LaunchLayout:
     def _add_experts(self, groups: list[list[str]]) -> None:
         """Add expert parallelism to the launches whose ranks the experts are spread over.
 
-        They are the launch with data parallelism, or else with tensor or context parallelism. Each
-        launch with tensor parallelism has the experts too if its ranks do not share an expert:
-        Megatron does not reduce the gradients of experts that are complete on each of these ranks.
+        This is the launch with data parallelism, or else with tensor or context parallelism. Each
+        launch with tensor parallelism gets it too if tensor-parallel ranks do not share an expert.
+        Megatron would not reduce the gradients of experts that are complete on each of these ranks.
 
         Args:
             groups: The kinds of each launch. They are changed.
@@ -205,11 +205,11 @@ class LayerSplit:
     def can_share(self, size: int) -> bool:
         """Return whether the chunks of the two stages can share `size` layers.
 
-        A custom layout (`pipeline_model_parallel_layout`) can give a chunk any number of layers.
+        With a custom layout (`pipeline_model_parallel_layout`), a chunk has any number of layers.
         """
         if self.parallel.pipeline == 1 or self.parallel.layout is not None:
             return True
-        # Megatron counts the embedding and the loss as layers if the run says so.
+        # Megatron counts the embedding and the loss as layers if the run states this.
         counted = size + self.parallel.embedding_counts + self.parallel.loss_counts
         chunks = 2 * self.virtual
         if self._uneven_stages:
@@ -231,10 +231,10 @@ class LayerSplit:
 
     @property
     def _uneven_stages(self) -> tuple[int, int] | None:
-        """Layers of two neighbouring kinds of stages of the run; None for an even split.
+        """The numbers of layers of two different stages of the run. None: an even split.
 
-        A run can state the layers of its first and its last stage. If it states one of them, the
-        other number is that of a stage in the middle.
+        A run can state the layers of its first and its last stage. If it states only one of them,
+        the other number belongs to a stage in the middle.
         """
         first, last = self.parallel.first_stage_layers, self.parallel.last_stage_layers
         if self.parallel.pipeline == 1 or (first is None and last is None):
@@ -251,7 +251,7 @@ class LayerSplit:
     def fields(self, size: int) -> dict[str, Any]:
         """Return the model fields that split `size` layers over two stages.
 
-        They are empty for an even split.
+        Empty for an even split, except for fields that count the embedding or the loss as layers.
         """
         parallel = self.parallel
         if parallel.pipeline == 1:

@@ -16,15 +16,15 @@ class LaunchResult:
     seconds: float
     """Time of the launch: training, saving and the resume."""
     planned: int | None = None
-    """The number of GEMMs in the plan; None if no step was recorded."""
+    """The number of GEMMs in the plan. None: no step was recorded."""
     equal: int | None = None
     """The number of GEMMs that ran as planned in every recorded step."""
     loss: float | None = None
-    """Loss of the step after the checkpoint, in the run without a break; None after an error."""
+    """Loss of the step after the checkpoint, in the run without a break. None: an error."""
     resumed_loss: float | None = None
-    """Loss of the same step after a resume from the checkpoint; None after an error."""
+    """Loss of the same step after a resume from the checkpoint. None: an error."""
     parameters: int | None = None
-    """Parameters of the small model; None after an error."""
+    """Number of parameters of the small model. None: an error."""
     findings: tuple[Finding, ...] = ()
 
 

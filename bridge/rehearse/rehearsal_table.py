@@ -151,16 +151,16 @@ def _format_value(value: object) -> str:
     """Return a value as the text of a cell, cut at `MAX_VALUE_LENGTH` characters."""
     if value is None:
         return "-"
-    text = str(to_plain_data(value))
-    if len(text) > MAX_VALUE_LENGTH:
-        return f"{text[:MAX_VALUE_LENGTH]} ..."
-    return text
+    value_text = str(to_plain_data(value))
+    if len(value_text) > MAX_VALUE_LENGTH:
+        return f"{value_text[:MAX_VALUE_LENGTH]} ..."
+    return value_text
 
 
 def _format_finding(finding: Finding) -> Text:
     """Return a finding as a line with a coloured severity."""
-    text = f" {finding.path}: {finding.rule.rstrip('.')}"
+    sentence = f" {finding.path}: {finding.rule.rstrip('.')}"
     if finding.value is not None:
-        text += f", got {to_plain_data(finding.value)}".rstrip(".")
-    text = f"{text}. {finding.remedy}".rstrip()
-    return Text.assemble((finding.severity, SEVERITY_STYLES[finding.severity]), text)
+        sentence += f", got {to_plain_data(finding.value)}".rstrip(".")
+    sentence = f"{sentence}. {finding.remedy}".rstrip()
+    return Text.assemble((finding.severity, SEVERITY_STYLES[finding.severity]), sentence)

@@ -1,4 +1,7 @@
-"""`rehearse`: shrinks a run, launches it in a worker process, and compares it with its plan."""
+"""`rehearse`: makes a run small, runs it in a worker process, and compares the steps with the plan.
+
+The command `precision-bridge rehearse` calls it.
+"""
 
 import json
 import os
@@ -42,8 +45,9 @@ PROCESS_VARIABLES = {
 }
 """Environment variables of the rehearsal's processes.
 
-Threads of a parallel region do not survive a fork. Nothing is compiled, and Dynamo is half of the
-time of the imports. glibc keeps freed memory: otherwise each tensor of each step causes page faults.
+Threads of a parallel region do not survive a fork, so there is one thread. Dynamo is off: nothing
+is compiled, and importing it would double the time of the imports. glibc keeps freed memory:
+otherwise each tensor of each step causes page faults.
 """
 UNSAVED_EXPERTS_RULE = "PB436"
 """The rule about megatron-core before 0.19, which saves no grouped experts without extra state."""
@@ -71,7 +75,7 @@ def rehearse(
     run.prediction.require_plan()
     target = run.prediction.target
     if not run.states_target or run.reading.release.is_installed:
-        # No target states a release. The one that was read is the installed release.
+        # The target does not state a release. Reading the run has filled in the installed release.
         target = replace(target, mcore=None)
     release = find_release(target.mcore)
     small_run = shrink(
@@ -110,8 +114,9 @@ def rehearse(
 def _remove_settings(small_run: SmallRun, left_out: Sequence[Finding]) -> SmallRun:
     """Return the small run without the settings that the worker left out.
 
-    The record is compared with the plan of what ran. An offloaded optimizer, for example, keeps
-    FP32 masters. The precision-aware optimizer that runs in its place keeps remainders of 16 bits.
+    The record must be compared with the plan of the run without these settings. An offloaded
+    optimizer, for example, keeps FP32 masters. The precision-aware optimizer that replaces it here
+    keeps remainders of 16 bits.
     """
     paths = {finding.path for finding in left_out}
     sections = dict(small_run.sections)
@@ -292,8 +297,8 @@ def _evaluate_launch(
 
     Args:
         launch: The outcome of the launch.
-        layout: Its layout.
-        plan: Its plan. None if no step was recorded.
+        layout: The layout of the launch.
+        plan: The plan of the launch. None: no step was recorded.
     """
     first = launch["ranks"][0]
     findings = _collect_errors(launch["ranks"])
@@ -327,14 +332,21 @@ def _count_planned_gemms(plan: PrecisionPlan) -> int:
 
 
 def _check_resumed_loss(outcome: RankOutcome) -> list[Finding]:
-    """Return a finding if a step has another loss after a resume than without a break."""
+    """Return a finding if the step after a resume is missing, or has another loss than without a break."""
     loss = outcome["loss"]
     resumed = outcome.get("resumed_loss", loss)
     if resumed == loss:
         return []
     same = "the step after a resume has the loss of the same step without a break"
-    rule, value = f"{same}, {loss:.6f}", f"{resumed:.6f}"
+    rule, value = f"{same}, {_format_loss(loss)}", _format_loss(resumed)
     return [Finding(path="checkpoint", rule=rule, value=value, remedy="", severity="warning")]
+
+
+def _format_loss(loss: float | None) -> str:
+    """Return a loss for a message. A run that took no step has none."""
+    if loss is None:
+        return "no step"
+    return f"{loss:.6f}"
 
 
 def _compare_records(
@@ -379,7 +391,7 @@ def _plan_launch(
 def _collect_errors(outcomes: Sequence[RankOutcome]) -> list[Finding]:
     """Return the errors of the rank that failed first.
 
-    The errors of the other ranks follow from it: they lose its connection, or are ended.
+    Errors of other ranks are a consequence: they lose the connection to it, or are ended.
     """
     failed = [outcome for outcome in outcomes if "error" in outcome]
     if failed:

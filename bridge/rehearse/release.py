@@ -1,8 +1,9 @@
 """The release of Megatron Core that a rehearsal imports.
 
-It is the newest release on this machine that is not newer than the target's. A machine has the
-installed release. If ``make setup`` has filled the folder ``megatron-next`` of the environment, it
-has the release in that folder too. The folder is not on the import path by default.
+It is the newest release on this machine that is not newer than the release of the target. A machine
+has the installed release. If ``make setup`` has filled the folder ``megatron-next`` of the Python
+environment, the machine has the release in that folder too. The folder is not on the import path by
+default.
 """
 
 import os
@@ -23,9 +24,9 @@ class Release:
     """A release of Megatron Core on this machine."""
 
     version: Version | None
-    """None if no Megatron Core is installed."""
+    """The version. None: no Megatron Core is installed."""
     folder: Path | None = None
-    """Folder to put first on the import path. None for the installed release."""
+    """Folder to put first on the import path. None: the release is installed."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables with which a process imports the release."""
@@ -42,7 +43,7 @@ def list_local_releases(*, prefix: Path | None = None) -> list[Release]:
     """Return the releases on this machine, the installed release first.
 
     Args:
-        prefix: Prefix of the Python environment. None is the environment of this process.
+        prefix: Prefix of the Python environment. None: the environment of this process.
     """
     releases = []
     installed = get_installed_version("mcore")
@@ -60,8 +61,8 @@ def find_release(wanted: Version | None, *, prefix: Path | None = None) -> Relea
     """Return the newest release on this machine that is not newer than the wanted release.
 
     Args:
-        wanted: The release of the target. None is the newest release on this machine.
-        prefix: Prefix of the Python environment. None is the environment of this process.
+        wanted: The release of the target. None: the newest release on this machine.
+        prefix: Prefix of the Python environment. None: the environment of this process.
 
     Returns:
         The installed release if every release is newer than the wanted release.

@@ -1,14 +1,14 @@
-"""`shrink`: a run made small enough for a laptop, with its precision, kinds of layers and layout.
+"""`shrink`: makes a run small enough for a laptop, and keeps its precision and kinds of layers.
 
     small_run = shrink(run.sections, run.precision)
     small_run.sections["model"]["hidden_size"]
     small_run.changes[0].reason
     small_run.launches[0].processes
 
-Megatron and Transformer Engine must treat each small number as they treat the number of the full
-run. So sizes keep their ratio. The width and the tokens of a rank keep their greatest common
-divisor with the multiple that the scaling scheme needs. A size that the scheme refuses in the full
-run is then refused in the rehearsal too.
+Each small size must pass or fail the checks of Megatron and Transformer Engine as the size of the
+full run does. So sizes keep their ratio. The width and the tokens of a rank keep their greatest
+common divisor with the multiple that the scaling scheme needs. A size that the scheme refuses in
+the full run is then refused in the rehearsal too.
 """
 
 from collections.abc import Mapping
@@ -53,8 +53,8 @@ FSDP_PREFIXES = (
 )
 """Prefixes of the fields of DDP that have an effect only under Megatron-FSDP."""
 INITIALISER_FIELDS = ("init_method", "output_layer_init_method", "embedding_init_method")
-"""Fields with functions, which a file can hold only as text. Megatron makes them from other
-fields."""
+"""Fields whose values are functions. A file has them only as text, and Megatron makes them from
+other fields."""
 CUDA_GRAPH_FIELDS = ("cuda_graph_scope", "cuda_graph_modules")
 """Parts of a run that its CUDA graphs capture. A CPU captures none.
 
@@ -90,8 +90,8 @@ def shrink(
         precision: The precision of the run. None if only the configs decide it.
         target: The GPUs of the run. If their number is not stated, the least number that the
             parallel sizes need is assumed.
-        local_version: The release of Megatron Core that the rehearsal imports. None is the
-            installed release.
+        local_version: The release of Megatron Core that the rehearsal imports. None: the installed
+            release.
         processes: The most processes of a launch.
         max_layers: The most layers. There are more if the first and last layers and the pipeline
             need more.
@@ -149,7 +149,7 @@ def _remove_fields(small_run: SmallRun) -> None:
 
 
 def _replace_kernels(small_run: SmallRun) -> None:
-    """Replace what needs a GPU, and switch off the routing of tokens at random."""
+    """Replace settings that need a GPU, and switch off the random routing of tokens."""
     if small_run.layout.size("context") > 1 and small_run.model.get("cp_comm_type") != "a2a":
         small_run.set(
             "model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version"
@@ -277,7 +277,7 @@ def _replace_schedule(small_run: SmallRun) -> None:
         "eval_iters": 0,
         "eval_interval": 0,
     }
-    # Megatron's schedule needs both rates.
+    # Megatron's schedule needs both learning rates.
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():
         if small_run.sections["optimizer"].get(name) is None:
             small_run.sections["optimizer"][name] = value

@@ -1,4 +1,4 @@
-"""`SmallRun`: a run that is made small, and the changes that are made to it."""
+"""`SmallRun`: the small copy of a run that a rehearsal launches. Each change has a reason."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,9 +33,9 @@ class Change:
 
 @dataclass(kw_only=True)
 class SmallRun:
-    """A run that is made small, together with the plan of the full run.
+    """The small copy of a run, together with the plan of the full run.
 
-    The functions of `shrink` change it step by step. Three lists record what they do: `changes`,
+    The functions of `shrink` change it step by step. Three lists record the changes: `changes`,
     `left_out` and `unshown_choices`.
     """
 
@@ -139,11 +139,11 @@ class SmallRun:
             small_ranks: Ranks of the rehearsal that share the width.
         """
         if size % ranks:
-            # Not divisible by the ranks, as in the full run, so that Megatron refuses this one too.
+            # As in the full run, the ranks do not divide this width. So Megatron refuses it too.
             return small_ranks * self.alignment + 1
         common = gcd(size // ranks, self.alignment)
         part = max(1, round(wanted / small_ranks / self.alignment)) * self.alignment
         if common < self.alignment:
-            # Makes the greatest common divisor with the alignment `common` again.
+            # The greatest common divisor with the alignment must be `common` again.
             part += common
         return small_ranks * part

@@ -1,11 +1,11 @@
-"""`shrink_widths`: small widths of a model: heads, channels, hidden size, feed-forward, experts.
+"""`shrink_widths`: makes the widths of a model small: heads, channels, hidden size, experts.
 
 A small width keeps two properties of the width in the full run. The first is its ratio to the
 hidden size. The second is its alignment: the greatest common divisor of a rank's part and the
-multiple that the scaling scheme needs. Several widths of attention, of Mamba and of a gated delta net
-depend on the same heads and channels. So these are found by search: a `_measure_..._alignment`
-function measures the full run and then growing sizes, and the first sizes with the same alignment
-are taken.
+multiple that the scaling scheme needs. Several widths of attention, of Mamba and of a gated delta
+net depend on the same heads and channels. So heads and channels are found by search: a
+`_measure_..._alignment` function measures the full run and then growing sizes. The first sizes with
+the same alignment are taken.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ def _shrink_attention(small_run: SmallRun) -> int:
     """Make the heads, their channels and the hidden size small, and return the hidden size."""
     shape = small_run.shape
     if not shape.num_attention_heads:
-        # A model without attention: nothing else decides its hidden size.
+        # The model has no attention. So nothing else decides its hidden size.
         return small_run.alignment * 2
     heads, groups = _choose_heads(small_run)
     ratio = shape.hidden_size / (shape.num_attention_heads * shape.kv_channels)
@@ -69,8 +69,8 @@ def _shrink_attention(small_run: SmallRun) -> int:
 def _choose_heads(small_run: SmallRun) -> tuple[int, int]:
     """Return small numbers of query heads and of query groups.
 
-    A number that is not divisible by the tensor-parallel ranks of the full run is not divisible by
-    those of the rehearsal either. So Megatron's checks of these numbers have the same result.
+    If the tensor-parallel ranks of the full run do not divide a number, the ranks of the rehearsal
+    do not divide the small number. So Megatron's checks of these numbers have the same result.
     """
     heads, groups = small_run.shape.num_attention_heads, small_run.shape.num_query_groups
     ranks, small_ranks = small_run.parallel.tensor, small_run.tensor_ranks
@@ -98,7 +98,7 @@ def _find_channels(small_run: SmallRun, heads: int, groups: int, *, is_stated: b
         small_run: The small run.
         heads: Query heads of the rehearsal.
         groups: Query groups of the rehearsal.
-        is_stated: Whether the run states the channels, so that the hidden size does not follow them.
+        is_stated: Whether the run states the channels. Then the hidden size is independent of them.
     """
     shape = small_run.shape
     wanted = _measure_attention_alignment(
@@ -129,7 +129,7 @@ def _find_channels(small_run: SmallRun, heads: int, groups: int, *, is_stated: b
 def _measure_attention_alignment(
     multiple: int, *, hidden: int, heads: int, groups: int, channels: int, ranks: int
 ) -> tuple[int, ...]:
-    """Return the common divisors of the projections' widths on a rank with a multiple."""
+    """Return the greatest common divisor of `multiple` and each projection's width on a rank."""
     query_width = heads * channels // ranks
     # The fused projection makes queries, keys and values.
     fused_width = (heads + 2 * groups) * channels // ranks
@@ -181,12 +181,12 @@ def _shrink_state_space(small_run: SmallRun, mixer: StateSpace) -> None:
 def _find_state_space(small_run: SmallRun, mixer: StateSpace) -> StateSpace:
     """Return the least sizes of Mamba with the alignment of the full run.
 
-    If no number of heads has it, every projection is aligned.
+    If no number of heads has this alignment, the returned sizes have aligned projections.
     """
     multiple = small_run.alignment
     groups = small_run.tensor_ranks
     if mixer.num_groups % small_run.parallel.tensor:
-        groups += 1  # not divisible either
+        groups += 1  # the ranks must not divide the groups, as in the full run
     without_heads = StateSpace(
         num_heads=0,
         head_dim=4,
@@ -214,7 +214,7 @@ def _measure_state_space_alignment(
 
 
 def _shrink_delta_net(small_run: SmallRun, net: DeltaNet) -> None:
-    """Make the heads of a gated delta net few, and keep the alignment of the projections on a rank."""
+    """Make the heads of a gated delta net few, and keep the projections' alignment on a rank."""
     small = _find_delta_net(small_run, net)
     reason = "keeps the alignment of the projections on a rank"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
@@ -224,7 +224,7 @@ def _shrink_delta_net(small_run: SmallRun, net: DeltaNet) -> None:
 def _find_delta_net(small_run: SmallRun, net: DeltaNet) -> DeltaNet:
     """Return the least sizes of a gated delta net with the alignment of the full run.
 
-    If no smaller number of heads has it, they are the sizes of the full run.
+    If no smaller number of heads has this alignment, the sizes of the full run are returned.
     """
     multiple, small_ranks = small_run.alignment, small_run.tensor_ranks
     values_per_key = net.num_value_heads // net.num_key_heads
@@ -288,12 +288,12 @@ def _shrink_experts(small_run: SmallRun, experts: Experts, hidden: int) -> None:
     if small_run.layout.size("expert") > 1:
         count = 2 * min(2, max(1, experts.num_experts // small_run.parallel.expert))
     if experts.num_experts % small_run.parallel.expert:
-        # One more expert, so that the small number is not divisible by the ranks either.
+        # With one more expert, the ranks do not divide the small number, as in the full run.
         count += 1
     reason = "two experts on each of two ranks, or four on one"
     small_run.set("model.num_moe_experts", min(count, experts.num_experts), reason)
-    # Two experts per token are not reduced to one: Megatron's router takes a single expert only if
-    # its softmax is before the choice.
+    # A token keeps at least two experts: Megatron's router supports a single expert per token only
+    # if its softmax runs before the choice.
     small_run.set(
         "model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer"
     )
@@ -304,7 +304,7 @@ def _shrink_experts(small_run: SmallRun, experts: Experts, hidden: int) -> None:
         small_run.set(
             "model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU"
         )
-        # Megatron refuses these two without flex.
+        # Megatron refuses these two fields without the dispatcher flex.
         small_run.model.pop("moe_flex_dispatcher_backend", None)
         small_run.model.pop("moe_enable_deepep", None)
     _shrink_expert_widths(small_run, experts, hidden / small_run.shape.hidden_size)

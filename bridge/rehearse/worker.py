@@ -1,8 +1,10 @@
 """The process of a rehearsal that imports Megatron: ``python -m bridge.rehearse.worker JOB.json``.
 
-The process imports Megatron once. For each launch it forks itself, once for each rank. The ranks
-train a few steps, save a checkpoint, and resume from it for one step. Every exception of a rank is
-part of the answer, since a rehearsal looks for the errors of Megatron Core and Transformer Engine.
+The process imports Megatron once. It forks itself for each launch, and the fork forks itself for
+each rank. The ranks train a few steps, save a checkpoint, and resume from it for one step. Launches
+run at the same time, since ranks that wait for each other leave processors idle. Every exception of
+a rank is part of the answer, since a rehearsal looks for the errors of Megatron Core and Transformer
+Engine.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
@@ -64,13 +67,15 @@ MODEL_DEFINING_FIELDS = (
     "model.dsa_indexer_topk_freq",
     "model.use_kitchen",
 )
-"""Fields without which the model would be another model. A run is not rehearsed without them."""
+"""Fields that define the model. A run with such a field that is not supported here is refused."""
 PRELOADED_MODULES = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
 """Modules that each rank needs. The process imports them once, before it forks."""
-LAUNCH_SECONDS = 240.0
-"""How long the ranks of a launch may run."""
+MAX_RANKS = 8
+"""The most ranks that run at the same time, unless a single launch has more."""
+LAUNCH_SECONDS = 480.0
+"""The longest time that the ranks of a launch may run."""
 GRACE_SECONDS = 3.0
-"""How long the other ranks may go on after a rank has failed."""
+"""The longest time that other ranks may continue after a rank has failed."""
 CHECKPOINT_FOLDER = "checkpoints"
 FINDING_FIELDS = tuple(field.name for field in dataclasses.fields(Finding))
 
@@ -86,11 +91,14 @@ PHASE_OF_WORK: dict[Work, str] = {
 
 def main(file: Path) -> None:
     """Rehearse the job of a file, and write ``answer.json`` next to the file."""
+    # The imports make many objects that live to the end, and collections would visit them again and
+    # again. `_prepare_forks` ends this.
+    gc.disable()
     job: Job = json.loads(file.read_text(encoding="utf-8"))
     answer: JobAnswer | Refusal
     try:
         answer = _rehearse_job(job, file.parent)
-    except BridgeError as error:  # Nothing was launched: the machine lacks something.
+    except BridgeError as error:  # nothing could be launched on this machine
         answer = {"refused": str(error)}
     (file.parent / "answer.json").write_text(json.dumps(answer, default=str), encoding="utf-8")
 
@@ -99,11 +107,11 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
     """Prepare the process, run each launch, and return the answer.
 
     Args:
-        job: The job. Settings that no run here can have are removed from its sections.
+        job: The job. Settings that no run on this machine can have are removed from its sections.
         folder: The folder for the files of the launches.
 
     Raises:
-        BridgeError: Nothing can be launched here.
+        BridgeError: Nothing can be launched on this machine.
     """
     sections = job["sections"]
     is_te = sections["precision_backend"] == declared_gpu.TE_CPU_BACKEND
@@ -116,14 +124,7 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
     _require_same_model(left_out)
     left_out += _find_replaced_variables(job["variables"])
     _prepare_forks(patches_te=is_te and job["saves_without_state"])
-    outcomes: list[LaunchOutcome] = []
-    for launch in _drop_left_out_kinds(launches, left_out):
-        launch_folder = folder / f"launch-{len(outcomes)}"
-        launch_folder.mkdir()
-        began = time.perf_counter()
-        ranks = _run_launch(job, launch, launch_folder)
-        seconds = time.perf_counter() - began
-        outcomes.append({"layout": launch.to_dict(), "seconds": seconds, "ranks": ranks})
+    outcomes = _run_launches(job, _drop_left_out_kinds(launches, left_out), folder)
     return {"left_out": left_out, "launches": outcomes, "versions": _detect_versions(is_te=is_te)}
 
 
@@ -135,16 +136,28 @@ def _prepare_forks(*, patches_te: bool) -> None:
     """
     for name in PRELOADED_MODULES:
         import_module(name)
+    _load_kernel()
     if patches_te:
         from bridge.runtime.megatron.te_cpu.patches import patch_empty_extra_state
 
         patch_empty_extra_state()
     # Otherwise the garbage collection in a fork would copy the memory of every module.
     gc.freeze()
+    gc.enable()
+
+
+def _load_kernel() -> None:
+    """Load the C kernel of the numerics, which each rank would have to look for otherwise."""
+    from bridge.runtime.numerics import native
+
+    # The ranks report a wrong choice of the kernel.
+    with suppress(BridgeError):
+        if native.get_kernel_choice() != "torch":
+            native.load_kernel(wait=True)
 
 
 def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
-    """Return product -> the release that runs here, or None if the product does not run."""
+    """Return product -> the release that runs here. None: the product does not run."""
     versions: dict[str, str | None] = {"mcore": get_installed_text("mcore"), "te": None}
     if is_te:
         from bridge.runtime.megatron.te_cpu.install import get_installed_te
@@ -158,10 +171,10 @@ def _detect_versions(*, is_te: bool) -> dict[str, str | None]:
 def remove_unsupported_settings(
     sections: Sections, launches: list[LaunchLayout]
 ) -> list[LeftOutSetting]:
-    """Remove the fields that no run here can have.
+    """Remove the fields that no run on this machine can have.
 
-    They are fields that Megatron's classes here do not have, and fields that a run of
-    scripts/train.py does not support.
+    Such a field is missing in the Megatron classes of this machine, or is not supported by
+    scripts/train.py.
 
     Args:
         sections: The sections of the small run. They are changed.
@@ -204,7 +217,7 @@ def remove_unsupported_settings(
 
 
 def _remove_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Remove nulls of fields that cannot be None here. A file of a later release can have them."""
+    """Remove the nulls, from a file of a later release, of fields that cannot be None here."""
     for key in list(section):
         is_null = section[key] is None and key not in NULLABLE_FIELDS
         if is_null and defaults.get(key) is not None:
@@ -275,6 +288,52 @@ def _drop_left_out_kinds(
     return parallel or [launches[0]]
 
 
+def _run_launches(job: Job, launches: list[LaunchLayout], folder: Path) -> list[LaunchOutcome]:
+    """Run each launch in a fork, and return the outcomes. At most `MAX_RANKS` ranks run at once."""
+    context = multiprocessing.get_context("fork")
+    files: list[Path] = []
+    forks: list[ForkProcess] = []
+    running: list[tuple[ForkProcess, LaunchLayout]] = []
+    for launch in launches:
+        while running and _count_ranks(running) + launch.processes > MAX_RANKS:
+            connection.wait([fork.sentinel for fork, _ in running])
+            running = [(fork, other) for fork, other in running if fork.is_alive()]
+        launch_folder = folder / f"launch-{len(files)}"
+        launch_folder.mkdir()
+        files.append(launch_folder / "outcome.json")
+        forks.append(context.Process(target=_write_launch_outcome, args=(job, launch, files[-1])))
+        forks[-1].start()
+        running.append((forks[-1], launch))
+    outcomes = []
+    for launch, file, fork in zip(launches, files, forks, strict=True):
+        fork.join()
+        outcomes.append(_read_launch_outcome(launch, file, fork))
+    return outcomes
+
+
+def _count_ranks(running: list[tuple[ForkProcess, LaunchLayout]]) -> int:
+    """Return the number of ranks of running launches."""
+    return sum(launch.processes for _, launch in running)
+
+
+def _write_launch_outcome(job: Job, launch: LaunchLayout, file: Path) -> None:
+    """Run a launch, and write its outcome into a file. The folder of the file is the launch's."""
+    began = time.perf_counter()
+    ranks = _run_launch(job, launch, file.parent)
+    seconds = time.perf_counter() - began
+    outcome: LaunchOutcome = {"layout": launch.to_dict(), "seconds": seconds, "ranks": ranks}
+    file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
+
+
+def _read_launch_outcome(launch: LaunchLayout, file: Path, fork: ForkProcess) -> LaunchOutcome:
+    """Return the outcome that the fork of a launch wrote, or its exit code if it wrote none."""
+    if not file.is_file():
+        ended: list[RankOutcome] = [{"ended": f"exit code {fork.exitcode}"}]
+        return {"layout": launch.to_dict(), "seconds": 0.0, "ranks": ended}
+    outcome: LaunchOutcome = json.loads(file.read_text(encoding="utf-8"))
+    return outcome
+
+
 def _run_launch(job: Job, launch: LaunchLayout, folder: Path) -> list[RankOutcome]:
     """Train, save and resume in a launch, and return the outcome of each rank."""
     trained = _fork_ranks("train_and_save", job, launch, folder)
@@ -336,7 +395,8 @@ def _read_outcome(file: Path, process: ForkProcess) -> RankOutcome:
 def _wait_for_ranks(ranks: list[ForkProcess]) -> None:
     """Wait for all ranks, and end those that take too long.
 
-    After a rank has failed, the others may wait for it forever. They have `GRACE_SECONDS`.
+    After a rank has failed, the other ranks may wait for it forever. So they are ended after
+    `GRACE_SECONDS`.
     """
     deadline = time.monotonic() + LAUNCH_SECONDS
     while time.monotonic() < deadline:
@@ -420,7 +480,11 @@ def _train_rank(
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
     apply_last_sync(config, precision)
     outcome["phase"] = PHASE_OF_WORK[work]
-    summary = pretrain(config, run_dir=folder / work)
+    # Recording doubles the time of a step, and `rehearse` compares two records with the plan.
+    recorded_steps = [1, job["steps"] + 1]
+    if work == "resume":
+        recorded_steps = []
+    summary = pretrain(config, run_dir=folder / work, recorded_steps=recorded_steps)
     if work == "resume":
         outcome["resumed_loss"] = summary.train_loss
         return
@@ -432,7 +496,10 @@ def _train_rank(
 
 
 def _make_step_records(first: Record, last: Record) -> list[StepRecord]:
-    """Return the records of two audited steps as plain data. Equal steps have one record."""
+    """Return the records of the first and the last audited step as plain data.
+
+    If both are the same step, there is one record.
+    """
     records: list[StepRecord] = []
     for record in {first.step: first, last.step: last}.values():
         gemms = list(map(dataclasses.asdict, record.gemms))

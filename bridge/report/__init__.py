@@ -1,7 +1,7 @@
 """Tables, plots and pages: shows values that other rooms compute.
 
-A function takes a finished value of a room below and returns something to show. None reads a file
-or decides.
+Each function takes a finished value from the room that made it, and returns text, a table or a
+picture. No function reads a file or decides anything.
 
     value                             made by                   shown by
     Report of findings                preflight.check           findings.py: lines, data; sarif.py
@@ -17,5 +17,5 @@ or decides.
     RoundTrip                         numerics.round_trip       round_trip_table.py
 
 `table.py` lays out columns and rows for a terminal or a file, and every table uses it. `curves.py`
-has the loss curves and the empty figure that every picture begins with.
+has the loss curves, and `make_figure`, with which every picture begins.
 """

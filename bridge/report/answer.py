@@ -1,4 +1,4 @@
-"""`Answer`: one sentence of a report, with the state that its mark and colour show."""
+"""`Answer`: a sentence of a report, with a state that decides its mark and colour."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ State = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One sentence of a report about a run."""
+    """A sentence of a report about a run."""
 
     state: State
     sentence: str

@@ -11,7 +11,7 @@ from bridge.runtime.checkpoint.precision_change import PrecisionChange
 
 SHOWN_PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 MAX_ROWS = 10
-"""Rows of a table of differences. Further rows are only counted."""
+"""The most rows of a table of differences. Further rows are only counted."""
 RESUME_HEADING = "resuming A in the precision of B"
 STORED_WEIGHTS_NOTE = (
     "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 "
@@ -50,7 +50,7 @@ def _stores_weights_in_low_precision(contents: Contents) -> bool:
 
 
 def _list_facts(contents: Contents) -> list[tuple[str, str]]:
-    """Return the origin of a checkpoint as names with values."""
+    """Return facts about the origin of a checkpoint, as names with values."""
     run = contents.run
     packages = []
     for name in SHOWN_PACKAGES:
@@ -93,7 +93,10 @@ def make_difference_table(one: Contents, two: Contents, difference: Difference) 
 def _make_value_table(
     differences: Sequence[Mapping[str, str]], *, heading: str
 ) -> list[RenderableType]:
-    """Return the first differences as a table, and the number of the others; empty if none."""
+    """Return the first differences as a table, and the number of further differences.
+
+    Empty if there are no differences.
+    """
     rows = []
     for difference in differences[:MAX_ROWS]:
         rows.append({heading: difference[heading], "A": difference["a"], "B": difference["b"]})

@@ -1,7 +1,4 @@
-"""The comparison of a sweep: a table and sentences for a terminal, and files.
-
-The files are Markdown, JSON and a picture of the curves.
-"""
+"""The comparison of a sweep: a table and sentences for a terminal; Markdown, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -84,8 +81,8 @@ def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
         parts.append(_format_markdown(comparison, picture))
     (folder / f"{FILE_STEM}.md").write_text("\n".join(parts), encoding="utf-8")
     content = list(map(comparison_to_dict, comparisons))
-    text = json.dumps(content, indent=2)
-    (folder / f"{FILE_STEM}.json").write_text(text + "\n", encoding="utf-8")
+    content_json = json.dumps(content, indent=2)
+    (folder / f"{FILE_STEM}.json").write_text(content_json + "\n", encoding="utf-8")
 
 
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
@@ -141,7 +138,7 @@ def _format_markdown(comparison: Comparison, picture: str) -> str:
 def _make_rows(comparison: Comparison) -> list[dict[str, str]]:
     """Return a row for each recipe.
 
-    A comparison of logs has notes. Its columns are left out if no log has their figure.
+    In a comparison of logs, which has notes, a column is left out if no log has its value.
     """
     rows = list(map(_make_cells, comparison.rows))
     if not comparison.notes:

@@ -64,7 +64,7 @@ def _draw_gaps(axes: Axes, comparison: Comparison) -> None:
     gate = 100 * comparison.gate
     axes.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
     axes.margins(y=0.5)
-    # The limits are those of the means. A wide interval is cut, so that the means stay readable.
+    # The limits come from the means. A wide interval is cut, so that the means stay readable.
     least, most = axes.get_ylim()
     for colour, points in points_of.items():
         low, high = 100 * np.asarray(points.low), 100 * np.asarray(points.high)

@@ -35,8 +35,8 @@ def plot_loss(
         title: The title of the picture.
         train: The training losses.
         validation: The validation losses.
-        loss_scale: The loss scales, which get axes of their own below; empty: no such axes.
-        unigram_entropy: The loss of a model that knows only the frequencies of tokens; None: no line.
+        loss_scale: The loss scales, which get separate axes below. Empty: no such axes.
+        unigram_entropy: The loss of a model that knows only token frequencies. None: no line.
     """
     height, xlabel = 4.8, "step"
     if loss_scale:

@@ -49,7 +49,7 @@ def describe_band(band: Band) -> str:
 
 
 def _describe_verdict(band: Band) -> str:
-    """Return whether the errors are those of roundings, and the first that is not."""
+    """Return whether roundings explain all errors, and the first error that they do not explain."""
     first = band.first_outside
     if first is not None:
         return (

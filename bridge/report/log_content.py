@@ -23,7 +23,7 @@ from bridge.runtime.audit.run_log import RunLog
 def make_log_view(
     log: RunLog, *, silenced: Sequence[str] = (), precision: str = ""
 ) -> RenderableType:
-    """Return the last figures of a log, the figures that it does not have, and early warnings.
+    """Return the last metrics of a log, the names of missing metrics, and the early warnings.
 
     Args:
         log: The log.
@@ -41,7 +41,7 @@ def make_log_view(
 
 
 def _list_facts(log: RunLog) -> list[tuple[str, str]]:
-    """Return the state of a run by its log, as names with values."""
+    """Return the state of a run from its log, as names with values."""
     step = str(log.last_step)
     if log.train_iters is not None:
         step = f"{log.last_step} of {log.train_iters}"
@@ -110,7 +110,7 @@ def collect_log_content(
 
 
 def _collect_figures(log: RunLog, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures that the log has."""
+    """Return name of a metric -> value, for the metrics that the log has."""
     validation_loss = None
     if log.validation:
         _step, validation_loss = log.validation[-1]
@@ -146,7 +146,7 @@ def _collect_verdicts(
 
 
 def _describe_gaps(log: RunLog) -> list[str]:
-    """Return a sentence for each part of the log that is missing, unread or has another meaning."""
+    """Return sentences about parts of the log that are missing, not read or easy to misread."""
     sentences = list(log.notes)
     if log.is_policy:
         sentences.append("The loss is that of a policy gradient, which need not fall.")

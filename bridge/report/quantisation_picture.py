@@ -1,16 +1,20 @@
 """The errors of a run's quantisers as a heat map over layers and steps."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.image import AxesImage
+from typing import TYPE_CHECKING
 
 from bridge.precision.formats import FORMATS
 from bridge.report.curves import make_figure
 from bridge.report.quantisation_table import shorten_module_name
 from bridge.runtime.audit.quantisation import QuantisationRow, group_by_operand
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 Place = tuple[int, str]
 """A layer and the name of a module in it."""
@@ -18,7 +22,7 @@ MAX_STEP_LABELS = 6
 WORST_DB = 12.0
 """Decibels below the healthy SQNR at which a heat map has its strongest colour.
 
-They are two bits: a bit of precision is about 6 dB.
+They equal two bits: a bit of precision is about 6 dB.
 """
 
 

@@ -59,7 +59,7 @@ def make_worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
 
 
 def _make_worst_cells(operand: str, rows: Sequence[QuantisationRow]) -> dict[str, str]:
-    """Return the cells of an operand: its mean, its lowest SQNR and the place of that."""
+    """Return the cells of an operand: mean SQNR, lowest SQNR, and the place of the lowest SQNR."""
     lowest = min(rows, key=lambda row: row.sqnr_db)
     cells = {
         "operand": f"{operand} ({lowest.format})",
@@ -87,7 +87,7 @@ def _format_mean(rows: Sequence[QuantisationRow], name: str) -> str:
 
 
 def _format_known(number: str) -> str:
-    """Return the text of a number; "-" for NaN, which stands for an unknown number."""
+    """Return the text of a number; "-" for NaN, which means an unknown number."""
     if number == "nan":
         return "-"
     return number

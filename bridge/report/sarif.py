@@ -19,7 +19,7 @@ def make_sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[st
     Silenced findings are suppressed results, with the reason as the justification.
 
     Args:
-        reports: The report on the file, and those on its other branches.
+        reports: The report on the file, and the reports on its other branches.
         file: The file that the results point to.
         version: The version of this package.
     """

@@ -1,4 +1,4 @@
-"""Tables and plain text, laid out from rows that have each cell by its heading.
+"""Makes tables and plain text from rows. A row is a mapping from heading to cell.
 
 No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are
 spread over several tables, each with the key columns. A file gets one table of any width.
@@ -17,21 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 UNLIMITED_WIDTH = 10_000
-"""Columns of a console on which nothing is cut."""
+"""A width, in characters, at which nothing is cut."""
 LAYER_COUNT_NOTE = "; layers count from 1"
 """The end of the title of each table of layers."""
 BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 FILE_WIDTH = 116
-"""Columns that a report in a file or a pipe may use for its sentences."""
+"""The width, in characters, of the sentences of a report in a file or a pipe."""
 
 
 Cell = str | Text
 Row = Mapping[str, Cell]
-"""Heading -> cell. Every row of a table has the headings of the first one, in its order."""
+"""Heading -> cell. Every row of a table has the headings of the first row, in the same order."""
 VALUE_HEADING = " "
-"""The heading of the values of `make_facts_table`. Its names have the heading "".
+"""The heading of the values of `make_facts_table`. The names have the heading "".
 
-Both are blank, so the table is printed without headings. They differ, since a row is a mapping.
+Both headings are blank, so the table is printed without headings. They differ, since a row is a
+mapping.
 """
 
 
@@ -156,20 +157,20 @@ def format_markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def format_cell(value: float | None, form: str = ".4f") -> str:
-    """Return a number as a cell; "-" without one."""
+    """Return a number as a cell; "-" if there is no number."""
     if value is None:
         return "-"
     return format(value, form)
 
 
 def format_mib(size_bytes: float | None) -> str:
-    """Return a size in MiB as a cell; "-" without one, and "< 0.1" for a small size above 0."""
+    """Return a size in MiB as a cell; "-" for None, and "< 0.1" for a small size above 0."""
     if size_bytes is None:
         return "-"
-    text = f"{size_bytes / 2**20:,.1f}"
-    if text == "0.0" and size_bytes > 0:
+    mib = f"{size_bytes / 2**20:,.1f}"
+    if mib == "0.0" and size_bytes > 0:
         return "< 0.1"
-    return text
+    return mib
 
 
 def format_bytes(count: float) -> str:
@@ -201,7 +202,7 @@ def print_renderable(content: RenderableType, console: Console | None = None) ->
 
 
 def render_plain_text(content: RenderableType, *, width: int = 120) -> str:
-    """Return what rich can print as plain text, for a file or a pipe."""
+    """Return a renderable of rich as plain text, for a file or a pipe."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False)
     console.width = max(width, _measure_width(content, console))

@@ -1,4 +1,4 @@
-"""A run in progress as a view for a terminal: its last figures and the early warnings."""
+"""A run in progress as a view for a terminal: its last metrics and the early warnings."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ Record = dict[str, Any]
 
 BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40
-"""Characters of a curve."""
+"""The width of a curve in characters."""
 
 
 def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
-    """Return the last figures of a run, and its early warnings.
+    """Return the last metrics of a run, and its early warnings.
 
     Args:
         run: The folder of the run.
@@ -55,7 +55,7 @@ def _list_facts(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def _list_last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return the figures of the last training step."""
+    """Return the metrics of the last training step."""
     last = train[-1]
     losses = [record["loss"] for record in train]
     rows = [
@@ -89,18 +89,18 @@ def _list_quantisation(run: RunFolder) -> list[tuple[str, str]]:
     for operand, measured in group_by_operand(select_last_step(run.quantisation)).items():
         underflow = 100 * max(row.underflow for row in measured)
         saturated = 100 * max(row.saturated for row in measured)
-        text = (
+        shares = (
             f"{underflow:.2g} % to zero, {saturated:.2g} % saturated, at most; "
             f"step {measured[0].step}"
         )
-        rows.append((operand, text))
+        rows.append((operand, shares))
     return rows
 
 
 def draw_bars(values: Sequence[float | None]) -> str:
-    """Return values as a line of at most `CURVE_WIDTH` bars, from the lowest to the highest.
+    """Return values as a line of at most `CURVE_WIDTH` bars.
 
-    None is shown as a dot.
+    The lowest value has the lowest bar, and the highest value the highest bar. None is a dot.
     """
     count = min(CURVE_WIDTH, len(values))
     picked = []

@@ -1,4 +1,4 @@
-"""The rulebook: one row per rule.
+"""The rules by which `finalize`, a sync and a check find the faults of a run, one row per rule.
 
 To add a rule
     1. Choose the file of its subject in ``topics/``: ``topics/statements/``, ``topics/precision/``,
@@ -7,12 +7,12 @@ To add a rule
     2. Add a row to its `RULES`: ``warning(id=..., when=..., message=..., remedies=..., ...)``. The
        kinds of rows are in ``rule.py``. The id is the next free number.
     3. Write `when`, a function of the context that yields a `Violation` for each fault.
-    4. Add a run that breaks the rule and a run that keeps it to the file of the same name in
+    4. Add a run that breaks the rule and a run that follows it to the file of the same name in
        ``tests/rules/cases/``, and the finding to ``examples.yaml``.
 
 The parts of a rule
     rule.py               `Rule`, its kinds, `RuleFinding`, and the evaluation of rules
-    violation.py          `Violation`: a place where a run breaks a rule, and words for its message
+    violation.py          `Violation`: a place where a run breaks a rule, and values for its message
     rulebook.py           every rule, by topic and by id
 
 The facts that a rule reads

@@ -2,9 +2,9 @@
 
     facts.model.fp8, facts.scheme, facts.has_precision_aware_optimizer, facts.target.mcore
 
-A value that no config states is the class default of Megatron. If Megatron has no default
-(`seq_length`) or the target does not state a version, the value is None, and a rule that needs it
-reports nothing.
+A value that no config states is Megatron's class default. The value is None if Megatron has no
+default (`seq_length`) or the target does not state a version. A rule that needs this value reports
+nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`RuleContext`: the facts that a rule reads, with the path and the source of each setting.
 
-`finalize` makes a context of a precision, with `RuleContext.from_precision`. A sync makes one of
-its owners. A check makes a `RunContext`, which knows the whole run.
+`finalize` makes a context from a precision, with `RuleContext.from_precision`. A sync makes a
+context from its owners. A check makes a `RunContext`, which knows the whole run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def get_effective_values(config: PrecisionConfig) -> dict[str, Any]:
 class RuleContext(ConfigFacts):
     """The facts that a rule reads, with the path and the source of each setting.
 
-    Nothing changes a context. A context is made for each evaluation.
+    A context is not changed. Each evaluation makes a new context.
 
     Args:
         precision: As for `ConfigFacts`.
@@ -124,7 +124,7 @@ class RuleContext(ConfigFacts):
     def is_value_before_sync_known(self, path: str) -> bool:  # noqa: ARG002  of a check
         """Return whether an owner's value before the sync is stated or a known default.
 
-        Only in a check it may be unknown.
+        The value can be unknown only in a check.
         """
         return True
 

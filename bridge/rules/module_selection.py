@@ -16,7 +16,7 @@ class PlacedModule:
 
     layer: str
     number: int | None
-    """The number of the layer in the whole model, from 0. None: it is embedding, MTP or output."""
+    """The number of the layer in the whole model, from 0. None: embedding, MTP or output layer."""
     module: str
     kind: str
     path: str
@@ -36,7 +36,7 @@ class RowSelection:
     taken: tuple[PlacedModule, ...]
     """The linear layers whose precision the row decides."""
     shadowed: tuple[PlacedModule, ...]
-    """Linear layers that the row selects, and whose precision an earlier row or matcher decides."""
+    """Selected linear layers whose precision an earlier row or matcher decides."""
     shadowed_by: tuple[str, ...]
     """The names of these earlier rows or matchers."""
     unread: tuple[PlacedModule, ...]

@@ -2,8 +2,8 @@
 
 A context has an `AttributeView` of each config, which looks a field up when it is read. These
 classes exist only for the type checker: `ConfigFacts` casts a view to them. A view of `finalize` has
-only the fields of a precision. A field without a class default, a name and a dtype can be None. A
-test compares the types with the table of fields.
+only the fields of a precision. Names, dtypes and fields without a class default can be None. A test
+compares the types with the table of fields.
 """
 
 

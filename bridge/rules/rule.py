@@ -1,8 +1,8 @@
 """`Rule`: one rule as a row of named columns, and the evaluation of rules.
 
 A row can be read without its code. `when` yields the places where a run breaks the rule. `message`
-and `remedies` are templates. Their names are ``run``, which is the context, and the words of a
-violation.
+and `remedies` are templates. Their names are ``run``, which is the context, and the template values
+of a violation.
 
     contradiction(id="PB204", setting="fp4", when=lambda context: context.is_fp8 and context.is_fp4, ...)
     error(id="PB264", when=find_counts_beyond_stage, ...)    # a function that yields violations
@@ -28,7 +28,7 @@ from bridge.rules.violation import VALUE_OF_PATH, Violation
 from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
-"""The worst severity first. An error: the run does not start, or does not do what is stated."""
+"""The worst severity first. An error means that the run does not start or breaks a statement."""
 
 EVIDENCE = {
     "verified": "read in the source that is named, or executed",
@@ -73,9 +73,9 @@ class Rule(Generic[Context_contra]):
     sync: str | None = None
     """A key of `SYNC_REACTIONS`. None: a sync does not evaluate the rule."""
     versions: tuple[VersionRange, ...] = ()
-    """The versions that the rule holds for.
+    """The versions for which the rule is true.
 
-    If a version is not known, the finding says so, and its severity is one step milder.
+    If a version is not known, the finding states that, and its severity is one step milder.
     """
     when: Callable[[Context_contra], bool | Iterable[Violation]]
     """A function that yields the places where a run breaks the rule, or returns whether it does."""
@@ -147,7 +147,7 @@ class RuleFinding(Finding):
     evidence: str = "verified"
     remedies: tuple[str, ...] = ()
     depends_on: str | None = None
-    """The version ranges that the finding holds for, if the version of the run is not known."""
+    """The version ranges for which the finding is true, if the run's version is not known."""
     silenced: str | None = None
     """The reason for which a user silenced the finding."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -207,7 +207,7 @@ def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
             unknown = context.find_unknown(violation.rests_on)
         if not unknown:
             findings.append(_make_violation_finding(rule, context, violation, undecided_ranges))
-        elif rule.severity != "info":  # an info about an info helps nobody
+        elif rule.severity != "info":  # an undecided info is left out
             findings.append(_make_undecided_finding(rule, context, violation, unknown))
     return findings
 

@@ -1,4 +1,4 @@
-"""All rules, by topic, by id, and in the order of their ids."""
+"""The tables of all rules: by topic, by id, and in the order of their ids."""
 
 from operator import attrgetter
 
@@ -68,4 +68,4 @@ RULES = _sort_rules_by_id()
 RULES_BY_ID = {rule.id: rule for rule in RULES}
 
 FINALIZE_RULES = cast_to_precision_rules(rule for rule in RULES if rule.is_of_finalize)
-"""Errors that can be found from the precision without its configs."""
+"""Rules of errors that are found from the precision without its configs."""

@@ -39,7 +39,7 @@ class RunContext(RuleContext, ABC):
         target: The GPUs and versions of the run.
         program: The program that starts the run.
         unknown: Keys of the precision that are not fields -> their values.
-        malformed: Values of the precision that are not of their field's type.
+        malformed: Values of the precision that do not have their field's type.
         origins: Path of a setting -> its source.
         find_decider: As for `RuleContext`.
         backend: As for `ConfigFacts`.

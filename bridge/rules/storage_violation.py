@@ -10,7 +10,8 @@ def make_storage_violation(
 ) -> Violation:
     """Return a violation of the setting that stores weights in a family, fp8 or fp4.
 
-    It is the field of the recipe if the recipe states it, else the attribute of DDP or of the model.
+    The setting is the recipe's field if the recipe states it. Otherwise it is the attribute of DDP
+    or of the model.
     """
     gather = f"{family}_param_gather"
     if context.precision is None or is_stated(context.precision, gather):

@@ -33,9 +33,9 @@ class EnvironmentVariable:
     reads: str = "import"
     """When the variable is read. import: when `transformer_engine` is imported. run: during the run."""
     kind: str = "flag"
-    """flag: only the text 1 switches it on. number: an integer; 0 is off. text: a word."""
+    """flag: only the text 1 switches it on. number: an integer; 0 is off. text: any other text."""
     default: str | None = "0"
-    """The value that means the same as unset. None: there is no such value."""
+    """The value with the same effect as an unset variable. None: there is no such value."""
     choices: tuple[str, ...] = ()
     """The values that Transformer Engine accepts. Empty: it does not check the value."""
     keyword: str | None = None
@@ -88,15 +88,15 @@ class EnvironmentVariable:
 def load_nvte_variables() -> Mapping[str, EnvironmentVariable]:
     """Return the variables by name, in the order of the file. The file has their sources."""
     rows = load_package_yaml(Path(__file__).with_suffix(".yaml"))
-    made: dict[str, EnvironmentVariable] = {}
+    variables: dict[str, EnvironmentVariable] = {}
     for name, row in rows.items():
         columns: dict[str, Any] = {}
         for key, value in row.items():
             columns[key] = value
             if isinstance(value, list):
                 columns[key] = tuple(value)
-        made[name] = EnvironmentVariable(name=name, **columns)
-    return made
+        variables[name] = EnvironmentVariable(name=name, **columns)
+    return variables
 
 
 def list_set_variables(environ: Mapping[str, str]) -> list[tuple[EnvironmentVariable, str]]:
@@ -117,10 +117,10 @@ def list_scheme_variables(
         attention: Whether attention runs in FP8.
     """
     rows_and_values = []
-    for row, text in list_set_variables(environ):
+    for row, stated_value in list_set_variables(environ):
         is_read = attention or not row.attention
         if is_read and (not row.schemes or scheme in row.schemes):
-            rows_and_values.append((row, text))
+            rows_and_values.append((row, stated_value))
     return rows_and_values
 
 
@@ -130,27 +130,27 @@ def collect_recipe_keywords(environ: Mapping[str, str]) -> tuple[tuple[str, obje
     A value that Transformer Engine refuses is left out.
     """
     changed: list[tuple[str, object]] = []
-    for row, text in list_set_variables(environ):
-        if row.keyword and row.is_active(text):
-            changed.append((row.keyword, row.parse(text)))
+    for row, stated_value in list_set_variables(environ):
+        if row.keyword and row.is_active(stated_value):
+            changed.append((row.keyword, row.parse(stated_value)))
     return tuple(changed)
 
 
 def format_set_variables(environ: Mapping[str, str]) -> list[str]:
     """Return one line for each variable that is set, for the report of a run."""
     lines = []
-    for row, text in list_set_variables(environ):
+    for row, stated_value in list_set_variables(environ):
         when = "at run time"
         if row.reads == "import":
             when = "at import"
-        is_active = row.is_active(text)
+        is_active = row.is_active(stated_value)
         if is_active is None:
             effect = f"Transformer Engine accepts only {row.accepted_values}"
         elif is_active:
             effect = row.effect
         else:
             effect = "no effect, this is what Transformer Engine does anyway"
-        lines.append(f"{row.name}={text} (read {when}): {effect}.")
+        lines.append(f"{row.name}={stated_value} (read {when}): {effect}.")
     return lines
 
 
@@ -171,8 +171,8 @@ def check_environment(
     if scheme is None:
         return []
     findings: list[Finding] = []
-    for row, text in list_scheme_variables(scheme, environ, attention=attention):
-        findings += _check_variable(row, text, scheme)
+    for row, stated_value in list_scheme_variables(scheme, environ, attention=attention):
+        findings += _check_variable(row, stated_value, scheme)
     for name in sorted(environ):
         if not name.startswith("NVTE_") or name in load_nvte_variables():
             continue

@@ -1,10 +1,10 @@
-"""`Violation`: one place where a run breaks a rule, with the words for the rule's message."""
+"""`Violation`: one place where a run breaks a rule, with the values for the rule's message."""
 
 from collections.abc import Iterable
 from typing import Final
 
 VALUE_OF_PATH: Final = object()
-"""Stands for the value of the setting at the violation's path."""
+"""The value of `Violation.value` that means the value of the setting at the violation's path."""
 
 
 class Violation:

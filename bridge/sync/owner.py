@@ -47,7 +47,7 @@ PLANNED_ATTRIBUTES = PRECISION_ATTRIBUTES | {
 """Every attribute that a plan reads."""
 
 COMPUTED_FROM = {"autocast_dtype": "params_dtype"}
-"""Attribute -> the attribute that Megatron computes it from if it is None."""
+"""Attribute -> the attribute from which Megatron computes its value if it is None."""
 
 ABSENT: Any = dataclasses.MISSING
 """The value of an attribute that an owner does not have."""

@@ -53,16 +53,16 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     no_plan_reason: str | None = None
-    """The reason why the run has no plan: a source of its layers or precision is not read.
+    """The reason why the run has no plan. None: the run has a plan.
 
-    None: the run has a plan.
+    A run has no plan if a source of its layers or of its precision is not read.
     """
-    uncounted: tuple[str, ...] = ()
+    unread_options: tuple[str, ...] = ()
     """Options of the run that are not read and may affect its layout, its layers or its memory."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The known environment variables of the run."""
     file_gpus: int | None = None
-    """The number of GPUs that the file of the run states, which counts if the target states none."""
+    """The number of GPUs that the file of the run states. It counts if the target states none."""
     features: DebugFeatures | None = None
     """The features of Transformer Engine's debugger. None: the debugger is off."""
 
@@ -81,7 +81,7 @@ class Prediction:
         return replace(
             _predict_sync(precision, sections, target),
             no_plan_reason=self.no_plan_reason,
-            uncounted=self.uncounted,
+            unread_options=self.unread_options,
             environment=self.environment,
             file_gpus=self.file_gpus,
             features=self.features,
@@ -198,7 +198,7 @@ def predict(
     *,
     target: Target | None = None,
     no_plan_reason: str | None = None,
-    uncounted: tuple[str, ...] = (),
+    unread_options: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Prediction:
     """Return a run with the values that it has after its last sync.
@@ -211,7 +211,7 @@ def predict(
         target: The GPUs and versions of the run. Without a version of megatron-core every field
             is known to it.
         no_plan_reason: A sentence about why the run has no plan. None: it has a plan.
-        uncounted: Options of the run that are not read and may affect its layout, its layers or
+        unread_options: Options of the run that are not read and may affect its layout, its layers or
             its memory.
         environment: Environment variables of the run. None: they are not known.
 
@@ -232,7 +232,7 @@ def predict(
     return replace(
         _predict_sync(precision, read_sections, target or Target()),
         no_plan_reason=no_plan_reason,
-        uncounted=uncounted,
+        unread_options=unread_options,
         environment=environment or {},
     )
 

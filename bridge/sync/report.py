@@ -46,7 +46,7 @@ class SyncReport:
     def replaced(self) -> tuple[SyncRow, ...]:
         """Rows in which a set value was replaced, under any verdict.
 
-        The overrides are a part of them. Another part are set values of a scheme that is off.
+        The rows contain the overrides, and the set values of a scheme that is off.
         """
         return tuple(row for row in self.rows if row.replaces)
 
@@ -78,7 +78,7 @@ class SyncReport:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return one sentence: how many fields of each owner were changed, and how many kept."""
+        """Return a sentence with the number of changed and kept fields of each owner."""
         changed = Counter(row.owner for row in self.changes)
         noun = "fields"
         if changed.total() == 1:

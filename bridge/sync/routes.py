@@ -27,7 +27,7 @@ OWNER_CLASS_NAMES = {
 OLDEST_VERSION = "0.16.1"
 """The oldest megatron-core that the table covers."""
 CLASS_DEFAULT = "<Megatron's own default>"
-"""Stands for the class default of Megatron as the neutral value."""
+"""The neutral value of a row whose attribute gets Megatron's class default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Route:
     field: str
     owner: str
     attribute: str | None
-    """The name of the attribute. None: the field has no attribute, and its note says why."""
+    """The name of the attribute. None: the field has no attribute, for the reason in its note."""
     family: str | None
     """The row acts only while this family is on: fp8, fp4, or low for either. None: always.
 
@@ -71,7 +71,7 @@ class Route:
 def _make_route(
     owner: str, field: str, rule: str, attribute: str | None = "", **more: Any
 ) -> Route:
-    """Return a row; the attribute has the field's name unless it is stated."""
+    """Return a row. The attribute has the field's name unless another name is stated."""
     if attribute == "":
         attribute = field
     family = FIELDS[field].family
@@ -164,7 +164,8 @@ def get_routes(field: str) -> list[Route]:
 def load_route_notes() -> dict[str, dict[str, Any]]:
     """Return owner name -> field -> note and source.
 
-    The key "not_routed" has owner name -> field of Megatron -> why no field of a precision sets it.
+    The key "not_routed" has owner name -> field of Megatron -> the reason why no field of a
+    precision sets it.
     """
     notes: dict[str, dict[str, Any]] = load_package_yaml(Path(__file__).with_suffix(".yaml"))
     return notes

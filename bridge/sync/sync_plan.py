@@ -7,12 +7,12 @@ Planning writes nothing. It has four steps:
 
 1. Each row is decided by itself, by the rule of its route.
 2. If first and last layers stay in BF16 and both counts are 0, the counts get Megatron's defaults.
-3. A setting that two owners hold gets one value.
+3. A setting that two owners have gets the same value in both.
 4. The last plan before a run resolves the settings that sharding decides.
 
-The fourth step does what Megatron Bridge's runtime does before a run, and not in `setup`: the
-gradient buffer is not reused under Megatron-FSDP, and a switch that is on in the optimizer or in
-DDP is turned on in both.
+The fourth step follows Megatron Bridge, which takes it before a run and not in `setup`. The
+gradient buffer is not reused under Megatron-FSDP. A switch that is on in the optimizer or in DDP is
+turned on in both.
 
 Source: Megatron Bridge 0.6.2, training/config.py, `_validate_and_apply_megatron_fsdp_configs` and
 `_validate_and_sync_distributed_optimizer_settings`.
@@ -346,9 +346,9 @@ def _is_on(decision: _Decision, switch: str) -> bool:
 def _decide_fused_recipe(decision: _Decision) -> SyncRow:
     """Decide `optimizer.fp8_recipe` in a run without FP8 if the precision-aware optimizer reads it.
 
-    The value decides who holds the master weights. Under None and delayed it is the fused Adam: for
-    BF16 weights it keeps remainders of 2 bytes a parameter. Under any other value it is Megatron:
-    it keeps FP32 masters of 4 bytes a parameter. The owner's value stays, with one exception. Only
+    The value decides which code keeps the master weights. Under None and delayed the fused Adam
+    keeps remainders of 2 bytes a parameter for BF16 weights. Under any other value Megatron keeps
+    FP32 masters of 4 bytes a parameter. The owner's value stays, with one exception. Only
     Megatron's masters can update weights stored in FP4. So in a run with FP4 weights an owner
     without a value gets the value of the precision.
 
@@ -396,12 +396,13 @@ def _decide_nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncR
     """Return the row that turns the owner's NaN check off under a dynamic loss scale.
 
     The first steps under a dynamic scale overflow by design. Megatron-LM's argument parser
-    therefore turns the checks off under FP16. For configs built in Python no parser does, and the
-    check ends the run at the first overflow. A later sync to a precision without a dynamic scale
-    restores the value from before.
+    therefore turns the checks off under FP16. Configs built in Python do not pass through the
+    parser, and the check would end the run at the first overflow. A later sync to a precision
+    without a dynamic scale restores the earlier value.
 
     Returns:
-        One row; none if the owner has no such check, or if the check stays as it is.
+        A list with the row. It is empty if the owner has no such check, or if the check is not
+        changed.
 
     Source: megatron-core 0.16.1, param_and_grad_buffer.py; Megatron-LM, training/arguments.py.
     """
@@ -479,7 +480,7 @@ def get_scheme_after_sync(config: PrecisionConfig, owners: Iterable[OwnerValues]
 
 
 def _align_paired_settings(rows: list[SyncRow]) -> list[SyncRow]:
-    """Return the rows with one value for each setting that two owners hold.
+    """Return the rows with the same value in both owners of a setting.
 
     If the precision does not state the setting and one owner keeps its value, the value is written
     into the other owner. If both owners keep a value, both values stay, and a rule reports the

@@ -55,7 +55,7 @@ BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 CONFLICT_POLICIES = ("override", "error", "keep")
 """The reactions to a value that was set in an owner and that differs from the precision."""
 DECIDER_NOUNS = {"stated": "the config that states it"}
-"""Name of a decider -> its noun in the message about a conflict, if the name is not a noun."""
+"""Name of a decider -> its noun in the message about a conflict, if they differ."""
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _refuse_errors(
 
 
 def _require_policy(policy: str) -> None:
-    """Refuse a policy that is none of `CONFLICT_POLICIES`."""
+    """Refuse a policy that is not in `CONFLICT_POLICIES`."""
     if policy in CONFLICT_POLICIES:
         return
     matches = close_matches(str(policy), CONFLICT_POLICIES)
@@ -293,8 +293,7 @@ def _compute_values_after(
 ) -> dict[str, dict[str, Any]]:
     """Return owner name -> field -> value after the sync.
 
-    An owner that is not given has the values of the precision, and Megatron's defaults for its
-    other fields.
+    A missing owner has the values of the precision, and Megatron's defaults for its other fields.
     """
     precision_values: Mapping[str, Any] = {}
     if config is not None:

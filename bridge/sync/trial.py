@@ -111,7 +111,7 @@ def _validate_copy(
     error_before = _run_post_init(owner, twin_before_sync)
     was_refused = error_before is not None and str(error_before) == str(error)
     if owner.is_deferred and owner.name == "model" and error_before is not None:
-        return twin, None  # it is not complete: its layers and sizes are set before `finalize`
+        return twin, None  # not complete yet: its layers and sizes are set before `finalize`
     where = "with the recipe's values"
     if was_refused:
         where = "as it was before the recipe, too"
@@ -162,8 +162,8 @@ def format_validation_error(error: Exception) -> str:
 def _run_post_init(owner: Owner, twin: ConfigObject) -> Exception | None:
     """Run Megatron's validation on a copy, and return its error or None.
 
-    Its warnings are dropped, because Megatron gave them already when the object was made. The
-    process-wide switch of torch that it sets is restored.
+    Its warnings are dropped, because Megatron gave them already when the object was made.
+    Validation sets a process-wide switch of torch, which is restored.
     """
     # Megatron's classes import torch. Without torch there is no switch to restore.
     torch: Any = sys.modules.get("torch")

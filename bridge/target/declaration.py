@@ -27,7 +27,7 @@ from bridge.target.versions import (
 )
 
 _PART_RULE = "must be a GPU such as h100x8 or a version such as te2.8"
-"""The rule in the error about a part of the text that is neither."""
+"""The rule in the error about a part of the text that is neither a GPU nor a version."""
 PLAUSIBLE_VERSIONS = {
     "mcore": SpecifierSet("<3"),
     "te": SpecifierSet("<6"),
@@ -38,7 +38,7 @@ PLAUSIBLE_VERSIONS = {
 """Product -> plausible versions. Any other version is taken for a typing error."""
 TARGET_EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY_KEY = "memory"
-"""The word before the memory of a GPU. It is also its key among the fields of a target."""
+"""The name before the memory of a GPU ("memory=288GiB"), and its key among parsed fields."""
 MEMORY_UNITS = {"gib": 2**30, "gb": 10**9}
 """Unit -> bytes."""
 MAX_PART_LENGTH = 60
@@ -47,7 +47,8 @@ MAX_GPUS = 10**7
 """The most GPUs. No run has so many, and a larger number is taken for a typing error."""
 _ONE_VERSION = {name: f"one version of {title}" for name, title in PRODUCT_TITLES.items()}
 SINGLE_PARTS = {MEMORY_KEY: "one memory size", **_ONE_VERSION}
-"""Part of a target that a text states at most once -> its description in the error about two."""
+"""Part of a target that a text states at most once -> its description in the error about a
+repetition."""
 _make_error = partial(RunConfigError.of, "target")
 """Returns the error about a target: rule, value, remedy, close matches."""
 
@@ -98,29 +99,36 @@ def make_target(declared: Target | str | Sequence[str] | None) -> Target:
     """Return the target that a run declares.
 
     Args:
-        declared: The target, its text, or the parts of its text. None is a target of which only the
+        declared: The target, its text, or the parts of its text. None: only the version of the
             installed megatron-core is known.
 
     Raises:
-        RunConfigError: The text is no target.
+        RunConfigError: The text does not describe a target.
     """
     if declared is None:
         return Target(mcore=get_installed_version("mcore"))
     if isinstance(declared, Target):
         return declared
-    if isinstance(declared, str):
-        return parse_target(declared)
-    # On Hydra's command line, target=[h100x8,te2.8] needs no quotes, and is a list.
-    return parse_target(",".join(map(str, declared)))
+    return parse_target(format_target_text(declared))
+
+
+def format_target_text(declared: str | Sequence[object]) -> str:
+    """Return the text of a target that is declared as a text, or as the parts of one.
+
+    On Hydra's command line, target=[h100x8,te2.8] needs no quotes, and is a list.
+    """
+    if isinstance(declared, Sequence) and not isinstance(declared, str):
+        return ",".join(map(str, declared))
+    return str(declared)
 
 
 def _parse_part(part: str) -> dict[str, Any]:
     """Return the fields of `Target` that a part of the text states.
 
-    The memory of the GPU, which is no field of `Target`, has the key `MEMORY_KEY`.
+    The memory of the GPU has the key `MEMORY_KEY`, since `Target` has no field for it.
 
     Raises:
-        RunConfigError: It is neither a GPU, nor a version, nor a memory size.
+        RunConfigError: The part is neither a GPU, nor a version, nor a memory size.
     """
     if len(part) > MAX_PART_LENGTH:
         raise _make_error(_PART_RULE, part, f"Write {TARGET_EXAMPLE}, for example.")

@@ -1,7 +1,7 @@
 """`OWNER_FIELDS`: the fields of Megatron's configs, with kinds, defaults and versions.
 
 ``scripts/write_megatron_fields.py`` writes `megatron_fields.json` from the class definitions of the
-releases that the file names. A default is that of the newest release. This module adds three
+releases that the file names. A field has the default of the newest release. This module adds three
 tables: the settings of a run that no class of Megatron Core has, the pairs of settings of two
 configs that must be equal, and the switches of sharding that two configs have.
 """
@@ -39,7 +39,7 @@ class OwnerField:
     is_megatron: bool = True
     """Whether a class of Megatron Core has the field. False for the other settings of a run."""
     has: VersionRange | None = None
-    """The versions of megatron-core that have the field. None is all versions."""
+    """The versions of megatron-core that have the field. None: all versions."""
 
 
 ENCODERS = {
@@ -103,7 +103,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
 }
 """Section -> setting of a run that no class of Megatron Core has -> its kind and its default.
 
-None as a default means that the value is not known.
+A default of None: the value is not known.
 """
 TE_ADAPTER = "LoraParallelLinear"
 """Value of `peft.type` for adapters of Transformer Engine's layers: the class of mcore-bridge.
@@ -216,7 +216,7 @@ OWNER_FIELD_NAMES = {section: frozenset(OWNER_FIELDS[section]) for section in _M
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSetting:
-    """A setting that two owners hold. A sync makes both values equal."""
+    """A setting that two owners have. A sync makes both values equal."""
 
     first: tuple[str, str]
     """Owner name and attribute."""
@@ -250,7 +250,7 @@ SHARED_SETTINGS = (
 )
 
 FUSED_ADAM_RECIPES = (None, "delayed")
-"""Values of `optimizer.fp8_recipe` with which the fused Adam of the precision-aware optimizer holds
+"""Values of `optimizer.fp8_recipe` with which the fused Adam of the precision-aware optimizer keeps
 the master weights.
 
 Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22:
@@ -258,8 +258,8 @@ optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp
 """
 
 SHARED_SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
-"""Switches that optimizer and DDP config both have. A switch that is on in one is turned on in
-both."""
+"""Switches that the optimizer and the DDP config both have. A switch that is on in one config is
+turned on in the other config too."""
 
 
 def get_gradient_dtypes(
@@ -272,8 +272,8 @@ def get_gradient_dtypes(
         mode: The dtype of the run's mode: fp32, fp16 or bf16.
         mcore: The version of megatron-core. An unknown version counts as the newest.
 
-    Source: megatron-core 0.16.1 distributed_data_parallel.py. Since 0.19 Megatron-FSDP reads its
-    own fields (distributed/fsdp/mcore_fsdp_adapter.py).
+    Source: megatron-core 0.16.1 distributed_data_parallel.py. Since 0.19 Megatron-FSDP reads
+    separate fields (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
     if is_fsdp and is_at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:

@@ -18,12 +18,11 @@ class Gpu:
     generation: str
     """The name of the architecture."""
     capability: tuple[int, int] | None
-    """CUDA compute capability. None for a machine without a GPU, and for GPUs that are not
-    NVIDIA's."""
+    """CUDA compute capability. None: no GPU, or a GPU of another vendor than NVIDIA."""
     memory_gib: int
-    """Device memory as the driver reports it, rounded down. 0 if it is not known.
+    """Device memory in bytes, as the driver reports it, rounded down. 0: not known.
 
-    If a GPU is sold with several sizes, it is the common size.
+    If a GPU is sold with several memory sizes, this is the common size.
     """
     formats: tuple[str, ...]
     """Formats that the matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
@@ -32,7 +31,7 @@ class Gpu:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, not a machine without one."""
+        """Whether the row is a GPU. The row "cpu" is a machine without a GPU."""
         return self.generation != "CPU"
 
     @property
@@ -120,7 +119,7 @@ CPU = GPUS["cpu"]
 def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
     """Return a GPU of which only the compute capability is known.
 
-    Generation and formats are those of the row with the nearest earlier capability.
+    Its generation and formats come from the row with the nearest earlier capability.
     """
     generation = "before Volta"
     formats: tuple[str, ...] = ()
@@ -142,7 +141,7 @@ def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
 def find_gpu_of_device(device: str) -> Gpu | None:
     """Return the GPU whose name is a part of a device's name, or None.
 
-    If several names are, the GPU with the longest name is returned: a GB200 is not a B200.
+    If several names fit, the GPU with the longest name is returned: a GB200 is not a B200.
 
     Args:
         device: The name that the driver reports ("NVIDIA H100 80GB HBM3").

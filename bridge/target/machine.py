@@ -72,8 +72,8 @@ def detect_gpu(device: str, capability: tuple[int, int]) -> Gpu:
         capability: The compute capability that the driver reports.
 
     Returns:
-        The row of `GPUS` with this name and capability. If there is none, a GPU of which only the
-        capability is known.
+        The row of `GPUS` with this name and capability. If no row has both, a GPU of which only
+        the capability is known.
     """
     row = find_gpu_of_device(device)
     if row is not None and row.capability == capability:

@@ -1,7 +1,7 @@
 """`Target`: the GPUs of a run, and the releases of the packages that it runs with.
 
-A version that a target does not state is None. A rule that needs this version reports that it is
-not known. It does not guess.
+A version that a target does not state is None. A rule that needs this version reports that the
+version is not known. The rule does not guess.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Target:
     cudnn: Version | None = None
     torch: Version | None = None
     has_te: bool | None = None
-    """Whether Transformer Engine is installed. None if that is unknown."""
+    """Whether Transformer Engine is installed. None: not known."""
     is_detected: bool = False
-    """Whether the target was read from this machine. Otherwise a user declared it."""
+    """Whether the target was detected on this machine. False: a user declared it."""
 
     @property
     def capability(self) -> tuple[int, int] | None:

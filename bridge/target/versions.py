@@ -52,7 +52,7 @@ It is not on the import path.
 _COMPLETION_MARKER = "sitecustomize.py"
 """The last file that is written into `UNPACKED_FOLDER`."""
 _OPERATOR_WORDS = {">=": "from", "<": "before", "!=": "not"}
-"""Operator of a version specifier -> its word in messages."""
+"""Operator of a version specifier -> its name in messages."""
 
 
 def parse_version(text: str) -> Version:
@@ -74,10 +74,10 @@ def format_dotted(numbers: Iterable[int]) -> str:
 
 
 def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
-    """Return whether a version is one of some versions, or None if that is not known.
+    """Return whether a version is in a set of versions, or None if that is not known.
 
     The version 0.17 can mean 0.17.0 or 0.17.1. The answer is known only if it is the same for the
-    first and the last version that it can mean.
+    first and the last version that 0.17 can mean.
     """
     if version is None:
         return None
@@ -92,7 +92,7 @@ def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
 
 @functools.cache
 def _make_minimum(least: str) -> SpecifierSet:
-    """Return the versions from `least` on. Cached, since rules ask for the same ones often."""
+    """Return the versions from `least` on. Cached, since rules often ask for the same versions."""
     return SpecifierSet(f">={least}")
 
 
@@ -104,10 +104,10 @@ def is_at_least(version: Version | None, least: str) -> bool | None:
 @functools.cache
 def get_installed_version(product: str) -> Version | None:
     """Return the installed version of a product, or None. The product is not imported."""
-    text = get_installed_text(product)
-    if text is not None:
+    version_text = get_installed_text(product)
+    if version_text is not None:
         with suppress(RunConfigError):
-            return parse_version(text)
+            return parse_version(version_text)
     return None
 
 
@@ -139,7 +139,7 @@ def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
     """Return the version of the Megatron Core in the folder `UNPACKED_FOLDER` of an environment.
 
     Args:
-        prefix: Prefix of the Python environment. None is the environment of this process.
+        prefix: Prefix of the Python environment. None: the environment of this process.
 
     Returns:
         None if the folder is absent or incomplete.
@@ -150,18 +150,18 @@ def find_unpacked_megatron(prefix: Path | None = None) -> Version | None:
     package_info = folder / "megatron" / "core" / "package_info.py"
     if not (folder / _COMPLETION_MARKER).is_file() or not package_info.is_file():
         return None
-    text = package_info.read_text(encoding="utf-8")
-    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+    package_info_text = package_info.read_text(encoding="utf-8")
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package_info_text, re.MULTILINE)
     with suppress(RunConfigError):
         return parse_version(".".join(numbers))
     return None
 
 
 def find_newer_megatron(prefix: Path | None = None) -> Version | None:
-    """Return the version of the unpacked Megatron Core if it is newer than the installed one.
+    """Return the version of the unpacked Megatron Core if it is newer than the installed version.
 
     Args:
-        prefix: Prefix of the Python environment. None is the environment of this process.
+        prefix: Prefix of the Python environment. None: the environment of this process.
 
     Returns:
         None if it is not newer. It counts as newer if no Megatron Core is installed.

@@ -8,8 +8,8 @@
                          parser, with a `SyncReport` of the arguments that it set
     audit/               the audit of steps in the loops of Megatron Bridge, Megatron-LM and slime
 
-A trainer's package is imported only when a function needs its classes. `bridge.trainers.audit` is
-imported by its own name, since it needs torch and Megatron Core.
+A trainer's package is imported only when a function needs its classes. `bridge.trainers.audit`
+must be imported explicitly, since it needs torch and Megatron Core.
 """
 
 from bridge.trainers.arguments import nemo_plugin, transformers_arguments

@@ -11,9 +11,9 @@ def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
     """Add every registered recipe to Megatron Bridge's table of recipes.
 
     The table gets both spellings of a name, with underscores and with dashes. A registered recipe
-    makes a config of our class. The `setup` of this config writes only the stated fields, checks
-    the result on copies, and logs the values that it overrides. The files of a saved run name
-    Megatron Bridge's class.
+    makes a config of this project's class. Its `setup` writes only the stated fields, checks the
+    result on copies, and logs the values that it overrides. The files of a saved run name Megatron
+    Bridge's class.
 
     Args:
         replace: Whether Megatron Bridge's recipes of the same name are replaced.

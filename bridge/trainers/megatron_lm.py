@@ -42,8 +42,8 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     exit code 2.
 
     Args:
-        parser: Megatron-LM's parser, which it passes to an `extra_args_provider`. A team's own
-            provider comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+        parser: Megatron-LM's parser, which it passes to an `extra_args_provider`. A provider of a
+            team comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
 
     Returns:
         The same parser.
@@ -71,7 +71,7 @@ def _parse_stated_arguments(
 
     Args:
         parser: Megatron-LM's parser.
-        recipe_tokens: Tokens after those of this process's command line.
+        recipe_tokens: Tokens that are parsed after the command line of this process.
 
     Returns:
         Destination -> value of the stated arguments, and the tokens that the parser does not know.
@@ -79,7 +79,7 @@ def _parse_stated_arguments(
     tokens = [*sys.argv[1:], *recipe_tokens]
     destinations = vars(parser.parse_known_args(tokens)[0])
     # argparse sets a default only if the namespace has no such attribute. So every attribute is
-    # None before the second parse, and afterwards those that are not None were stated.
+    # None before the second parse. After it, an attribute that is not None was stated.
     without_defaults = argparse.Namespace(**dict.fromkeys(destinations))
     arguments, unknown_tokens = parser.parse_known_args(tokens, without_defaults)
     return _drop_none(arguments), unknown_tokens
@@ -216,7 +216,7 @@ def _make_sync_row(
         value: The value of the recipe.
     """
     field = None
-    # An argument without a field of a precision comes from the recipe as a whole.
+    # If no field of a precision sets the argument, the origin is the recipe as a whole.
     decider = Decider("source", "recipe")
     if destination in FLAG_OF_NAME:
         field = FLAG_OF_NAME[destination].field

@@ -15,7 +15,7 @@
     audit.py             `Audit`: compares the records of single steps with the plan
     metrics.py           `TrainRecord` and `ValidationRecord`: a logged step and a validation;
                          `Metrics` writes them to files and sinks
-    console.py           `Display`: a run in progress; `RunSummary`: its figures at the end
+    console.py           `Display`: a run in progress; `RunSummary`: its metrics at the end
     fingerprint.py       every setting as text: ranks must agree on it, and a checkpoint's manifest
                          has it
     measurements.py      `check_gradients` and `measure_quantisation`: passes of a built run

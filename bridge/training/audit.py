@@ -1,12 +1,12 @@
-"""`Audit`: compares what single steps of a run ran in with the plan of the run.
+"""`Audit`: compares the recorded formats of single steps of a run with the plan of the run.
 
 The first two steps, the first step of each phase and the last step are audited, and further steps
-at an interval.
+at an interval. A caller can choose other steps.
 """
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +29,19 @@ log = logging.getLogger("bridge.training")
 class Audit:
     """Compares the records of single steps with the plan of the run."""
 
-    def __init__(self, run: TrainingRun, run_dir: Path) -> None:
+    def __init__(
+        self, run: TrainingRun, run_dir: Path, *, steps: Collection[int] | None = None
+    ) -> None:
+        """Prepare the audit of a run; nothing is recorded yet.
+
+        Args:
+            run: The run.
+            run_dir: The folder of the record.
+            steps: The steps to record, from 1 on. None chooses them by ``train.audit``.
+        """
         self._run = run
         self._path = run_dir / RECORD_FILE
+        self._steps = steps
         self._phase: Phase | None = None
         self.record = Record(gemms=())
         """The record of the last audited step."""
@@ -40,7 +50,7 @@ class Audit:
         with this error."""
 
     def _is_due(self) -> bool:
-        """Return whether the next step, which is not the first, is audited."""
+        """Return whether the next step, which begins neither the run nor a phase, is audited."""
         run, train = self._run, self._run.config.train
         step = run.iteration + 1
         if train.audit == "off":
@@ -64,7 +74,10 @@ class Audit:
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
-        if not is_first and not self._is_due():
+        is_recorded = is_first or self._is_due()
+        if self._steps is not None:
+            is_recorded = self._run.iteration + 1 in self._steps
+        if not is_recorded:
             yield
             return
         run = self._run
@@ -75,7 +88,7 @@ class Audit:
         census = take_census(model, optimizer, run.activations)
         global_record = recording.gather_record(census)
         step = run.iteration + 1
-        # The record has the tensors of this rank. Those of all ranks are only compared.
+        # The record has the tensors of this rank. The tensors of all ranks are only compared.
         self.record = replace(global_record, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
             self._compare(recording, global_record, must_raise=is_first)
@@ -145,7 +158,7 @@ def _find_lost_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
     The comparison shows no mismatch then, since the plan has no low-precision GEMM either.
 
     Returns:
-        None: the recipe has no low precision, or a GEMM ran in it.
+        The fault, or None if the recipe has no low precision or a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):
         return None

@@ -252,8 +252,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
             is the resolved config afterwards.
 
     Returns:
-        Every field with its old and new value and the reason. None: the container has no precision,
-        and the configs were not changed.
+        Every field with its old and new value and the reason, or None if the container has no
+        precision. Then the configs are not changed.
 
     Raises:
         UnknownRecipeError: No recipe has this name.

@@ -1,4 +1,4 @@
-"""`Display`, which shows a run in progress, and `RunSummary`, the figures at its end.
+"""`Display` shows a run in progress, and `RunSummary` has the metrics at its end.
 
 A run is shown on the terminal or in the log. Its summary is printed and written as JSON.
 """
@@ -139,7 +139,7 @@ class RunSummary:
     """Steps with NaN or Inf in the gradients, which updated nothing, with those before a resumed
     checkpoint."""
     failure: str | None
-    """Why a run that took its last step has failed: most steps were skipped. None: a success."""
+    """The reason why a completed run has failed: most steps were skipped. None: a success."""
     stop_signal: int | None
     """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The
     exit code is 128 + the number. None: no signal did."""
@@ -152,8 +152,8 @@ class RunSummary:
     unigram_entropy: float
     """Loss of the best model that reads no context, on the validation tokens, in nats per token."""
     tokens_per_second: float | None
-    """Speed over all steps except the first, without the time of validations and checkpoints. None
-    with fewer than two steps."""
+    """Speed over all steps except the first, without the time of validations and checkpoints. None:
+    there were fewer than two steps."""
     seconds: float
     """Time from the start of `pretrain` to its end."""
     peak_memory_bytes: int | None

@@ -50,8 +50,8 @@ def _count_data_parallel_ranks(model: Any) -> int | None:
         model: The model config with the parallel sizes.
 
     Returns:
-        The number. None: there is a single rank, or the launcher does not state the number of
-        processes.
+        The number, or None if there is a single rank, or if the launcher does not state the number
+        of processes.
     """
     world_size = os.environ.get("WORLD_SIZE", "")
     if not world_size.isdecimal():

@@ -53,15 +53,20 @@ from bridge.training.value_checks import require_sane_values
 log = logging.getLogger("bridge.training")
 
 MAX_STUCK_STEPS = 10
-"""A run ends after so many skipped steps in a row in which the loss scale could not fall."""
+"""A run ends after this number of skipped steps in a row in which the loss scale could not fall."""
 
 
-def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
+def pretrain(
+    config: ConfigContainer, *, run_dir: Path, recorded_steps: Collection[int] | None = None
+) -> RunSummary:
     """Train, and return the summary of the run.
 
     Args:
         config: The run. Its precision is already written into its sections.
         run_dir: Folder of the run's files. The first rank writes them even if the run ends early.
+        recorded_steps: The steps whose GEMMs are recorded and compared with the plan, from 1 on.
+            None chooses them by ``train.audit``. The summary has no GEMMs of a first step that is
+            not recorded.
 
     Raises:
         BackendUnavailableError: The matrix multiplications of the recipe cannot run here. Nothing
@@ -96,7 +101,8 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         run = build_run(config, process, backend=backend)
         lock_notes.append(_lock_folder(stack, "logging.run_dir", run_dir, locked=save_folder))
         run.notes += [*filter(None, lock_notes), *tf32_notes]
-        return _train_and_report(run, run_dir, began)
+        audit = Audit(run, run_dir, steps=recorded_steps)
+        return _train_and_report(run, audit, run_dir, began)
 
 
 def _lock_folder(
@@ -111,7 +117,7 @@ def _lock_folder(
         locked: A folder that this run has locked already. It is not locked a second time.
 
     Returns:
-        A sentence if the lock of a dead process was replaced, else None.
+        A sentence if the lock of a dead process was replaced, or None otherwise.
     """
 
     def lock() -> str | None:
@@ -124,7 +130,7 @@ def _lock_folder(
     return compute_on_first_rank(lock)
 
 
-def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSummary:
+def _train_and_report(run: TrainingRun, audit: Audit, run_dir: Path, began: float) -> RunSummary:
     """Train with metrics and a display, and return the summary.
 
     The curves are drawn even if the run ends with an error.
@@ -147,7 +153,7 @@ def _train_and_report(run: TrainingRun, run_dir: Path, began: float) -> RunSumma
             display.note(note)
         # From now on a signal ends the run after the present step, not at once.
         run.process.stop.is_noted_only = True
-        _train(run, Audit(run, run_dir), metrics, display)
+        _train(run, audit, metrics, display)
     summary = _summarise(run, run_dir, time.perf_counter() - began)
     if run.process.is_first:
         summary.write(run_dir / "summary.json")
@@ -201,7 +207,7 @@ def _show_warnings(
         shown: The result of the previous call.
 
     Returns:
-        The names of the warnings that hold now.
+        The names of the present warnings.
     """
     optimizer = run.config.optimizer
     smallest_scale = None
@@ -318,7 +324,7 @@ def _require_sound(run: TrainingRun, result: StepResult, metrics: Metrics) -> No
     """Require a finite loss, finite weights, and weights that still change.
 
     Raises:
-        TrainingError: One of them is not so. The record of the step is written before.
+        TrainingError: A requirement is not met. The record of the step is written before.
     """
     message = _find_unsound_state(run, result)
     if message is not None:
@@ -364,7 +370,7 @@ def _find_unsound_state(run: TrainingRun, result: StepResult) -> str | None:
 
 
 def _find_failure(run: TrainingRun) -> str | None:
-    """Return why the run has failed, if more than half of its steps were skipped. Else None."""
+    """Return why the run has failed, or None unless more than half of its steps were skipped."""
     skipped = run.skipped_steps - get_skipped_steps(run.start)
     if 2 * skipped <= run.steps:
         return None

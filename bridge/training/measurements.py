@@ -119,8 +119,8 @@ def _measure_steps(run: TrainingRun, steps: int) -> None:
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     """Return the errors of the second precision relative to the first, with bounds and a control.
 
-    The control is a pass in the first precision with the tokens in another order. Its errors are
-    those of the order of sums.
+    The control is a pass in the first precision with the tokens in another order. Only the order of
+    sums causes its errors.
 
     Args:
         first: The reference run. Its recipe is not yet written into its sections.

@@ -1,6 +1,6 @@
 """`TrainingRun`: the data, model and optimizer that are built from a `ConfigContainer`.
 
-The precision is written into the container's sections before.
+Before the run is built, the precision is written into the container's sections.
 """
 
 import os
@@ -155,7 +155,7 @@ class TrainingRun:
         """Switch to the precision of the next step.
 
         Returns:
-            The phase of the step, if this process has not taken a step in it. Else None.
+            The phase of the step, or None if this process has already taken a step in the phase.
         """
         if self.schedule is None:
             return None
@@ -258,7 +258,7 @@ def list_phase_models(config: ConfigContainer) -> list[Any]:
 
 
 def _get_schedule(config: ConfigContainer) -> PrecisionSchedule | None:
-    """Return the precision schedule of a run. None for a run with a single precision."""
+    """Return the precision schedule of a run, or None for a run with a single precision."""
     if isinstance(config.precision_schedule, PrecisionSchedule):
         return config.precision_schedule
     return None

@@ -56,12 +56,19 @@ def _base(precision="bf16_mixed"):
     )
 def _sizes(cfg, layers=4):
     cfg.model.num_layers = layers
+def _of(layers):
+    return layers
+def _first(numbers):
+    for number in numbers:
+        if number > 4:
+            return number
+    return 4
 """
 IMPORTS = """\
 import torch
 from megatron.bridge import AutoBridge
 from megatron.bridge.models.gpt_provider import GPTModelProvider
-from megatron.bridge.recipes.common import _base, _sizes
+from megatron.bridge.recipes.common import _base, _first, _of, _sizes
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig, bf16_with_mxfp8_mixed
 from elsewhere import tuned
@@ -159,6 +166,22 @@ def test_the_default_of_a_parameter_answers_a_condition(recipe: Recipe) -> None:
             "the value `try: cfg.model.ffn_hidden_size = wide()`",
         ),
         ("for i in wide:\n    cfg.train.micro_batch_size = i", "train.micro_batch_size", "the value `wide`"),
+        ("while wide:\n    cfg.train.micro_batch_size = 8", "train.micro_batch_size", "the value `wide`"),
+        (
+            "match wide:\n    case 1:\n        cfg.train.micro_batch_size = 8",
+            "train.micro_batch_size",
+            "the value `wide`",
+        ),
+        (
+            "for i in (1, 2):\n    cfg.train.micro_batch_size = i\n    break",
+            "train.micro_batch_size",
+            "the value `(1, 2)`",
+        ),
+        ("cfg.model.num_layers += 4", "model.num_layers", "the value `cfg.model.num_layers`"),
+        ("with wide as layers:\n    cfg.model.num_layers = layers", "model.num_layers", "the value `wide`"),
+        ("def layers():\n    return 8\ncfg.model.num_layers = layers()", "model.num_layers", "the value `layers()`"),
+        ("cfg.model.num_layers = _of(*wide)", "model.num_layers", "the value `_of(*wide)`"),
+        ("cfg.model.num_layers = _first(wide)", "model.num_layers", "the value `numbers`"),
     ],
 )
 def test_what_only_the_run_decides_is_open(recipe: Recipe, statements: str, path: str, decider: str) -> None:
@@ -188,7 +211,7 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
         "if not wide:\n    raise ValueError\nelse:\n    cfg.train.micro_batch_size = 8"
     )
     run = of_function(recipe, statements, parameters="wide")
-    assert run.reading.uncertainty.late_values == {}
+    assert run.reading.uncertainty.open_values == {}
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
@@ -321,7 +344,7 @@ def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(rec
 def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(recipe: Recipe) -> None:
     run = launched(recipe, "$MORE")
     assert "$MORE: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
-    assert run.reading.uncertainty.uncounted_options == ("$MORE",)
+    assert run.reading.uncertainty.unread_options == ("$MORE",)
 
 
 def test_the_number_of_gpus_is_that_of_the_launch_before_that_in_the_name_of_a_recipe(

@@ -210,7 +210,7 @@ class TestUnreadOptions:
             f"{named}: not read here; the layout, the layers or the bytes may be others than those that are counted."
             in (reading.uncertainty.open_points)
         )
-        assert reading.uncertainty.uncounted_options == tuple(named.split(", "))
+        assert reading.uncertainty.unread_options == tuple(named.split(", "))
         assert reading.uncertainty.unread_sources["model.vocab_size"] == "--extra-vocab-size"
         assert reading.uncertainty.unread_sources["optimizer.use_distributed_optimizer"] == "--zero-stage"
         code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", capsys=capsys)
@@ -225,13 +225,13 @@ class TestUnreadOptions:
 
     def test_the_same_run_without_them_has_a_verdict(self, tmp_path, capsys):
         script = f"{RUN.replace('--num-layers 4', '--num-layers 400')} --hidden-size 16384 --rollout-batch-size 4"
-        assert read(tmp_path, script).reading.uncertainty.uncounted_options == ()
+        assert read(tmp_path, script).reading.uncertainty.unread_options == ()
         _, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
         assert "error PB618" in printed
 
     def test_the_split_of_deepspeed_is_named_once(self, tmp_path):
         reading = read(tmp_path, f"{RUN} --pp-partition-method type:transformer").reading
-        assert reading.uncertainty.uncounted_options == ("--pp-partition-method",)
+        assert reading.uncertainty.unread_options == ("--pp-partition-method",)
         assert [one for one in reading.uncertainty.open_points if "partition" in one] == [
             "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
         ]
@@ -240,7 +240,7 @@ class TestUnreadOptions:
     def test_a_misspelt_argument_may_change_the_field_that_is_meant(self, tmp_path):
         reading = read(tmp_path, f"{RUN} --tensor-model-paralel-size 4").reading
         assert reading.uncertainty.unread_sources["model.tensor_model_parallel_size"] == "--tensor-model-paralel-size"
-        assert reading.uncertainty.uncounted_options == ("--tensor-model-paralel-size",)
+        assert reading.uncertainty.unread_options == ("--tensor-model-paralel-size",)
         assert [one for one in reading.uncertainty.open_points if "paralel" in one] == [
             "--tensor-model-paralel-size: no argument of Megatron-LM that is known, and it is not read. "
             "Did you mean --tensor-model-parallel-size?"
@@ -295,7 +295,7 @@ class TestDeepSpeed:
         for kind, each in {"weights": 2, "gradients": 2, "master weights": 4 / 64, "optimizer state": 8 / 64}.items():
             assert rank.bytes_of[kind] == pytest.approx(each * parameters, rel=0.01), kind
         assert run.model["recompute_granularity"] == "full"
-        assert run.reading.uncertainty.uncounted_options == ("--deepspeed",)
+        assert run.reading.uncertainty.unread_options == ("--deepspeed",)
         place = str(tmp_path / "ds.json") if is_beside else "the script, which writes it"
         assert run.reading.notes == (f"--deepspeed_config ds.json: read from {place}.",)
         _, printed = answered(tmp_path, script, "memory", "--target", "h100x64", capsys=capsys)
@@ -407,7 +407,7 @@ class TestEngineOfDeepSpeed:
 
 def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_path):
     reading = read(tmp_path, f"{RUN} --glu-activation swiglu\n").reading
-    assert reading.uncertainty.uncounted_options == ("--glu-activation",)
+    assert reading.uncertainty.unread_options == ("--glu-activation",)
     assert reading.uncertainty.unread_sources["model.gated_linear_unit"] == "--glu-activation"
     assert [one for one in reading.uncertainty.open_points if one.startswith("--glu-activation: not read here")]
 

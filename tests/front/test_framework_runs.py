@@ -109,7 +109,7 @@ def test_slime_trains_in_bf16_with_the_distributed_optimizer(tmp_path: Path) -> 
     sources = {one.path: one.source for one in run.reading.derived}
     assert "slime/backends/megatron_utils/arguments.py" in sources["model.bf16"]
     assert "624b824a" in sources["model.bf16"]
-    assert not run.has_unsettled_values
+    assert not run.has_any_decider
 
 
 def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) 
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
     (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
-    assert "the lengths of the samples" in run.reading.uncertainty.uncounted_options
+    assert "the lengths of the samples" in run.reading.uncertainty.unread_options
     assert run.origin_of("model.seq_length") == "open"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.read.run_file import read_run_file
+from bridge.read.run_file import load_file_reading
 
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "published"
 COMMANDS = ("check", "plan", "memory", "plan --align", "plan --modules")
@@ -70,7 +70,7 @@ def without_findings(answered: Any) -> Any:
 def is_cut(path: Path) -> bool:
     """Return whether a file names an object without its content: Megatron Bridge saves a pipeline layout like that."""
     try:
-        return any("without its content" in line for line in read_run_file(path).uncertainty.open_points)
+        return any("without its content" in line for line in load_file_reading(path).uncertainty.open_points)
     except RunConfigError:
         return False
 

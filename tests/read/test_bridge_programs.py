@@ -49,7 +49,7 @@ def test_a_recipe_and_a_field_assigned_after_it() -> None:
         ('"bf16_with_mxfp8_mixed"', {"fp8_recipe": "mxfp8"}),
         ('get_mixed_precision_config("bf16_with_mxfp8_mixed")', {"fp8_recipe": "mxfp8"}),
         ("bf16_with_mxfp8_mixed()", {"fp8_recipe": "mxfp8"}),
-        ("MixedPrecisionConfig(fp16=True, loss_scale=2**10)", {"fp16": True, "loss_scale": 1024.0}),
+        ("MixedPrecisionConfig(fp16=True, loss_scale=1024.0)", {"fp16": True, "loss_scale": 1024.0}),
         ("NAME", {"fp8_recipe": "mxfp8"}),
     ],
 )

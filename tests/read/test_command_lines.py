@@ -235,7 +235,7 @@ def test_words_are_options_and_overrides() -> None:
     )
     assert words.options == {"bf16": True, "lr": "2", "a_b": "c", "last": True}
     assert words.overrides == {"x.y": "1", "x@k": "v"}
-    assert words.unknown_words == []
+    assert words.open_words == []
     assert nest_dotted_keys({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {
         "a": {"b": 2},
         "c": {"d": {"e": 3, "f": 4}},

@@ -50,5 +50,5 @@ def test_words_of_other_programs_are_no_overrides() -> None:
 
 def test_a_value_that_only_the_run_knows_is_late() -> None:
     late, known = parse_hydra_overrides([ShellWord("a.b=$SIZE"), ShellWord("a.c=2")])
-    assert (late.is_late, late.value) == (True, "$SIZE")
-    assert (known.is_late, known.value) == (False, 2)
+    assert (late.is_open, late.value) == (True, "$SIZE")
+    assert (known.is_open, known.value) == (False, 2)

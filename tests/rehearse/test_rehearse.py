@@ -14,6 +14,7 @@ import yaml
 
 from bridge.front.loader import load_run
 from bridge.rehearse.error_cause import find_cause
+from bridge.rehearse.rehearse import _check_resumed_loss
 from bridge.rehearse.release import list_local_releases
 from bridge.rehearse.shrink import shrink
 from bridge.rehearse.worker import remove_unsupported_settings
@@ -139,6 +140,22 @@ def test_an_error_of_megatron_is_a_finding_with_its_field(tmp_path):
     assert code == 2
     (finding,) = answer["findings"]
     assert "model.moe_router_topk" in finding["path"]
+
+
+SAME_LOSS = "the step after a resume has the loss of the same step without a break"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ({"loss": 4.5}, []),
+        ({"loss": 4.5, "resumed_loss": 4.5}, []),
+        ({"loss": 4.5, "resumed_loss": 4.25}, [(f"{SAME_LOSS}, 4.500000", "4.250000")]),
+        ({"loss": 4.5, "resumed_loss": None}, [(f"{SAME_LOSS}, 4.500000", "no step")]),
+    ],
+)
+def test_a_resume_with_another_loss_or_without_a_step_is_a_finding(outcome, expected):
+    assert [(finding.rule, finding.value) for finding in _check_resumed_loss(outcome)] == expected
 
 
 def test_a_null_that_megatron_takes_as_a_value_reaches_its_config():

@@ -36,7 +36,7 @@ class OpenRun(Run):
 
     open_path: str
 
-    has_unsettled_values = True
+    has_any_decider = True
 
     def find_decider(self, path: str) -> str | None:
         return DECIDER if path == self.open_path else None

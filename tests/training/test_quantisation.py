@@ -86,7 +86,7 @@ def test_error_is_that_of_the_dequantised_tensor(scheme, format_):
 def test_saturation_under_a_stale_scale_is_counted():
     x = torch.tensor([[1.0, 2.0, 448.0, 449.0, 1000.0, -2000.0, float("inf"), 0.0]])
     spec = GemmPrecision(scheme="delayed").spec("input")
-    found = measure_quantisation_error(x, make_operand(x, spec, "input", scale=1.0))
+    found = measure_quantisation_error(x, make_operand(x, spec, "input", tensor_scale=1.0))
     assert found["saturated"] == 4 / 8
     assert found["scale"] == 1.0
 
@@ -111,7 +111,7 @@ def test_an_operand_is_asked_for_other_schemes_without_a_draw_from_the_training(
 def test_exact_tensor_has_no_noise():
     spec = GemmPrecision(scheme="delayed").spec("input")
     found = measure_quantisation_error(
-        x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", scale=1.0)
+        x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", tensor_scale=1.0)
     )
     assert found["sqnr_db"] == float("inf")
     assert found["underflow"] == found["saturated"] == 0

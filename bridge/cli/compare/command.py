@@ -52,25 +52,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_json_option(parser)
     form = parser.add_mutually_exclusive_group(required=True)
-    text = "judge the losses of runs that are there, each a folder of ours or a log of others"
-    form.add_argument("--runs", action="store_true", help=text)
-    text = "run one batch in two precisions, and compare every activation and gradient with a bound"
-    form.add_argument("--gradients", action="store_true", help=text)
-    text = "write the same run in another precision, and prove that it is the same"
-    form.add_argument("--twin", action="store_true", help=text)
+    help_text = "judge the losses of runs that are there, each a folder of ours or a log of others"
+    form.add_argument("--runs", action="store_true", help=help_text)
+    help_text = (
+        "run one batch in two precisions, and compare every activation and gradient with a bound"
+    )
+    form.add_argument("--gradients", action="store_true", help=help_text)
+    help_text = "write the same run in another precision, and prove that it is the same"
+    form.add_argument("--twin", action="store_true", help=help_text)
     parser.add_argument(
         "--base",
         metavar="NAME",
         help=f"with --twin: the twin's recipe (default: {DEFAULT_TWIN_RECIPE})",
     )
-    text = "with --runs: the share of the baseline's loss that a gap may reach (default: 1%%)"
-    parser.add_argument("--gate", metavar="SHARE", help=text)
-    text = (
+    help_text = "with --runs: the share of the baseline's loss that a gap may reach (default: 1%%)"
+    parser.add_argument("--gate", metavar="SHARE", help=help_text)
+    help_text = (
         "with --twin: the file to write "
         "(default: standard output; --json prints the proof and needs a file); "
         "with --runs: the folder for comparison.md, comparison.json and comparison.png"
     )
-    parser.add_argument("--output", metavar="FILE", help=text)
+    parser.add_argument("--output", metavar="FILE", help=help_text)
     parser.epilog = EPILOG
 
 
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int | None:
     """Compare runs, or the activations and gradients of one batch, or write the twin of a run.
 
     Returns:
-        The exit code of the comparison; None after a twin.
+        The exit code of the comparison. None if a twin was written.
     """
     _refuse_options_of_other_forms(args)
     if args.runs:

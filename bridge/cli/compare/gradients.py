@@ -31,10 +31,10 @@ class _LabelledConfig:
 
 
 def compare_gradients(args: argparse.Namespace) -> int:
-    """Print where the activations and gradients of one batch differ by more than roundings.
+    """Print where the activations and gradients of a batch differ by more than roundings.
 
     Returns:
-        1 if they do, 3 if that cannot be told, else 0.
+        1 if they differ by more, 3 if the comparison cannot decide, else 0.
 
     Raises:
         RunConfigError: The command line does not name two recipes.
@@ -46,12 +46,12 @@ def compare_gradients(args: argparse.Namespace) -> int:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = _find_recipes(args)
     reference = _read_config(args, recipes, recipes[0])
-    other = _read_config(args, recipes, recipes[1])
-    band = check_gradients(reference.config, other.config)
+    tested = _read_config(args, recipes, recipes[1])
+    band = check_gradients(reference.config, tested.config)
     if args.json:
-        print_json({"recipes": [reference.label, other.label], **band_to_dict(band)})
+        print_json({"recipes": [reference.label, tested.label], **band_to_dict(band)})
     else:
-        print_report(make_band_table(band, title=f"{other.label} against {reference.label}"))
+        print_report(make_band_table(band, title=f"{tested.label} against {reference.label}"))
         print(describe_band(band))
     return EXIT_CODES[band.verdict]
 

@@ -1,4 +1,4 @@
-"""`precision-bridge compare --runs A B`: finished runs of ours, or logs of other trainers."""
+"""`precision-bridge compare --runs A B`: finished runs of this project, or other trainers' logs."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def compare_runs(args: argparse.Namespace) -> int:
 
 
 def _compare_paths(written_paths: Sequence[Path], gate: str | None) -> list[Comparison]:
-    """Return the comparisons of runs of ours, or the comparison of logs.
+    """Return the comparisons of run folders, or the comparison of logs.
 
     Args:
         written_paths: The paths of the command line. A run that is named twice counts once.
-        gate: The option ``--gate``; None: the default gate.
+        gate: The option ``--gate``. None: the default gate.
 
     Raises:
-        RunConfigError: There are fewer than two runs, or runs of ours together with logs.
+        RunConfigError: There are fewer than two runs, or run folders together with logs.
     """
     from bridge.runtime.compare.gap import DEFAULT_GATE, parse_gate
 
@@ -76,7 +76,7 @@ def _compare_paths(written_paths: Sequence[Path], gate: str | None) -> list[Comp
 
 
 def _compare_folders(paths: Sequence[Path], gate: float, repeated: Path | None) -> list[Comparison]:
-    """Return the comparisons of run folders of ours, one for each set of twins."""
+    """Return the comparisons of run folders, a comparison for each set of twins."""
     from bridge.runtime.compare.arm import read_arm
     from bridge.runtime.compare.comparison import compare_arms
 

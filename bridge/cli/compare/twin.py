@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 TWIN_SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 CHECKPOINT_FOLDERS = ("checkpoint.save", "checkpoint.load")
-"""Settings that are left out. The twin would overwrite the run's checkpoints, or resume from them."""
+"""Settings that are left out. A twin with them would overwrite or load the run's checkpoints."""
 PRECISION = "mixed_precision"
 
 
 def _collect_precision_fields() -> frozenset[str]:
     """Return the fields of other sections that a recipe decides: "model.fp8", for example.
 
-    A field outside of FP8 and FP4 that a sync writes only if it is stated belongs to the run.
+    Some fields are not about FP8 or FP4, and a sync writes them only if they are stated. Such a
+    field belongs to the run, not to the recipe.
     """
     fields = set()
     for route in ROUTES:
@@ -67,12 +68,12 @@ def write_twin(args: argparse.Namespace) -> None:
     if args.json and not args.output:
         rule = "prints the proof, so the twin needs a file, got no --output"
         raise RunConfigError(f"--json: {rule}. Give --output FILE.")
-    text = _format_twin(run, get_recipe_name(base) or name)
+    twin_yaml = _format_twin(run, get_recipe_name(base) or name)
     if not args.output:
-        print(text, end="")
+        print(twin_yaml, end="")
         return
     path = Path(args.output)
-    write_file(path, text, "--output")
+    write_file(path, twin_yaml, "--output")
     twin = read_without_overrides(args, str(path))
     differences = list(_list_differences(run, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])

@@ -114,15 +114,15 @@ def _convert_runs(args: argparse.Namespace, context: dict[str, Any]) -> list[Con
 
 
 def _make_payload(first: ConvertedRun, args: argparse.Namespace) -> Payload:
-    """Return the payload of the first run; an empty one if it is only read or has no mode."""
+    """Return the payload of the first run. Empty if the run is only read, or has no mode."""
     from bridge.convert.conversion import format_payload
 
     if args.to is None or not first.run.imported.mode_is_stated:
         return Payload()
-    text = format_payload(first.run, args.to, first.exported)
+    payload_text = format_payload(first.run, args.to, first.exported)
     if first.exported is None:
-        return Payload(text=text)
-    return Payload(text=text, files=first.exported.files)
+        return Payload(text=payload_text)
+    return Payload(text=payload_text, files=first.exported.files)
 
 
 def _is_faulty_recipe(first: ConvertedRun, args: argparse.Namespace) -> bool:

@@ -12,7 +12,7 @@ def parse_context(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the facts of arguments ``KEY=VALUE``.
 
     Raises:
-        RunConfigError: An argument has another form, or a key is given twice.
+        RunConfigError: An argument has another form, or two arguments have the same key.
     """
     facts: dict[str, Any] = {}
     for argument in arguments:

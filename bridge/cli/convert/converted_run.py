@@ -21,7 +21,7 @@ class ConvertedRun:
     run: ImportedRun
     """The run as it was read."""
     exported: ExportReport | None
-    """The run for the other system; None: it was only read, or the result is the recipe."""
+    """The run for the other system. None: it was only read, or the result is the recipe."""
 
     def losses(self) -> list[Unmapped]:
         """Return the records about settings whose precision is lost."""

@@ -16,7 +16,7 @@ class Payload:
     """The result of a conversion as files."""
 
     text: str = ""
-    """The text of the main file; empty: there is nothing to write."""
+    """The text of the main file. Empty: there is nothing to write."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of a further file, next to the main one -> its text."""
 
@@ -46,9 +46,9 @@ class Payload:
     def print_text(self, report: TextIO) -> None:
         """Print the main file on standard output, and the further files on `report`."""
         sys.stderr.flush()  # the report on stderr comes before the payload
-        text = self.text
-        if not text.endswith("\n"):
-            text += "\n"
-        print(text, end="")
+        main_text = self.text
+        if not main_text.endswith("\n"):
+            main_text += "\n"
+        print(main_text, end="")
         for name, content in self.files.items():
             print(f"{name}, which --out writes too:\n{content}", file=report)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RecordGroup:
-    """Records that have a title together."""
+    """Records that are printed below a common title."""
 
     reasons: tuple[str, ...]
     """The reasons of the records."""
     import_title: str
     """The title above records about the file that was read."""
     export_title: str
-    """The title above records about the system that was written for, ``{system}``."""
+    """The title above records about the target system, ``{system}``."""
     is_silent: bool = False
     """Whether the records change nothing by themselves. Only ``-v`` shows them in full."""
 
@@ -80,7 +80,7 @@ def format_report(converted: ConvertedRun, system: str | None, *, is_verbose: bo
 
 
 def _format_headline(imported: ImportReport) -> str:
-    """Return the recipe that means the same, or the nearest one, or the source of the mode."""
+    """Return the equivalent recipe, or the nearest recipe, or the source that decides the mode."""
     if imported.decided_by is not None:
         return f"mode: not stated; {imported.decided_by} decides"
     if imported.recipe is not None:
@@ -120,12 +120,12 @@ def _name_fields(group: _RecordGroup, records: Sequence[Unmapped]) -> list[str]:
 
 
 def format_strict_refusal(runs: Sequence[ConvertedRun], file: str, system: str | None) -> str:
-    """Return the line of ``--strict`` about settings whose precision is lost; empty if none is.
+    """Return the line of ``--strict`` about settings whose precision is lost. Empty if none is.
 
     Args:
         runs: The runs of the file.
         file: The path of the file.
-        system: The system that was written for. None: the runs were only read.
+        system: The target system. None: the runs were only read.
     """
     lost: dict[str, None] = {}
     for converted in runs:

@@ -44,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_json_option(parser)
     parser.epilog = format_fields_by_subject()
-    text = "field, by its own name or Megatron's, or a rule's id; without it, all fields are listed"
-    parser.add_argument("field", nargs="?", help=text)
+    help_text = (
+        "field, by its own name or Megatron's, or a rule's id; without it, all fields are listed"
+    )
+    parser.add_argument("field", nargs="?", help=help_text)
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
     parser.add_argument(
         "--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/"
@@ -56,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
-    text = "folder of a run, or a log of another trainer: what the field was in it"
-    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
+    help_text = "folder of a run, or a log of another trainer: what the field was in it"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=help_text)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -85,8 +87,8 @@ def _explain(args: argparse.Namespace) -> _Explanation:
     if args.config is not None:
         described_run = read_without_overrides(args, args.config, strict=False)
         content = explain_in_file(args.field, described_run)
-        text = format_in_file(content, described_run.reading.lines)
-        return _Explanation(content=content, text=text)
+        explanation = format_in_file(content, described_run.reading.lines)
+        return _Explanation(content=content, text=explanation)
     content = explain_field(args.field, args.name, config_dir=args.config_dir)
     return _Explanation(content=content, text=format_field(content))
 

@@ -16,9 +16,9 @@ from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES, Route, get_routes, loa
 FIELD_WIDTH = max(map(len, FIELD_DEFAULTS))
 """Characters of the longest field name."""
 MAX_MATCHES = 3
-"""Fields that an error about an unknown field offers at most, if none is spelt similarly."""
+"""The most fields that an error about an unknown field suggests, if no spelling is similar."""
 MIN_PART_LENGTH = 3
-"""Characters from which a word is looked for inside the names of fields."""
+"""The least number of characters of a word that is searched inside the names of fields."""
 WRITE_RULE_TEXTS = {
     "switch": "always written; what the recipe does not mention is off",
     "value": (
@@ -57,9 +57,9 @@ def explain_field(
     """Return the meaning of a field, the configs that have it, and its value in a recipe.
 
     Args:
-        field: The name of the field, its own or Megatron's, also with the name of a config before it.
-        recipe: The recipe; None: no recipe.
-        config_dir: A folder with recipes of a team; None: no such folder.
+        field: The name of the field here or in Megatron. The name of a config may precede it.
+        recipe: The recipe. None: no recipe.
+        config_dir: A folder with recipes of a team. None: no such folder.
 
     Returns:
         Plain data.
@@ -84,7 +84,7 @@ def explain_field(
 
 
 def _recipe_value_to_dict(field: str, recipe: str, config_dir: str | None) -> dict[str, Any]:
-    """Return the value of a field in a recipe, and whether and where it is stated."""
+    """Return the value of a field in a recipe, whether it is stated, and where."""
     named = NamedRecipe.from_name(recipe, config_dir)
     config = named.config
     return {
@@ -96,7 +96,7 @@ def _recipe_value_to_dict(field: str, recipe: str, config_dir: str | None) -> di
 
 
 def _resolve_field_name(field: str) -> str:
-    """Return the name of a field of the precision, from its own name or Megatron's.
+    """Return the name of a field of the precision, from this name or Megatron's name.
 
     Raises:
         UnknownFieldError: There is no such field.
@@ -117,7 +117,7 @@ def _resolve_field_name(field: str) -> str:
 
 
 def _route_to_dict(route: Route, default: object) -> dict[str, Any]:
-    """Return the config that a field is written to, and when it has an effect there."""
+    """Return the config that a field is written to, and the condition of its effect there."""
     notes_of_field = load_route_notes()[route.owner].get(route.field, {})
     since = None
     if route.attribute and route.owner != "process":
@@ -167,14 +167,14 @@ def format_field(content: Mapping[str, Any]) -> str:
 
 
 def _format_home(home: Mapping[str, Any]) -> list[str]:
-    """Return the lines about one config that holds a field."""
+    """Return the lines about a config that has the field."""
     if home["attribute"] is None:
         return [f"  No field of {home['class']}. {home['note']}"]
     since = ""
     if home["since_megatron_core"]:
         since = f", megatron-core >= {home['since_megatron_core']}"
     written = home["written"]
-    written = written[:1].upper() + written[1:]  # capitalize() would change the rest too
+    written = written[:1].upper() + written[1:]  # capitalize() would also change later letters
     lines = [
         f"  {home['owner']}.{home['attribute']} ({home['class']}{since})",
         f"    Acts {home['acts']}. {written}.",

@@ -18,8 +18,8 @@ def explain_in_file(key: str, run: Run) -> dict[str, Any]:
     """Return the values of a field of Megatron's configs in a run, and the source of each value.
 
     Args:
-        key: The name of the field, also with the name of a config before it. A field of the
-            precision stands for the fields of the configs that it is written to.
+        key: The name of the field. The name of a config may precede it. A field of the precision
+            means the fields of the configs that it is written to.
         run: The run that a file describes.
 
     Raises:
@@ -67,7 +67,7 @@ def _setting_to_dict(owner_name: str, field: str, run: Run, row: SyncRow | None)
         owner_name: The config that has the field.
         field: The field.
         run: The run.
-        row: The row of the sync that writes the field; None: the sync does not write it.
+        row: The row of the sync that writes the field. None: the sync does not write it.
     """
     path = f"{owner_name}.{field}"
     source = "default"
@@ -76,7 +76,7 @@ def _setting_to_dict(owner_name: str, field: str, run: Run, row: SyncRow | None)
     elif run.section(owner_name).get(field) is not None:
         source = run.origin_of(path)
     decider = None
-    # A recipe decides its own fields. Other values may come from a source that no file states.
+    # A recipe decides its fields. Other values may come from a source that no file states.
     if row is None or row.by.name == owner_name:
         decider = run.find_decider(path)
     return {

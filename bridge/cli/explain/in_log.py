@@ -21,15 +21,15 @@ def explain_in_log(
     """Return the values of a field in the run of a log.
 
     Args:
-        key: The name of the field, also with the name of a config before it.
+        key: The name of the field. The name of a config may precede it.
         described: The log, and the run that its arguments describe.
-        recipe: A recipe whose value of the field is added if the log has no arguments; None: no
+        recipe: A recipe whose value of the field is added if the log has no arguments. None: no
             recipe.
-        config_dir: A folder with recipes of a team; None: no such folder.
+        config_dir: A folder with recipes of a team. None: no such folder.
 
     Returns:
-        Plain data: the result of `explain_in_file` if the log has arguments, else that of
-        `explain_field`. "in_log" has the log, and a sentence on the field's values in it.
+        Plain data: the result of `explain_in_file` if the log has arguments, else the result of
+        `explain_field`. "in_log" has the log, and a sentence about the values of the field in it.
     """
     log = described.log
     name = key.rpartition(".")[2]
@@ -44,7 +44,7 @@ def explain_in_log(
 
 
 def _describe_log_trace(log: RunLog, name: str) -> str:
-    """Return a sentence on the values of a field in a log; empty if the log has none."""
+    """Return a sentence about the values of a field in a log. Empty if the log has no values."""
     subject = None
     if name in FIELDS:
         subject = FIELDS[name].subject
@@ -70,8 +70,11 @@ def format_in_log(content: Mapping[str, Any], described: DescribedLog) -> str:
     """
     log = described.log
     if described.run is None:
-        text = format_field(content) or content["field"]
-        lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
+        field_text = format_field(content) or content["field"]
+        lines = [
+            field_text,
+            f"  Its value in {log.path} is not known: {log.source} without arguments.",
+        ]
     else:
         lines = [format_in_file(content, described.run.reading.lines)]
     trace = content["in_log"]["ran"]

@@ -1,4 +1,4 @@
-"""`precision-bridge explain FIELD --run RUN`: a setting in a run of ours, by the files of the run."""
+"""`precision-bridge explain FIELD --run RUN`: a setting in a run, from the files of its folder."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def explain_in_run(
         config_dir: A folder with recipes of a team; None: no such folder.
 
     Returns:
-        Plain data. A field of the precision has the result of `explain_field`. A key of the config
-        has its `Setting` under "setting". Both have their traces under "in_run": the rows of the
-        sync, the findings of check and sync, and a sentence on the records.
+        Plain data. For a field of the precision it is the result of `explain_field`. For a key of
+        the config, "setting" has the `Setting`. For both, "in_run" has the traces: the rows of the
+        sync, the findings of the check and the sync, and a sentence about the records.
     """
     run = RunFolder.from_path(folder)
     section, _, name = key.rpartition(".")

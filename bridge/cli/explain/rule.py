@@ -17,7 +17,7 @@ from bridge.rules.run_context import RunContext
 RULE_LIST = "rules"
 """The argument that lists all rules."""
 MAX_MATCHES = 3
-"""Ids that an error about an unknown rule offers at most."""
+"""The most ids that an error about an unknown rule suggests."""
 
 
 def format_rule_list() -> str:
@@ -36,7 +36,7 @@ def get_rule(rule_id: str) -> Rule[RunContext]:
     """
     rule = RULES_BY_ID.get(rule_id.upper())
     if rule is None:
-        # Two numbers are never similar spellings, so the ids with the same beginning are offered.
+        # Spellings of numbers are never similar. So ids with the same beginning are suggested.
         matches = [known for known in RULES_BY_ID if known.startswith(rule_id.upper())]
         matches = matches[:MAX_MATCHES]
         hint = did_you_mean(matches) or f"`precision-bridge explain {RULE_LIST}` lists them."
@@ -66,8 +66,10 @@ def _load_examples() -> dict[str, list[str]]:
 
     A finding has the form "severity path: rule, got value. Remedies.".
     """
-    text = resources.files("bridge.rules").joinpath("examples.yaml").read_text(encoding="utf-8")
-    examples: dict[str, list[str]] = yaml.safe_load(text)
+    examples_yaml = (
+        resources.files("bridge.rules").joinpath("examples.yaml").read_text(encoding="utf-8")
+    )
+    examples: dict[str, list[str]] = yaml.safe_load(examples_yaml)
     return examples
 
 

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
     add_json_option(parser)
-    text = "folder of a run, or a manifest in JSON, instead"
-    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
+    help_text = "folder of a run, or a manifest in JSON, instead"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=help_text)
     parser.add_argument(
         "--for",
         dest="system",
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_model_type(args: argparse.Namespace, stated_in_config: str | None) -> str | None:
-    """Return the model type of the command line, or else that of the config if it is known."""
+    """Return the model type of the command line, or else of the config if it is known."""
     from bridge.convert.serving.module_names import FAMILY_BY_TYPE
 
     model_type: str | None = args.model_type

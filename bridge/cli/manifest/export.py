@@ -29,11 +29,11 @@ def print_export(manifest: Manifest, args: argparse.Namespace) -> None:
         print_json({**content, "losses": format_records(report.unmapped, "export")})
         return
     if not content:
-        text = (
+        sentence = (
             f"{manifest.precision} has every linear layer in {manifest.mode}: "
             "there is nothing to state."
         )
-        print(text, file=sys.stderr)
+        print(sentence, file=sys.stderr)
     for record in report.unmapped:
         print(record, file=sys.stderr)
     if args.out is None:

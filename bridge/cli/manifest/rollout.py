@@ -1,4 +1,4 @@
-"""`precision-bridge manifest RUN --rollout`: training compared with rollout, and configs that agree."""
+"""`precision-bridge manifest RUN --rollout`: compares training with rollout; configs that agree."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
 
 STATED_IN_THE_RUN = ""
-"""Value of the option without an argument: the rollout is that of the run's file."""
+"""Value of the option without an argument: the run's file describes the rollout."""
 CONFIG_SUFFIX = ".json"
-"""The end of an argument that names a file instead of flags."""
+"""The suffix of an argument that is a file. Other arguments are flags."""
 OTHER_ANSWER_OPTIONS = {"run_folder": "--run", "against": "--against", "out": "--out"}
 """Argument of another answer of `manifest` -> its option."""
 
@@ -85,9 +85,9 @@ def _read_rollout(args: argparse.Namespace, run: Run) -> Rollout:
 
 
 def _find_model_type(args: argparse.Namespace) -> str | None:
-    """Return the `model_type` of the command line, or else that of the rollout's config.json.
+    """Return the `model_type` of the command line, or else of the rollout's config.json.
 
-    None if neither states one, or the config.json has a family that is not known.
+    None if neither states a `model_type`, or if the config.json has an unknown family.
     """
     if args.model_type is not None:
         return str(args.model_type)

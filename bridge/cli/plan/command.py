@@ -24,35 +24,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_brief_option(parser)
     add_json_option(parser, "print JSON, equal layers folded")
     answer = parser.add_mutually_exclusive_group()
-    text = "check every GEMM's dimensions, and say what to pad tokens to, instead"
-    answer.add_argument("--align", action="store_true", help=text)
-    text = (
+    help_text = "check every GEMM's dimensions, and say what to pad tokens to, instead"
+    answer.add_argument("--align", action="store_true", help=help_text)
+    help_text = (
         "show which modules each row of modules, or each matcher of Megatron's file, takes, instead"
     )
-    answer.add_argument("--modules", action="store_true", help=text)
+    answer.add_argument("--modules", action="store_true", help=help_text)
     answer.add_argument(
         "--against", metavar="NAME", help="compare with another recipe, or with a YAML file"
     )
-    text = "print CSV, one line per layer, module and GEMM or tensor"
-    answer.add_argument("--csv", action="store_true", help=text)
-    text = "draw it: layers down, tensors across (png, svg or pdf)"
-    answer.add_argument("--picture", metavar="FILE", help=text)
-    text = "write a features file for Transformer Engine's debugger instead"
-    answer.add_argument("--write-debug-features", metavar="FILE", help=text)
-    text = (
+    help_text = "print CSV, one line per layer, module and GEMM or tensor"
+    answer.add_argument("--csv", action="store_true", help=help_text)
+    help_text = "draw it: layers down, tensors across (png, svg or pdf)"
+    answer.add_argument("--picture", metavar="FILE", help=help_text)
+    help_text = "write a features file for Transformer Engine's debugger instead"
+    answer.add_argument("--write-debug-features", metavar="FILE", help=help_text)
+    help_text = (
         "with --write-debug-features: measure the operands, disable FP8 and FP4 where the plan "
         "has high precision, or fake the plan's rounding in a run in BF16 (default: measure)"
     )
-    parser.add_argument("--purpose", choices=("measure", "disable", "fake"), help=text)
-    text = "with --write-debug-features: steps between two measurements (default: 100)"
-    parser.add_argument("--every", type=int, metavar="STEPS", help=text)
-    text = (
+    parser.add_argument("--purpose", choices=("measure", "disable", "fake"), help=help_text)
+    help_text = "with --write-debug-features: steps between two measurements (default: 100)"
+    parser.add_argument("--every", type=int, metavar="STEPS", help=help_text)
+    help_text = (
         "with --modules: a file for --te-precision-config-file, as it stands, "
         "in a run without rows of modules"
     )
-    parser.add_argument("--file", metavar="FILE", help=text)
-    text = "with --modules: write that file for this run, one per stage where they differ"
-    parser.add_argument("--write", metavar="FILE", help=text)
+    parser.add_argument("--file", metavar="FILE", help=help_text)
+    help_text = "with --modules: write that file for this run, one per stage where they differ"
+    parser.add_argument("--write", metavar="FILE", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:

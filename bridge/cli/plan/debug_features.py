@@ -37,6 +37,6 @@ def write_features(args: argparse.Namespace) -> None:
     plan = plan_run(read_run(args))
     purpose = args.purpose or PURPOSES[0]
     content = build_features(plan, purpose, every=every)
-    text = yaml.safe_dump(content, sort_keys=False, width=1000)
-    write_file(path, text, "--write-debug-features")
+    features_yaml = yaml.safe_dump(content, sort_keys=False, width=1000)
+    write_file(path, features_yaml, "--write-debug-features")
     print(f"{path}: {len(content)} entries ({purpose}).")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
 
 YAML_SUFFIXES = (".yaml", ".yml")
-"""Ends of an argument of ``--against`` that names a file and not a recipe."""
+"""Suffixes of an argument of ``--against`` that is a file. Other arguments are recipes."""
 
 
 def print_difference(args: argparse.Namespace) -> None:
@@ -23,14 +23,14 @@ def print_difference(args: argparse.Namespace) -> None:
     from bridge.report.plan.plan_difference import make_difference_table  # rich is heavy
 
     plan = plan_first_phase(read_run(args))
-    other = _plan_other_run(args)
-    differences = plan.diff(other)
+    other_plan = _plan_other_run(args)
+    differences = plan.diff(other_plan)
     content = {
         "a": plan.label,
-        "b": other.label,
+        "b": other_plan.label,
         "differences": list(map(asdict, differences)),
     }
-    print_answer(args, content, make_difference_table(plan.label, other.label, differences))
+    print_answer(args, content, make_difference_table(plan.label, other_plan.label, differences))
 
 
 def _plan_other_run(args: argparse.Namespace) -> PrecisionPlan:

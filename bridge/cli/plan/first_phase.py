@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def plan_first_phase(run: Run) -> PrecisionPlan:
     """Return the plan of a run, or of the first phase if the run has a precision schedule.
 
-    A line on stderr then names the phase, so that standard output stays the answer only.
+    In the second case a line on stderr names the phase. Standard output has only the answer.
     """
     plan = plan_run(run)
     if len(run.phases) > 1:

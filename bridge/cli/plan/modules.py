@@ -1,4 +1,4 @@
-"""`precision-bridge plan --modules`: the modules that each row or matcher takes."""
+"""`precision-bridge plan --modules`: the modules that each row or matcher selects."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _replace_recipe(run: Run, path: str) -> Run:
         raise RunConfigError.of("--file", rule, list(map(str, rows)), remedy)
     reading = run.reading
     reason = reading.uncertainty.no_plan_reason
-    # The run had no plan because its own recipe file was not found. The given file replaces it.
+    # The run had no plan because its recipe file was not found. The file of the option replaces it.
     if reason is not None and reason.startswith(QUANT_RECIPE_FIELD):
         uncertainty = replace(reading.uncertainty, no_plan_reason=None)
         reading = replace(reading, uncertainty=uncertainty)

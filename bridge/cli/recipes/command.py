@@ -14,13 +14,13 @@ from bridge.errors import RunConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    text = (
+    help_text = (
         "recipe, in any spelling, or an alias: show the fields that it states, "
         "and those that follow from them"
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help=text)
-    text = "another recipe: show the fields in which the two differ"
-    parser.add_argument("other", metavar="OTHER", nargs="?", help=text)
+    parser.add_argument("name", metavar="NAME", nargs="?", help=help_text)
+    help_text = "another recipe: show the fields in which the two differ"
+    parser.add_argument("other", metavar="OTHER", nargs="?", help=help_text)
     add_json_option(parser)
     parser.add_argument("--tag", help="list only the recipes with this tag (fp8, bf16, mxfp8, ...)")
     parser.add_argument(
@@ -31,20 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stated", action="store_true", help="of one recipe: only the fields that it states"
     )
     shown.add_argument("--all", action="store_true", help="of one recipe: every field, by subject")
-    text = "show which recipe runs on which GPU, with which CUDA and Transformer Engine"
-    parser.add_argument("--support", action="store_true", help=text)
-    text = "with --support: one target only (h100x8,te2.8,cuda12.9), with the reasons"
-    parser.add_argument("--target", metavar="TARGET", help=text)
+    help_text = "show which recipe runs on which GPU, with which CUDA and Transformer Engine"
+    parser.add_argument("--support", action="store_true", help=help_text)
+    help_text = "with --support: one target only (h100x8,te2.8,cuda12.9), with the reasons"
+    parser.add_argument("--target", metavar="TARGET", help=help_text)
     parser.add_argument(
         "--markdown", action="store_true", help="with --support: print a Markdown table"
     )
-    text = "print the JSON Schema of a recipe in YAML, or of a run's file, for editors"
-    parser.add_argument("--schema", choices=("recipe", "run"), nargs="?", const="recipe", help=text)
+    help_text = "print the JSON Schema of a recipe in YAML, or of a run's file, for editors"
+    parser.add_argument(
+        "--schema", choices=("recipe", "run"), nargs="?", const="recipe", help=help_text
+    )
     parser.epilog = format_fields_by_subject()
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
+    """Print the list, a recipe, the difference of two recipes, their GPUs, or a JSON schema."""
     refuse_options_without(args, "--support", ("--target", "--markdown"))
     _refuse_arguments_without_effect(args)
     if args.schema is not None:
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _refuse_arguments_without_effect(args: argparse.Namespace) -> None:
-    """Refuse options and names that would have no effect.
+    """Refuse options and names of recipes that would have no effect.
 
     Raises:
         RunConfigError: The command line has such an argument.

@@ -56,10 +56,10 @@ def print_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -
 
 def _format_value(value: object, *, is_stated: bool) -> str:
     """Return a value, and whether it is a default."""
-    text = format_value(value)
+    value_text = format_value(value)
     if is_stated:
-        return text
-    return f"{text} (default)"
+        return value_text
+    return f"{value_text} (default)"
 
 
 def list_field_differences(

@@ -50,7 +50,7 @@ class NamedRecipe:
 
     @classmethod
     def _maybe_from_folder(cls, name: str, config_dir: str) -> NamedRecipe | None:
-        """Return the recipe of a team's folder; None if the registry has it and the folder has not.
+        """Return the recipe of a team's folder. None if only the registry has it.
 
         Raises:
             UnknownRecipeError: Neither the registry nor the folder has the recipe.
@@ -61,7 +61,7 @@ class NamedRecipe:
         from bridge.front.folders import find_shipped_folder
         from bridge.front.loader import load_run  # Hydra is heavy
 
-        # The recipe is composed as a run's is, so that its defaults list has an effect.
+        # The recipe is composed as for a run, so that its defaults list has an effect.
         overrides = [f"mixed_precision={name}"]
         run = load_run(overrides, find_shipped_folder(), config_dir=config_dir, strict=False)
         if run.precision is None or not path.is_file():

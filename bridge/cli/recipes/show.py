@@ -1,4 +1,4 @@
-"""`precision-bridge recipes NAME`: the fields that a recipe states, and those that follow."""
+"""`precision-bridge recipes NAME`: the fields that a recipe states, and the derived fields."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_recipe(args: argparse.Namespace, name: str) -> None:
 def _recipe_to_dict(
     named: NamedRecipe, faults: Sequence[str], *, stated_only: bool
 ) -> dict[str, Any]:
-    """Return a recipe as plain data, with all fields or only those that it states."""
+    """Return a recipe as plain data, with all fields or only its stated fields."""
     config = named.config
     stated = [field for field in list_field_names(config) if is_stated(config, field)]
     return {
@@ -67,7 +67,7 @@ def _format_subjects(shown: Mapping[str, str]) -> list[str]:
     """Return a paragraph for each subject with a shown field.
 
     Args:
-        shown: Field -> its value and what decides it.
+        shown: Field -> its value, and the source that decides it.
     """
     docs = read_field_docs(MixedPrecisionConfig)
     width = max(map(len, shown), default=0)
@@ -83,7 +83,7 @@ def _format_subjects(shown: Mapping[str, str]) -> list[str]:
 
 
 def _select_fields(config: MixedPrecisionConfig, args: argparse.Namespace) -> dict[str, str]:
-    """Return each field that is printed -> its value and what decides it."""
+    """Return each field that is printed -> its value, and the source that decides it."""
     values = config.to_dict(full=True)
     for name in ("params_dtype", "pipeline_dtype"):
         values[name] = values[name] or get_mode(config)

@@ -23,29 +23,29 @@ WATCH_OPTIONS = ("--once", "--every", "--silence", "--json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    text = (
+    help_text = (
         "folder of a run of ours, or a log of Megatron-LM, Megatron Bridge or NeMo-RL, "
         "a TensorBoard folder, a history of W&B or MLflow, golden values, or the log folder of "
         "Transformer Engine's debugger, whose table is printed"
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help=text)
-    text = (
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help=help_text)
+    help_text = (
         "file to write (default: report.FORMAT in the first run, or next to a log); "
         "- prints the report"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
-    text = "html (default) needs no network; md is for a comment"
-    parser.add_argument("--format", choices=REPORT_FORMATS, help=text)
-    text = (
+    parser.add_argument("--out", type=Path, metavar="FILE", help=help_text)
+    help_text = "html (default) needs no network; md is for a comment"
+    parser.add_argument("--format", choices=REPORT_FORMATS, help=help_text)
+    help_text = (
         "show a run in progress instead: step, loss, loss scale, speed, early warnings; "
         "1 where a warning stands"
     )
-    parser.add_argument("--watch", action="store_true", help=text)
+    parser.add_argument("--watch", action="store_true", help=help_text)
     parser.add_argument("--once", action="store_true", help="with --watch: print the state and end")
-    text = f"with --watch: time between two looks (default {DEFAULT_INTERVAL_SECONDS:g})"
-    parser.add_argument("--every", type=float, metavar="SECONDS", help=text)
-    text = "with --watch: leave a warning out; repeatable"
-    parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
+    help_text = f"with --watch: time between two looks (default {DEFAULT_INTERVAL_SECONDS:g})"
+    parser.add_argument("--every", type=float, metavar="SECONDS", help=help_text)
+    help_text = "with --watch: leave a warning out; repeatable"
+    parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=help_text)
     add_json_option(
         parser, "with --watch: print the state once as JSON; a report is JSON with --format json"
     )
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int | None:
     """Write a report, or show a run in progress or a debugger's log.
 
     Returns:
-        1 if a run in progress or a debugger's log has an early warning; None after a report.
+        1 if a run in progress or a debugger's log has an early warning. None for a report.
     """
     refuse_options_without(args, "--watch", WATCH_OPTIONS)
     for path in args.runs:

@@ -11,7 +11,7 @@ from bridge.cli.report.run_contents import collect_folder_contents, collect_log_
 from bridge.extras import require_extra
 
 STANDARD_OUTPUT = "-"
-"""The name of a file that stands for standard output."""
+"""The name of a file that means standard output."""
 REPORT_FORMATS = ("html", "md", "json")
 """Formats of a report. The first is the default."""
 
@@ -37,14 +37,14 @@ def write_page(args: argparse.Namespace) -> None:
         print(render[report_format](runs))
         return
     # Every file is rendered before the first is written, so that an error leaves no file.
-    texts = {file: render[file_format](runs) for file, file_format in format_of.items()}
-    for file, text in texts.items():
+    text_of_file = {file: render[file_format](runs) for file, file_format in format_of.items()}
+    for file, text in text_of_file.items():
         write_file(file, text, "--out")
         print(file)
 
 
 def _choose_file_formats(args: argparse.Namespace, report_format: str) -> dict[Path, str]:
-    """Return file -> its format, for each file of the report; empty for standard output.
+    """Return file -> its format, for each file of the report. Empty for standard output.
 
     An HTML report has its numbers as JSON next to it.
     """

@@ -1,4 +1,4 @@
-"""The content of a report on each run: a run folder of ours, or a log of another trainer."""
+"""The content of a report on each run: a run folder of this project, or another trainer's log."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from bridge.report.html.run_content import RunContent
 
 BASE_RECIPES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
-"""Mode -> its recipe without a scaling scheme, which recipes of the mode are compared with."""
+"""Mode -> its recipe without a scaling scheme. Recipes of the mode are compared with it."""
 
 
 def collect_folder_contents(paths: Sequence[Path]) -> list[RunContent]:
-    """Return the content of the report on each run folder of ours."""
+    """Return the content of the report on each run folder."""
     from bridge.report.html.content import collect_run_content
 
     answer_of = _compare_folders(paths)
@@ -112,17 +112,17 @@ def _plan_file(file: Path) -> PlannedRun | None:
 
     try:
         planned = PlannedRun(prediction=load_run(config_file=file).prediction)
-        planned.plan  # noqa: B018  computed once; a model that has no plan raises
-        planned.memory  # noqa: B018  so does one whose sizes are not known
+        planned.plan  # noqa: B018  raises for a model without a plan; computed once
+        planned.memory  # noqa: B018  raises for a model whose sizes are not known
     except BridgeError:
         return None
     return planned
 
 
 def _compare_with_base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
-    """Return the plain recipe of a precision's mode, and the fields in which both differ.
+    """Return the recipe of a precision's mode without a scheme, and the fields that differ from it.
 
-    None if the run has no precision of ours.
+    None if the precision of the run is not known.
     """
     if not isinstance(precision, MixedPrecisionConfig):
         return None

@@ -1,4 +1,4 @@
-"""`precision-bridge report --watch RUN`: the view of a run in progress, by its files.
+"""`precision-bridge report --watch RUN`: the view of a run in progress, from its files.
 
 Only the files are read, so the command can run on any machine that sees them.
 """
@@ -29,7 +29,7 @@ def format_warning_thresholds() -> str:
 
 
 def watch_run(args: argparse.Namespace) -> int:
-    """Print the state of a run; on a terminal until the run ends or the user presses Ctrl-C.
+    """Print the state of a run. On a terminal, update it until the run ends or Ctrl-C is pressed.
 
     Returns:
         1 if there is an early warning at the end, else 0.

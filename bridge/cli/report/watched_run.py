@@ -34,7 +34,7 @@ class WatchedRun(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedFolder:
-    """A run of ours, by its folder."""
+    """A run of this project, by its folder."""
 
     run: RunFolder
     silenced: Sequence[str]
@@ -72,7 +72,7 @@ class WatchedLog:
     silenced: Sequence[str]
 
     def state(self) -> dict[str, Any]:
-        """Return the last records, the missing figures and the warnings as plain data."""
+        """Return the last records, the missing metrics and the warnings as plain data."""
         log = self.described.log
         return {
             "train": log.list_records()[-1:],

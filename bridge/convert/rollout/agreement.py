@@ -1,7 +1,7 @@
-"""`list_agreements`: settings with which rollout would agree with training, or training with rollout.
+"""`list_agreements`: settings with which the precisions of training and rollout would agree.
 
-They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, rollout would
-agree with the `quantization_config` that `manifest --for` writes.
+They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, they are the
+`quantization_config` that `manifest --for` writes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from bridge.convert.serving.serving_config import ServingConfig
 NO_SCHEME = "none"
 """The key in `rows/rollout.yaml` for a side that quantises nothing."""
 NO_SETTING_MESSAGE = "{framework} has no setting that makes {side} use {scheme}."
+NO_EDGES_SETTING_MESSAGE = (
+    "{framework} has no setting that makes rollout use another precision in first and last layers."
+)
+NO_SEVERAL_SETTING_MESSAGE = "{framework} has no setting that makes training use several schemes."
 SEVERAL_SCHEMES_MESSAGE = "training has several schemes, for which no row of settings is written."
 NO_FP8_FORM_MESSAGE = (
     "A quantization_config for {scheme} lists the modules of the model, which are not known "
@@ -44,7 +48,7 @@ class Agreement:
     words: tuple[str, ...] = ()
     """The settings of the framework."""
     quantization_config: Mapping[str, Any] | None = None
-    """The block of the served checkpoint's config.json; empty: a checkpoint without such a block."""
+    """The block of the served checkpoint's config.json. Empty: a checkpoint without this block."""
     why_not: str = ""
     """The reason if there are no such settings, as a sentence."""
     remains: str = ""
@@ -56,7 +60,7 @@ class Agreement:
 
 
 def list_agreements(comparison: RolloutComparison) -> list[Agreement]:
-    """Return the settings with which either side would agree; nothing if no row differs."""
+    """Return the settings with which either side would agree. Empty if no row differs."""
     different_subjects = {row.subject for row in comparison.rows if row.verdict == DIFFERS}
     if not different_subjects:
         return []
@@ -96,9 +100,8 @@ def _make_rollout_settings(comparison: RolloutComparison, *, cache_differs: bool
     settings = list(row)
     if scheme != NO_SCHEME and _has_first_last_layers(comparison):
         if not table["edges_in_rollout"]:
-            return _make_no_setting(
-                comparison, "rollout", "another precision in first and last layers"
-            )
+            why_not = NO_EDGES_SETTING_MESSAGE.format(framework=comparison.rollout.framework)
+            return Agreement(side="rollout", why_not=why_not)
         settings.extend(table["edges_in_rollout"])
     if scheme != NO_SCHEME and comparison.rollout.kept_parts:
         settings.append(table["kept_in_rollout"])
@@ -118,7 +121,8 @@ def _make_training_settings(comparison: RolloutComparison, *, cache_differs: boo
         return Agreement(side="training", why_not=why_not)
     schemes = _list_quantization_schemes(rollout.quantization)
     if len(schemes) > 1:
-        return _make_no_setting(comparison, "training", "several schemes")
+        why_not = NO_SEVERAL_SETTING_MESSAGE.format(framework=rollout.framework)
+        return Agreement(side="training", why_not=why_not)
     scheme = _get_only_scheme(schemes)
     row = table["in_training"].get(scheme)
     if row is None:
@@ -142,7 +146,7 @@ def _has_first_last_layers(comparison: RolloutComparison) -> bool:
 
 
 def _list_quantization_schemes(quantization: Mapping[str, Any]) -> list[str]:
-    """Return the schemes of a quantization config; none for an empty config."""
+    """Return the schemes of a quantization config."""
     if not quantization:
         return []
     config = ServingConfig.from_mapping({"quantization_config": quantization})
@@ -154,7 +158,7 @@ def _list_quantization_schemes(quantization: Mapping[str, Any]) -> list[str]:
 
 
 def _make_no_setting(comparison: RolloutComparison, side: Side, scheme: str) -> Agreement:
-    """Return the agreement of a side that cannot use a scheme, since the framework has no setting."""
+    """Return the agreement of a side whose framework has no setting for a scheme."""
     framework = comparison.rollout.framework
     why_not = NO_SETTING_MESSAGE.format(framework=framework, side=side, scheme=scheme)
     return Agreement(side=side, why_not=why_not)
@@ -174,8 +178,8 @@ def _make_serving_config(comparison: RolloutComparison) -> Agreement:
 def _make_config_without_modules(comparison: RolloutComparison) -> Agreement:
     """Return the quantization config for a run that states no sizes.
 
-    Its modules are not known, so only a config without a list of modules can be written: one of the
-    fp8 dialect.
+    Its modules are not known, so the config must not list modules. Only the fp8 dialect has such
+    configs.
     """
     schemes = comparison.training.manifest.schemes
     if len(schemes) > 1:
@@ -199,7 +203,7 @@ def _get_only_scheme(schemes: Sequence[str]) -> str:
 
 
 def _format_scheme_title(scheme: str, comparison: RolloutComparison) -> str:
-    """Return a scheme in words; the dtype of high precision for `NO_SCHEME`."""
+    """Return the title of a scheme. For `NO_SCHEME`, return the dtype of high precision."""
     mode = comparison.training.manifest.mode
     if scheme == NO_SCHEME:
         return format_scheme(None, mode)

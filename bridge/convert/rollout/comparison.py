@@ -37,8 +37,8 @@ EQUAL: Final = "equal"
 DIFFERS: Final = "differs"
 UNKNOWN: Final = "cannot be known"
 FP32_SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
-"""Variable of Transformer Engine for blocks of 128. With 1 their scales are any FP32 numbers,
-otherwise powers of two."""
+"""Variable of Transformer Engine about blocks of 128. 1: their scales are any FP32 numbers.
+Otherwise the scales are powers of two."""
 OUTPUT_LAYER = "output_layer"
 ROUTER = "mlp.router"
 ROUTER_MODULES = (ROUTER, "mlp.shared_experts.gate")
@@ -79,14 +79,14 @@ class RolloutRow:
     """One kind of module or tensor in training and in rollout."""
 
     subject: str
-    """Megatron's name within a layer, or a tensor in words."""
+    """Megatron's name of the module within a layer, or a description of the tensor."""
     layers: str = ""
     modules: int | None = None
-    """Modules of the checkpoint, each expert counted; None for a tensor, or if sizes are not known."""
+    """The number of modules in the checkpoint, with each expert. None: a tensor, or not known."""
     training: str
-    """The precision in training, in words."""
+    """The precision in training, as text."""
     rollout: str
-    """The precision in rollout, in words."""
+    """The precision in rollout, as text."""
     verdict: Verdict
     decided_by: str = ""
     """The source that decides a verdict that cannot be known."""
@@ -189,14 +189,14 @@ def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -
 
 
 class _Judgement(NamedTuple):
-    """A verdict, and the source that decides one that cannot be known."""
+    """A verdict. If it cannot be known, `decided_by` is the source that decides it."""
 
     verdict: Verdict
     decided_by: str = ""
 
 
 def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
-    """Return the sentence about the dtype in which training stores quantised weights; none without."""
+    """Return a sentence about how training stores quantised weights, or an empty list."""
     if not training.manifest.schemes or run.reading.uncertainty.mode_decider is not None:
         return []
     if training.plan.settings.low_parameters:
@@ -278,7 +278,7 @@ def _make_module_row(sides: _Sides, kind: _ModuleKind, layers: list[str]) -> Rol
 
 
 def _make_unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
-    """Yield a row for each part of names that rollout keeps in high precision and no known name has."""
+    """Yield a row for each part of a name that rollout keeps and that no known name has."""
     for part in list_unmatched_parts(rollout, names):
         yield RolloutRow(
             subject=f"modules with {part} in their names",
@@ -379,7 +379,7 @@ def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
 
 
 def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: list[str]) -> str:
-    """Return the layers of a row in words: by number, or "first 1, last 2" if sizes are not known.
+    """Return the layers of a row as text: numbers, or "first 1, last 2" if sizes are not known.
 
     Args:
         training: The training side.
@@ -395,7 +395,7 @@ def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: 
 
 
 def _format_layer_ranges(training: TrainingSide, rollout: Rollout, labels: list[str]) -> str:
-    """Return the layers of a run without sizes: first and last ones that a side keeps, and others.
+    """Return the layers of a run without sizes: the kept first and last layers, and other layers.
 
     The number of layers is not known, so last layers are counted from the end.
     """
@@ -491,7 +491,7 @@ def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Judgement:
 
 
 def _make_dtype_row(run: Run, training: TrainingSide, rollout: Rollout) -> RolloutRow:
-    """Return the row about the embedding, the norms and all other modules that are no linear layers."""
+    """Return the row about all modules that are not linear layers: embedding, norms and others."""
     judgement = _judge_dtype(run, rollout)
     return RolloutRow(
         subject=OTHERS_SUBJECT,
@@ -507,7 +507,7 @@ def _list_known_faults(
 ) -> Iterator[str]:
     """Yield a sentence for each known fault of the config's list of modules."""
     if config.method == MODELOPT:
-        # vLLM looks for `mlp.gate` within its own name `mlp.gate_up_proj` of the merged projections.
+        # vLLM merges two projections as `mlp.gate_up_proj`, and finds `mlp.gate` in this name.
         fc1_differs = any(
             row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows
         )

@@ -17,16 +17,16 @@ from bridge.read.foreign.row_files import load_rows
 ROLLOUT_ROWS = load_rows("rollout")
 """Frameworks and dtypes of the cache. The file describes its columns."""
 MODEL_DTYPE = "auto"
-"""The engines' word for a cache in the dtype of the model."""
+"""The engines' value for a cache in the dtype of the model."""
 CACHE_DTYPES: Mapping[str, bool] = ROLLOUT_ROWS["cache"]
-"""An engine's name for a dtype of keys and values -> whether it has fewer bits than the model's dtype."""
+"""An engine's name of a dtype of keys and values -> whether it has fewer bits than the model's."""
 POWERS_OF_TWO = "powers of two"
 FP32 = "FP32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scales:
-    """The numbers that the scales of blocks of 128 may be: `FP32` or `POWERS_OF_TWO`."""
+    """The possible values of the scales of blocks of 128: `FP32` or `POWERS_OF_TWO`."""
 
     weights: str | None = None
     """The scales of weights; None: not known."""
@@ -59,12 +59,12 @@ class Rollout:
     dtype: str | None = None
     """Dtype of modules that are not quantised: bf16, fp16, fp32; None: not known."""
     cache: str | None = MODEL_DTYPE
-    """The engine's name for the dtype of keys and values, a key of `CACHE_DTYPES`; None: not known."""
+    """The engine's name of the dtype of keys and values, as in `CACHE_DTYPES`. None: not known."""
     scales: Scales = Scales()
     quantised_by_name: frozenset[str] = frozenset()
     """Megatron's names of modules whose weights training quantises before it sends them.
 
-    It does so for a config of the fp8 dialect, whatever the config's list of modules keeps.
+    Training does so for a config of the fp8 dialect, even for modules that the config's list keeps.
     """
     sent: str = ""
     """The form in which training sends the weights, as a sentence."""
@@ -107,8 +107,8 @@ class Rollout:
 def get_module_schemes(config: ServingConfig, name: str, engine: str) -> set[str | None]:
     """Return the schemes that a module of the checkpoint may have.
 
-    There are several if the engine is not known, and systems read the config differently. None is
-    the scheme of a module that is not quantised.
+    There are several schemes if the engine is not known and systems read the config differently.
+    The scheme None means that the module is not quantised.
 
     Args:
         config: The quantization config.

@@ -44,8 +44,8 @@ def read_rollout(run: Run) -> Rollout:
     """Return the rollout of a run of reinforcement learning.
 
     Raises:
-        RunConfigError: The run is none of NeMo-RL, verl, slime or miles, or its file has no
-            rollout.
+        RunConfigError: The framework of the run is not NeMo-RL, verl, slime or miles, or its file
+            has no rollout.
     """
     framework = run.reading.framework
     options = run.reading.generation
@@ -57,7 +57,7 @@ def read_rollout(run: Run) -> Rollout:
 
 
 class _EngineConfig(NamedTuple):
-    """The quantization config that a framework passes to its engine, or the source that decides it."""
+    """The quantization config that a framework passes to its engine, or its source."""
 
     config: Mapping[str, Any] | None
     """The config. Empty: the engine quantises nothing. None: it is not known."""
@@ -129,12 +129,12 @@ def _make_nemo_rl_config(
 ) -> _EngineConfig:
     """Return the quantization config that NeMo-RL passes to vLLM.
 
-    Without precision=fp8 nothing is quantised. A checkpoint in FP8 would stop the run when weights
-    are first sent: fp8.load_weights reads settings that only init_fp8 makes.
+    Without precision=fp8 nothing is quantised. Then a checkpoint in FP8 would stop the run when
+    weights are first sent, since fp8.load_weights reads settings that only init_fp8 makes.
 
     Args:
         options: The options of the run.
-        vllm_options: Those of the block `vllm_cfg`.
+        vllm_options: The options of the block `vllm_cfg`.
     """
     for name, value in options.items():
         is_engine_option = name.startswith(f"{NEMO_RL_PREFIX}vllm_kwargs.")
@@ -156,8 +156,8 @@ def _make_nemo_rl_config(
 def _make_nemo_rl_scales(vllm_options: Mapping[str, Any]) -> Scales:
     """Return the scales of the blocks of NeMo-RL's rollout.
 
-    They are known only with DeepGEMM. NeMo-RL then sets VLLM_USE_DEEP_GEMM_E8M0=0, so that they are
-    FP32 numbers unless an option asks for powers of two.
+    The scales are known only with DeepGEMM. NeMo-RL then sets VLLM_USE_DEEP_GEMM_E8M0=0. So the
+    scales are FP32 numbers, unless an option asks for powers of two.
     """
     if not vllm_options.get("use_deep_gemm"):
         return Scales(decided_by=BY_GPU.format(engine="vLLM"))

@@ -1,4 +1,4 @@
-"""Reads a rollout from the config.json of a served checkpoint, or from the flags of vLLM or SGLang."""
+"""Reads a rollout from a served checkpoint's config.json, or from the flags of vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def add_serving_config(rollout: Rollout, path: Path) -> Rollout:
     """Return the rollout with the quantization config of the served checkpoint.
 
     Args:
-        rollout: The rollout so far. Its dtype counts over that of the file.
+        rollout: The rollout so far. If it has a dtype, the dtype of the file does not count.
         path: The config.json.
 
     Raises:
-        PayloadError: The file is no config.json, or has a method that is not read.
+        PayloadError: The file is not a config.json, or has a method that is not supported.
     """
-    data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
-    content = strict_json.loads(data.decode(errors="replace"), str(path))
+    config_bytes = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
+    content = strict_json.loads(config_bytes.decode(errors="replace"), str(path))
     config = ServingConfig.from_mapping(content, str(path))
     settings: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
@@ -108,7 +108,7 @@ def parse_engine_flags(command_line: str, engine: str | None) -> Rollout:
 
     Args:
         command_line: The command, or only its flags.
-        engine: The engine, if the command does not name it; None: the command does.
+        engine: The engine. None: the command names it.
 
     Raises:
         RunConfigError: Neither names the engine.

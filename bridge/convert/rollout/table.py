@@ -28,7 +28,7 @@ VERDICT_SENTENCES = {
 def make_rollout_table(
     comparison: RolloutComparison, name: str, agreements: Sequence[Agreement]
 ) -> RenderableType:
-    """Return the comparison with the settings that would agree, as something rich can print.
+    """Return the comparison, with the settings that would agree, as a renderable of rich.
 
     Args:
         comparison: The comparison.
@@ -71,7 +71,7 @@ def _describe_verdict(comparison: RolloutComparison) -> str:
 
 
 def _format_modules(row: RolloutRow) -> str:
-    """Return the layers of a row and the number of its modules, in words."""
+    """Return the layers of a row and the number of its modules, as text."""
     if row.modules is None:
         return row.layers
     count = f"{row.modules} modules"
@@ -96,7 +96,7 @@ def _describe_unknown_rows(rows: Sequence[RolloutRow]) -> list[str]:
 
 
 def _format_agreement(agreement: Agreement) -> list[str]:
-    """Return the lines about an agreement: a heading with a line for each setting, or the reason."""
+    """Return the lines about an agreement: a heading and a line per setting, or the reason."""
     config = agreement.quantization_config
     if agreement.why_not:
         return [f"No {agreement.side} that agrees: {agreement.why_not}"]

@@ -43,7 +43,7 @@ PRECISION_FIELDS = (
     "moe_router_dtype",
     "quant_recipe",
 )
-"""Fields of the model by which its plan differs; the small models have those of the run."""
+"""Fields that affect the plan of a model. The small models have the run's values of them."""
 SUBSTITUTE_SIZES = {
     "hidden_size": 512,
     "ffn_hidden_size": 1024,
@@ -97,7 +97,7 @@ def compute_training_side(
         model_type: The `model_type` of the Hugging Face config, for the names of modules.
 
     Raises:
-        RunConfigError: The run has no plan, and not for its sizes.
+        RunConfigError: The run has no plan for another reason than missing sizes.
     """
     absent = [name for name in REQUIRED_SIZES if run.model.get(name) is None]
     if not absent:
@@ -130,12 +130,14 @@ def _make_from_substitutes(run: Run, rollout: Rollout, model_type: str | None) -
 
 
 def _has_kept_part(rollout: Rollout, manifest: Manifest, names: Sequence[str]) -> bool:
-    """Return whether the rollout keeps modules of a manifest by a part that no other name has.
+    """Return whether the rollout keeps modules of a manifest that none of the other names matches.
+
+    The rollout keeps modules by a part of their names.
 
     Args:
         rollout: The rollout.
         manifest: The manifest.
-        names: The other names.
+        names: The names of other modules.
     """
     unmatched = list_unmatched_parts(rollout, names)
     still_unmatched = list_unmatched_parts(rollout, [*names, *_list_served_names([manifest])])
@@ -175,7 +177,7 @@ def _merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
 def _make_from_plan(
     manifest: Manifest, plan: PrecisionPlan, *, is_substitute: bool
 ) -> TrainingSide:
-    """Return the training side of a plan, with its first and last layers in high precision counted."""
+    """Return the training side of a plan, with the numbers of first and last layers it keeps."""
     layers = [layer for layer in plan.layers if layer.number is not None and not layer.is_mtp]
     first = 0
     last = 0
@@ -216,11 +218,11 @@ def _plan_substitute(
     Args:
         run: The run.
         num_layers: The layers of the small model.
-        extra_fields: Fields of the model over those of `SUBSTITUTE_SIZES`.
+        extra_fields: Fields of the model. They replace fields of `SUBSTITUTE_SIZES`.
     """
     precision = {name: run.model[name] for name in PRECISION_FIELDS if name in run.model}
     model = {**precision, **SUBSTITUTE_SIZES, **extra_fields, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}
-    uncertainty = replace(run.reading.uncertainty, uncounted_options=())
+    uncertainty = replace(run.reading.uncertainty, unread_options=())
     reading = replace(run.reading, uncertainty=uncertainty)
     return make_plan(replace(run, sections=sections, reading=reading).prediction)

@@ -1,4 +1,4 @@
-"""`compare_with_serving`: compares the scheme of each linear layer in training and in a serving config."""
+"""`compare_with_serving`: compares the schemes of linear layers in training and in serving."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -124,10 +124,10 @@ def _make_cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
 
 
 def _list_vllm_refusals(manifest: Manifest, config: ServingConfig) -> Iterator[str]:
-    """Yield a sentence for each group of modules that vLLM loads as one and that has several schemes.
+    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
-    In ModelOpt's list vLLM looks for the complete names of the group first. It refuses a list with
-    only some of them.
+    In ModelOpt's list, vLLM looks for the complete names of the group first. It refuses a list with
+    only some of these names.
     """
     if VLLM not in config.readers:
         return

@@ -2,11 +2,11 @@
 
     export(manifest, "vllm").payload       # {"quant_method": "fp8", ...}
 
-A model with one scheme is written in the fp8 dialect, if the system reads the scheme in it. Other
-models are written in compressed-tensors, with a group for each scheme.
+A model with a single scheme is written in the fp8 dialect, if the system reads the scheme in this
+dialect. Other models are written in compressed-tensors, with a group for each scheme.
 
 Lists of modules have complete names. A part of a name, such as `mlp.gate`, would also keep
-`mlp.gate_proj` in a system that looks for parts. The experts of a layer are one entry.
+`mlp.gate_proj` in a system that compares parts of names. The experts of a layer are a single entry.
 """
 
 import re
@@ -20,7 +20,7 @@ from bridge.read.foreign.reports import ExportReport, Unmapped
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
-    """Return the quantization config of a manifest; an empty payload if nothing is quantised.
+    """Return the quantization config of a manifest. The payload is empty if nothing is quantised.
 
     Args:
         manifest: The linear layers of the trained model.
@@ -108,7 +108,7 @@ def _is_quantised(row: ManifestRow, manifest: Manifest, schemes: Sequence[str]) 
 
 
 def _list_vllm_refusals(manifest: Manifest, schemes: Sequence[str]) -> Iterator[Unmapped]:
-    """Yield the records of groups of modules that vLLM loads as one and that have several schemes."""
+    """Yield records about groups of modules with several schemes that vLLM loads as one module."""
     scheme_of: dict[str, str | None] = {}
     for row in manifest.rows:
         scheme = None
@@ -157,7 +157,7 @@ def _make_compressed_config(
     groups: dict[str, Any] = {}
     for number, scheme in enumerate(schemes):
         form = SERVED_SCHEMES[scheme]
-        targets = ["Linear"]  # every linear layer; with several schemes each group has its modules
+        targets = ["Linear"]  # every linear layer; with several schemes, each group lists modules
         if len(schemes) > 1:
             targets = _make_patterns(row for row in quantised if row.scheme == scheme)
         groups[f"group_{number}"] = {
@@ -180,7 +180,7 @@ def _make_compressed_config(
 
 
 def _make_patterns(rows: Iterable[ManifestRow]) -> list[str]:
-    """Return names as compressed-tensors matches them; the names of experts as an expression."""
+    """Return names in the form for compressed-tensors. Names of experts become an expression."""
     patterns: dict[str, None] = {}
     for row in rows:
         for name in row.served:

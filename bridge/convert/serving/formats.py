@@ -1,8 +1,8 @@
 """The scaling schemes in the dialects of serving systems, rows of `rows/serving.yaml`.
 
-The same rows serve to write a config and to read one. Serving has only forward GEMMs, so of a
-hybrid recipe only E4M3, the format of inputs and weights, counts. A scheme without a row, such as a
-team's own quantizer factory, has no form in any dialect.
+The same rows are used to write and to read a config. Serving has only forward GEMMs. So only E4M3,
+the format of inputs and weights, counts in a hybrid recipe. A scheme without a row, such as the
+quantizer factory of a team, cannot be written in any dialect.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from bridge.read.foreign.row_files import load_rows
 SERVING_ROWS = load_rows("serving")
 """Schemes, families of models, fused modules and systems. The file describes their columns."""
 COMPRESSED_TENSORS = "compressed-tensors"
-"""`quant_method` of that dialect."""
+"""`quant_method` of the dialect compressed-tensors."""
 MODELOPT = "modelopt"
-"""`quant_method` of ModelOpt's dialect. The methods of its formats begin with this word."""
+"""`quant_method` of ModelOpt's dialect. The methods of its formats begin with this text."""
 VLLM = "vllm"
 SGLANG = "sglang"
 COMPARED_DEFAULTS: dict[str, object] = SERVING_ROWS["compared"]
@@ -25,7 +25,7 @@ SERVED_SCHEMES: dict[str, dict[str, Any]] = SERVING_ROWS["schemes"]
 SERVING_SYSTEMS: dict[str, dict[str, Any]] = SERVING_ROWS["systems"]
 """Name of a system, as in `--for NAME` -> its row, with the schemes that it reads."""
 FUSED_MODULES: dict[str, list[str]] = SERVING_ROWS["fused"]
-"""vLLM's name of modules that it loads as one -> their names in the checkpoint, within one parent."""
+"""vLLM's name of a module that it loads from several modules -> their names in the checkpoint."""
 
 
 def find_scheme(fits: Callable[[Mapping[str, Any]], bool], description: str) -> str:
@@ -42,7 +42,7 @@ def find_scheme(fits: Callable[[Mapping[str, Any]], bool], description: str) -> 
 
 
 def format_scheme(scheme: str | None, mode: str = "") -> str:
-    """Return a scheme in words: the title of its row. A scheme without a row is a description itself.
+    """Return the title of a scheme. A scheme without a row is itself a description.
 
     Args:
         scheme: The scheme; None: high precision.
@@ -58,7 +58,7 @@ def format_scheme(scheme: str | None, mode: str = "") -> str:
 def select_compared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of compressed-tensors that decide the quantised values, with defaults.
 
-    It is empty without arguments: nothing is quantised.
+    Empty if there are no arguments: nothing is quantised.
     """
     if not arguments:
         return {}
@@ -71,7 +71,7 @@ def select_compared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return the arguments of compressed-tensors in words: "dynamic 8-bit float per token"."""
+    """Return the arguments of compressed-tensors as text: "dynamic 8-bit float per token"."""
     selected = select_compared_arguments(arguments)
     scaled_part = selected["strategy"] or "tensor"
     size = selected["group_size"] or selected["block_structure"]

@@ -2,10 +2,10 @@
 
     is_kept(["mlp.gate"], "model.layers.0.mlp.gate_proj", dialect="modelopt", system="vllm")   # True
 
-Each system has a rule of its own, so that an entry means different modules in different systems. In
-some of them a part of a name is enough. vLLM and SGLang load several modules as one layer, and
-compare ModelOpt's entries with the name of this layer. To all systems the experts of a layer are
-one module, whose name ends in `experts`.
+Each system has a different rule. So the same entry can mean different modules in two systems. In
+some systems a part of a name is enough. vLLM and SGLang load several modules as a single layer, and
+compare ModelOpt's entries with the name of this layer. For all systems, the experts of a layer are
+a single module, whose name ends in `experts`.
 
 Source: vLLM 0.33.0 layers/quantization/utils/quant_utils.py (is_layer_skipped), modelopt.py
 (is_layer_excluded) and compressed_tensors/utils.py (should_ignore_layer); SGLang 0.5.23
@@ -28,12 +28,12 @@ _EXPERTS = ".experts."
 SGLANG_LAYER_NAMES = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
 """vLLM's name of a layer that is loaded for several modules -> SGLang's, if the two differ."""
 LOW_RANK_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-"""Projections of multi-latent attention. SGLang looks for their names within its names of layers."""
+"""Projections of multi-latent attention. SGLang searches its names of layers for these names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModule:
-    """A module under its name in the checkpoint, and under the name by which a system quantises it."""
+    """A module by its name in the checkpoint, and by the name that systems quantise it by."""
 
     name: str
     """The name in the checkpoint."""
@@ -52,8 +52,8 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
     Args:
         entries: The list.
         name: The module's name in the checkpoint.
-        dialect: The `quant_method` of the config, `MODELOPT` for every one of ModelOpt's.
-        system: The system that reads the config, one of its dialect's in `KEEP_RULES`.
+        dialect: The `quant_method` of the config. `MODELOPT` for all methods of ModelOpt.
+        system: The system that reads the config. `KEEP_RULES` must have the dialect with it.
     """
     module = ServedModule(name=name, layer_name=get_layer_name(name))
     if dialect == MODELOPT and system == VLLM:
@@ -65,7 +65,7 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
 
 
 def is_match(entry: str, name: str) -> bool:
-    """Return whether an entry of compressed-tensors names a module: its complete name or an expression."""
+    """Return whether an entry of compressed-tensors is a module's name, or an expression for it."""
     if entry.startswith(EXPRESSION_PREFIX):
         return re.match(entry.removeprefix(EXPRESSION_PREFIX), name) is not None
     return entry == name
@@ -80,7 +80,7 @@ def get_layer_name(name: str) -> str:
 
 
 def _is_kept_by_compressed_tensors(entry: str, module: ServedModule) -> bool:
-    """Return whether the entry is the complete name of the module, or an expression that fits it."""
+    """Return whether the entry is the complete name of the module, or an expression for it."""
     return is_match(entry, module.name)
 
 
@@ -89,7 +89,7 @@ def _vllm_of_compressed_tensors(entry: str, module: ServedModule) -> bool:
 
 
 def _sglang_of_compressed_tensors(entry: str, module: ServedModule) -> bool:
-    """Return whether an entry keeps a module: the end of its name, behind a dot, is enough."""
+    """Return whether an entry keeps a module. The end of the name, after a dot, is enough."""
     if entry == _get_loaded_name(module, SGLANG_LAYER_NAMES):
         return True
     is_end = not entry.startswith(EXPRESSION_PREFIX) and module.name.endswith(f".{entry}")
@@ -106,7 +106,7 @@ def _is_kept_by_vllm(entry: str, module: ServedModule) -> bool:
 
 
 def _is_kept_by_sglang(entry: str, module: ServedModule) -> bool:
-    """Return whether an entry keeps a module: a part of its name between dots is enough."""
+    """Return whether an entry keeps a module. A part of the name, between dots, is enough."""
     if f".{entry}." in f".{module.layer_name}.":
         return True
     is_loaded_alone = _get_loaded_name(module, SGLANG_LAYER_NAMES) == module.layer_name
@@ -114,13 +114,13 @@ def _is_kept_by_sglang(entry: str, module: ServedModule) -> bool:
 
 
 def _sglang_of_fp8(entry: str, module: ServedModule) -> bool:
-    """Return whether an entry keeps a module, with ``model.`` in front of it or without."""
+    """Return whether an entry keeps a module, with or without ``model.`` before the entry."""
     bare = entry.removeprefix("model.")
     return _is_kept_by_sglang(bare, module) or _is_kept_by_sglang(f"model.{bare}", module)
 
 
 def _has_experts(name: str) -> bool:
-    """Return whether the engines take a layer for one of experts, by its name."""
+    """Return whether the engines treat a layer as a layer of experts, by its name."""
     return "experts" in name
 
 
@@ -180,9 +180,11 @@ def _is_kept_by_modelopt_in_vllm(entries: Sequence[str], module: ServedModule) -
 def _is_kept_by_modelopt_in_sglang(entry: str, module: ServedModule) -> bool:
     """Return whether SGLang keeps a module in high precision by an entry of ModelOpt's list.
 
-    The entry is a part of the module's name between dots, unless the module is an expert; an
-    expression with ``*`` for SGLang's name or for a part of it; or it ends in a projection of low
-    rank which SGLang's name contains.
+    SGLang keeps the module in three cases:
+
+    - The module is not an expert, and the entry is a part of its name between dots.
+    - The entry is an expression with ``*`` for SGLang's name, or for a part of it.
+    - The entry ends in a projection of `LOW_RANK_PROJECTIONS` that SGLang's name contains.
     """
     if not module.is_expert and _is_kept_by_sglang(entry, module):
         return True

@@ -3,8 +3,8 @@
     manifest = Manifest.from_plan(plan, model_type="qwen3_moe")
     manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
 
-It is made from the plan. If there is a record of the run, its formats count, since the run used
-them.
+It is made from the plan. If there is a record of the run, the formats of the record replace the
+planned formats, since the run used them.
 """
 
 import json
@@ -33,14 +33,14 @@ FP8_ATTENTION_NOTE = (
     "which no quantisation config of weights and inputs states."
 )
 MAX_SHOWN_ROLES = 4
-"""Modules without a known name that an error names."""
+"""The most modules without a known name that an error lists."""
 MAX_FILE_BYTES = 64 * 2**20
 """Bytes of the largest manifest or serving config that is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestRow:
-    """A linear layer of the trained model; the experts of a layer are a single row."""
+    """A linear layer of the trained model. The experts of a layer are a single row."""
 
     layer: str
     """Label of the plan: the layer's number from 1, "mtp 1" or "output"."""
@@ -53,9 +53,9 @@ class ManifestRow:
     format: str
     """Format of the operands of the forward GEMM: e4m3, bf16, ..."""
     copies: int = 1
-    """Copies in the layer: one per expert."""
+    """The number of copies in the layer: a copy for each expert."""
     served: tuple[str, ...] = ()
-    """Names in the Hugging Face checkpoint, with `*` for the number of an expert; empty: not known."""
+    """Names in the Hugging Face checkpoint, with `*` for an expert's number. Empty: not known."""
 
     @property
     def role(self) -> str:
@@ -96,9 +96,9 @@ class Manifest:
 
         Args:
             plan: The plan of the training.
-            record: The record of the run, whose formats count over those of the plan.
-            model_type: The `model_type` of the Hugging Face config. Without it the names are those
-                of the only family that fits the shape.
+            record: The record of the run. Its formats replace the planned formats.
+            model_type: The `model_type` of the Hugging Face config. None: the family is used that
+                alone fits the shape.
 
         Raises:
             RunConfigError: No family has this model type.
@@ -138,7 +138,7 @@ class Manifest:
         """Return the manifest of a file that `manifest --json` wrote.
 
         Raises:
-            RunConfigError: The file is no such file.
+            RunConfigError: `manifest --json` did not write the file.
         """
         try:
             content = json.loads(
@@ -159,7 +159,7 @@ class Manifest:
         """Refuse a manifest with modules whose names in the checkpoint are not known.
 
         Raises:
-            RunConfigError: There are such modules. The message names some of them.
+            RunConfigError: The manifest has such modules. The message names some of them.
         """
         roles = list(dict.fromkeys(row.role for row in self.rows if not row.served))
         if not roles:
@@ -180,7 +180,7 @@ class Manifest:
 
 
 def _collect_forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmRow]:
-    """Return (layer, module) -> its forward GEMM in the record of a run; empty without a record."""
+    """Return (layer, module) -> its forward GEMM in the record. Empty if there is no record."""
     gemms: dict[tuple[str, str], GemmRow] = {}
     if record is not None:
         for row in record.gemms:
@@ -190,7 +190,7 @@ def _collect_forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmR
 
 
 def _apply_gemm_record(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
-    """Return a planned row with the format of a recorded GEMM; as it is without such a GEMM."""
+    """Return a planned row with the format of a recorded GEMM, or unchanged if `gemm` is None."""
     if gemm is None:
         return planned
     scheme = None

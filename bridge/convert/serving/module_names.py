@@ -3,7 +3,8 @@
     family = get_family(shape, "qwen3_moe")
     family.served("decoder.layers.3.mlp.router", 48)     # ("model.layers.3.mlp.gate",)
 
-The experts of a layer are written `experts.*`. A module without a row has no name; none is guessed.
+The experts of a layer are written `experts.*`. A module without a row has no name, since names are
+not guessed.
 """
 
 import re
@@ -23,7 +24,7 @@ _MODULE_PATTERN = re.compile(
 )
 _EXPERT_PATTERN = re.compile(r"\blocal_experts\.\d+\.")
 _PARENT_PATTERN = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
-"""The layer, and the parent module within it. Experts do not match: a layer of them is one module."""
+"""The layer, and the parent module within it. Experts do not match: they are a single module."""
 
 
 class ModuleLocation(NamedTuple):
@@ -54,8 +55,7 @@ class ModelFamily:
     names: Mapping[str, tuple[str, ...]]
     """Megatron's name within a layer -> the names within a layer of the checkpoint."""
     plain: tuple[str, ...] = ()
-    """Megatron's names of modules that the code of serving systems never quantises, whatever the
-    config has."""
+    """Megatron's names of modules that serving systems never quantise, with any config."""
 
     def served(self, path: str, num_layers: int) -> tuple[str, ...]:
         """Return the names of a module in the checkpoint, with `*` for the number of an expert.
@@ -66,7 +66,7 @@ class ModelFamily:
                 are numbered after them.
 
         Returns:
-            Nothing if no name is known.
+            Empty if no name is known.
         """
         location = parse_module_path(path)
         if not location.block:
@@ -82,7 +82,7 @@ class ModelFamily:
 
 
 def _make_family(row: Mapping[str, Any]) -> ModelFamily:
-    """Return the family of a row. Its names count over those of Llama; null: no such module."""
+    """Return the family of a row. Its names replace the names of Llama; null: no such module."""
     served_names = dict(LLAMA_NAMES)
     if row.get("latent"):
         served_names |= DEEPSEEK_NAMES
@@ -140,7 +140,7 @@ def get_family(shape: ModelShape, model_type: str | None = None) -> ModelFamily:
 
 
 def describe_fused_conflicts(schemes: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a sentence for each group of modules that vLLM loads as one and that has several schemes.
+    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
     Args:
         schemes: Name of a module in the checkpoint -> its scheme; None: not quantised.

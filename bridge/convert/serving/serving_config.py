@@ -3,9 +3,9 @@
     config = ServingConfig.from_file(Path("config.json"))
     config.scheme_of("model.layers.0.mlp.gate_proj", "vllm")    # "blockwise"
 
-Three files are read: a `config.json` with a `quantization_config`, a file with only this block, and
-ModelOpt's `hf_quant_config.json`. Each has a list of modules that stay in high precision, and
-targets with their schemes.
+Three kinds of files are supported: a `config.json` with a `quantization_config`, a file with only
+this block, and ModelOpt's `hf_quant_config.json`. Each has a list of modules that stay in high
+precision, and targets with their schemes.
 """
 
 import re
@@ -31,9 +31,9 @@ from bridge.precision import strict_yaml
 from bridge.read.text import strict_json
 
 DIALECT_READERS: Mapping[str, list[str]] = SERVING_ROWS["readers"]
-"""Dialect -> the systems that read it, each by its own rule."""
+"""Dialect -> the systems that read it. Each system has a different rule for the list of modules."""
 FP8_METHODS = ("fp8", "mxfp8")
-"""The dialects that DeepSeek-V3's checkpoint began."""
+"""The fp8 dialects, in the form of DeepSeek-V3's checkpoint."""
 LINEAR_CLASS = "Linear"
 """The target of compressed-tensors that means every linear layer."""
 
@@ -58,9 +58,9 @@ class ServingConfig:
     path: str
     """The file, for messages."""
     method: str = MODELOPT
-    """The dialect, a key of `DIALECT_READERS`. Without targets nothing is quantised."""
+    """The dialect, a key of `DIALECT_READERS`. If there are no targets, nothing is quantised."""
     model_type: str | None = None
-    """The `model_type` in the config.json around it."""
+    """The `model_type` in the config.json that has the quantization config."""
     kept: tuple[str, ...] = ()
     """Entries of the list of modules that stay in high precision."""
     targets: tuple[tuple[str, str | None], ...] = ()
@@ -68,17 +68,17 @@ class ServingConfig:
     `LINEAR_CLASS`, which is last. A scheme is a key of `SERVED_SCHEMES` or a description; None: not
     quantised."""
     kv_cache: str | None = None
-    """The format of stored keys and values in words; None: they are not quantised."""
+    """The format of stored keys and values as text. None: they are not quantised."""
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Return the config of a file.
 
         Raises:
-            PayloadError: The file is no such config, or has a method that is not read.
+            PayloadError: The file is not a supported config, or has an unsupported method.
         """
-        data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
-        content = strict_json.loads(data.decode(errors="replace"), str(path))
+        config_bytes = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
+        content = strict_json.loads(config_bytes.decode(errors="replace"), str(path))
         return cls.from_mapping(content, str(path))
 
     @classmethod
@@ -90,7 +90,7 @@ class ServingConfig:
             path: The file, for messages.
 
         Raises:
-            PayloadError: It is no such config, or has a method that is not read.
+            PayloadError: The content is not a supported config, or has an unsupported method.
         """
         settings = _get_mapping(content)
         model_type = settings.get("model_type")
@@ -119,10 +119,10 @@ class ServingConfig:
     def require_expressions(self) -> None:
         """Refuse a list of modules with an invalid regular expression.
 
-        transformers takes each entry of the fp8 dialect for one.
+        transformers reads each entry of the fp8 dialect as a regular expression.
 
         Raises:
-            PayloadError: There is such an entry.
+            PayloadError: The list has an invalid expression.
         """
         entries = [*self.kept]
         for target, _ in self.targets:
@@ -138,12 +138,12 @@ class ServingConfig:
 
     @property
     def readers(self) -> list[str]:
-        """The systems that read it, each by its own rule for its list."""
+        """The systems that read the config, each with a different rule for the list of modules."""
         return DIALECT_READERS[self.method]
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the config is of the fp8 dialect, which DeepSeek-V3 began."""
+        """Whether the config is of the fp8 dialect, as in DeepSeek-V3's checkpoint."""
         return self.method in FP8_METHODS
 
     def scheme_of(self, name: str, reader: str) -> str | None:
@@ -167,7 +167,7 @@ class ServingConfig:
         """Return the list of modules with the output layer, which the fp8 dialect never quantises.
 
         In transformers the output layer is the default of the list, so a stated list replaces it.
-        To the other systems it is no linear layer.
+        Other systems do not treat the output layer as a linear layer.
         """
         is_replaced = bool(self.kept) and reader == "hf"
         if not self.is_fp8 or is_replaced:
@@ -192,7 +192,7 @@ def _parse_method(block: Mapping[str, Any], path: str) -> str:
 
 
 def _find_quantization_block(settings: Mapping[str, Any]) -> object:
-    """Return the quantization block of a file, whatever type it has; None if there is none."""
+    """Return the quantization block of a file, which may have any type. None if there is none."""
     block = settings.get("quantization_config", settings.get("compression_config"))
     if not block and isinstance(settings.get("quantization"), Mapping):
         block = {"quant_method": MODELOPT, **settings["quantization"]}
@@ -202,7 +202,7 @@ def _find_quantization_block(settings: Mapping[str, Any]) -> object:
 
 
 def _get_kept_entries(block: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the entries of the list of modules that stay in high precision, under its first key."""
+    """Return the list of modules that stay in high precision, from the first key that has it."""
     for key in SERVING_ROWS["lists"]:
         if block.get(key):
             return _get_texts(block[key])
@@ -210,7 +210,7 @@ def _get_kept_entries(block: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _describe_kv_cache(block: Mapping[str, Any]) -> str | None:
-    """Return the format of stored keys and values in words; None: they are not quantised."""
+    """Return the format of stored keys and values as text. None: they are not quantised."""
     scheme = _get_mapping(block.get("kv_cache_scheme"))
     if scheme:
         return format_arguments(scheme)
@@ -255,7 +255,7 @@ def _list_group_targets(block: Mapping[str, Any], path: str) -> Iterator[tuple[s
     """Yield the targets of the groups of compressed-tensors.
 
     Raises:
-        PayloadError: The groups are no mapping.
+        PayloadError: The groups are not a mapping.
     """
     groups = block.get("config_groups")
     if not isinstance(groups, Mapping):
@@ -269,12 +269,12 @@ def _list_group_targets(block: Mapping[str, Any], path: str) -> Iterator[tuple[s
 
 
 def _get_fp8_scheme(block: Mapping[str, Any]) -> str:
-    """Return the scheme of a block of the fp8 dialect, or a description of one without a row."""
+    """Return the scheme of a block of the fp8 dialect, or its description if it has no row."""
     method = str(block["quant_method"])
     activation_scheme = str(block.get("activation_scheme", "dynamic"))
     block_size = block.get("weight_block_size")
     if method == "mxfp8":
-        block_size = [1, 32]  # MXFP8 has no other, and a config may omit it
+        block_size = [1, 32]  # the only block size of MXFP8, which a config may omit
     form: dict[str, Any] = {"quant_method": method, "activation_scheme": activation_scheme}
     weights = f"{method} weights"
     if block_size is not None:
@@ -287,7 +287,7 @@ def _get_fp8_scheme(block: Mapping[str, Any]) -> str:
 
 
 def _get_group_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
-    """Return the scheme of a group of compressed-tensors, or a description of one without a row.
+    """Return the scheme of a group of compressed-tensors, or its description if it has no row.
 
     Args:
         weights: The arguments of the weights. Without them the group quantises nothing.
@@ -310,14 +310,14 @@ def _get_group_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> 
 
 
 def _get_texts(value: object) -> tuple[str, ...]:
-    """Return the entries of a list as texts; none for any other value."""
+    """Return the entries of a list as texts. Empty for any other value."""
     if not isinstance(value, list):
         return ()
     return tuple(map(str, value))
 
 
 def _get_mapping(value: object) -> Mapping[str, Any]:
-    """Return a value that is a mapping; an empty one for any other value."""
+    """Return a value if it is a mapping, else an empty mapping."""
     if not isinstance(value, Mapping):
         return {}
     return value

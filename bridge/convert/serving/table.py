@@ -15,7 +15,7 @@ _LAYER_PATTERN = re.compile(r"model\.layers\.\d+\.")
 
 
 def make_manifest_table(manifest: Manifest) -> RenderableType:
-    """Return the manifest as a table. Modules with the same role, format and served names are a row."""
+    """Return the manifest as a table. Modules with equal role, format and names share a row."""
     groups: dict[tuple[str, str, str], list[ManifestRow]] = {}
     for row in manifest.rows:
         names = " ".join(_LAYER_PATTERN.sub("", name) for name in row.served) or "not known"
@@ -45,7 +45,7 @@ def make_manifest_table(manifest: Manifest) -> RenderableType:
 def make_comparison_table(
     comparison: ServingComparison, precision: str, path: str
 ) -> RenderableType:
-    """Return the comparison as a table of the kinds of modules, with a sentence for each difference.
+    """Return the comparison as a table of kinds of modules, with a sentence for each difference.
 
     Args:
         comparison: The comparison.

@@ -1,14 +1,14 @@
 """Autocast over FP32 weights, read as Megatron's modes and written for other trainers.
 
-Most trainers call it mixed precision. Here it is:
+Most trainers call this mixed precision. In this project it has these fields:
 
     compute    fields of a recipe
     BF16       fp32=True, autocast_enabled=True, autocast_dtype="bf16": `bf16_autocast_mixed`
     FP16       fp16=True, params_dtype="fp32", autocast_enabled=True, autocast_dtype="fp16":
                only the `fp16` switch has a loss scale
 
-In FP16 these trainers have torch's `GradScaler`, with other defaults and fewer settings than
-Megatron's own scaler:
+In FP16 these trainers use torch's `GradScaler`. It has other defaults and fewer settings than the
+scaler of Megatron:
 
     scale on overflow: times backoff_factor at once (Megatron: after `hysteresis` overflows)
     scale afterwards:  times growth_factor after growth_interval good steps (Megatron: `loss_scale_window`)
@@ -38,7 +38,10 @@ SCALER_ARGUMENTS = {
     "loss_scale_window": "growth_interval",
     "hysteresis": "hysteresis",
 }
-"""Field -> the argument of `torch.amp.GradScaler`. `hysteresis` has none; it is named so in records."""
+"""Field -> the argument of `torch.amp.GradScaler`.
+
+`hysteresis` has no such argument. Records name the field.
+"""
 
 
 def make_amp_fields(compute: str) -> dict[str, object]:
@@ -56,7 +59,7 @@ def make_amp_fields(compute: str) -> dict[str, object]:
 
 
 def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
-    """Record autocast for a system on Megatron Core that never enables it.
+    """Record that autocast is dropped, for a system on Megatron Core that never enables it.
 
     Args:
         builder: The report of the export.
@@ -128,7 +131,7 @@ def _map_autocast(builder: ExportBuilder, mode: str, compute: str, settings: Seq
     """Map the fields of autocast over FP32 weights.
 
     The mode is mapped only if it is FP32, or FP16 for autocast to FP16. In any other mode Megatron
-    would cast the weights, and the record says so.
+    would cast the weights, and this is recorded.
     """
     for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
         builder.map(field, *settings)

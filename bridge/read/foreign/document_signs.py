@@ -16,7 +16,7 @@ A setting is named from the top of its document ("fp16.enabled"). All columns of
     matches    a setting, and the pattern of its complete value
     certainty  0 to 1; the system with the highest certainty wins
     evidence   a clause after "it"; braces name the first setting that fits `any`, `blocks` or
-               `plain`, and `{value}` is that of `matches`
+               `plain`, and `{value}` is the value that fits `matches`
 """
 
 import re
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
 ABSENT_VALUE = object()
-"""The value of a setting that is absent; None is a value."""
+"""The value of an absent setting. It is not None, because a setting can have the value None."""
 
 
 def _is_mapping(value: object) -> bool:
@@ -39,7 +39,7 @@ def _is_mapping(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is no mapping: it fits `plain`."""
+    """Return whether a value is not a mapping: it fits `plain`."""
     return not isinstance(value, Mapping)
 
 
@@ -63,7 +63,7 @@ class Recognition:
     certainty: float
     """0 to 1. The system with the highest certainty wins. A tie is an error that names both."""
     evidence: str
-    """A clause after "it": "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
+    """A clause after "it", such as "has `fp16.enabled`, which only DeepSpeed reads"."""
 
 
 class DocumentSign:
@@ -87,7 +87,7 @@ class DocumentSign:
             if name is None:
                 return None
             facts[column] = name
-        # Without the column the setting "" has the value "", which fits the empty pattern.
+        # Without the column `matches`, the setting "" has the value "", and the empty pattern fits.
         name, pattern = self.columns.get("matches", ("", ""))
         facts["value"] = str(get_dotted_value(content, name, ""))
         if re.fullmatch(pattern, facts["value"]) is None:
@@ -113,7 +113,7 @@ def _has_setting(content: object, name: str, fits: Callable[[object], bool] = _i
 def _find_first_setting(
     content: object, names: Iterable[str], fits: Callable[[object], bool]
 ) -> str | None:
-    """Return the first of several settings that a document has with a value that fits; else None."""
+    """Return the first of several settings that a document has with a fitting value, or None."""
     for name in names:
         if _has_setting(content, name, fits):
             return name

@@ -1,9 +1,10 @@
-"""`compute_effective_fields`: the fields of a config that have an effect, by which precisions are compared.
+"""`compute_effective_fields`: the fields of a config that have an effect.
 
 Two configs that state different fields can mean the same run. A scheme has no effect while its
-format is off. Amax settings have none outside delayed scaling. An unstated dtype is that of the
-mode. `compute_effective_fields` drops such fields and fills in derived values.
-`find_equivalent_recipe` finds the registered recipe with the same effective fields.
+format is off. Amax settings have no effect outside delayed scaling. An unstated dtype equals the
+dtype of the mode. `compute_effective_fields` drops fields without effect and fills in derived
+values, so that two precisions can be compared. `find_equivalent_recipe` finds the registered recipe
+with the same effective fields.
 """
 
 import warnings
@@ -27,7 +28,7 @@ ALIAS_FIELDS = ("fp8_param", "fp4_param")
 
 
 def compute_effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the fields that have an effect, with unstated dtypes and numbers of layers filled in."""
+    """Return the fields with an effect. Unstated dtypes and numbers of layers are filled in."""
     mode = get_mode(config)
     values = config.to_dict(full=True)
     values["fp32"] = mode == "fp32"
@@ -38,16 +39,16 @@ def compute_effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
         for name in LAYER_COUNTS:
             if not is_stated(config, name):
                 values[name] = DEFAULT_LAYER_COUNT
-    values["modules"] = values["modules"] or None  # an empty list of rows is none
-    values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
+    values["modules"] = values["modules"] or None  # an empty list has no effect
+    values["loss_scale"] = values["loss_scale"] or None  # for Megatron, 0 means unset
     return _remove_names(values, {*collect_inert_everywhere(config), *ALIAS_FIELDS})
 
 
 def collect_inert_everywhere(config: MixedPrecisionConfig) -> dict[str, str]:
     """Return each field that has no effect in Megatron Core or in any other system -> the reason.
 
-    Under autocast to FP16 other systems scale the loss in any mode, Megatron Core only in FP16. So
-    the fields of the loss scaler count there.
+    Under autocast to FP16, other systems scale the loss in any mode, and Megatron Core only in the
+    mode FP16. So the fields of the loss scaler have an effect under such autocast.
     """
     inert = find_inert_fields(config)
     values = config.to_dict()
@@ -58,9 +59,9 @@ def collect_inert_everywhere(config: MixedPrecisionConfig) -> dict[str, str]:
 
 
 def find_equivalent_recipe(config: MixedPrecisionConfig) -> str | None:
-    """Return the name of the first registered recipe with the same effective fields; None if none has.
+    """Return the name of the first registered recipe with the same effective fields, or None.
 
-    Recipes with a misleading name are skipped. Fields of Megatron's own, such as
+    Recipes with a misleading name are skipped. Fields that only Megatron has, such as
     `num_layers_at_start_in_bf16`, are compared only for a recipe that states some of them.
     """
     wanted = compute_effective_fields(config)
@@ -80,7 +81,7 @@ def find_equivalent_recipe(config: MixedPrecisionConfig) -> str | None:
 
 
 def _maybe_get_recipe(name: str) -> MixedPrecisionConfig | None:
-    """Return the config of a recipe; None for a recipe of a plugin that fails."""
+    """Return the config of a recipe. None if a plugin's recipe fails."""
     with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         try:
             return REGISTRY.get(name)

@@ -5,8 +5,8 @@
     builder.record("pytorch.casts-fp32-weights", "params_dtype")    # no setting has its meaning
     builder.finish({"bf16": {"enabled": True}})
 
-No stated field is lost. `finish` looks at each field that the exporter did not mention: it agrees
-with the other system, has no effect, or is reported as unmapped.
+No stated field is lost. For each field that the exporter did not mention, `finish` decides: the
+field agrees with the other system, has no effect, or is reported as unmapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class ExportBuilder:
         self.values = self.config.to_dict(full=True)
         """Field -> its value, stated or not."""
         self.exported_mode = get_mode(self.config)
-        """The mode that the payload means to the other system. The exporter may change it."""
+        """The mode that the other system reads from the payload. The exporter may change it."""
         self.mapped: dict[str, tuple[str, ...]] = {}
         """Stated field -> the settings that it became."""
         self.unmapped: dict[str, list[Unmapped]] = {}
@@ -79,14 +79,14 @@ class ExportBuilder:
 
         Args:
             field: The field.
-            settings: The settings; none: the other system does so without a setting.
+            settings: The settings. Empty: the other system behaves so without a setting.
         """
         if field in self.config.stated:
             names = dict.fromkeys((*self.mapped.get(field, ()), *settings))
             self.mapped[field] = tuple(names)
 
     def map_dtype(self, field: str, *settings: str) -> bool:
-        """Map a dtype to the settings of the mode if it is the mode's; return whether it is."""
+        """Map a dtype to the settings of the mode if the two are equal. Return whether they are."""
         follows_mode = self.values[field] in (None, get_mode(self.config))
         if follows_mode:
             self.map(field, *settings)
@@ -105,10 +105,10 @@ class ExportBuilder:
         self.unmapped.setdefault(field, []).append(entry)
 
     def record(self, sentence_name: str, field: str, /, **facts: object) -> None:
-        """Record that a field, stated or not, cannot be converted exactly, by a sentence of a table.
+        """Record that a field, stated or not, cannot be converted exactly.
 
         Args:
-            sentence_name: The sentence, "SYSTEM.SENTENCE".
+            sentence_name: The sentence of a table that explains it, "SYSTEM.SENTENCE".
             field: The field.
             facts: The facts that the sentence names.
         """
@@ -166,7 +166,7 @@ class ExportBuilder:
 
         Args:
             field: The field.
-            inert_reason: The reason why it has no effect in this config; None if it has one.
+            inert_reason: The reason why it has no effect in this config. None: it has an effect.
             unwritten: Sentences of the system's table about fields without a setting.
             facts: Facts that these sentences name.
         """
@@ -175,7 +175,7 @@ class ExportBuilder:
         is_inactive = field in INACTIVE_VALUES and value == INACTIVE_VALUES[field]
         sentence = _find_sentence(field, unwritten, facts)
         if field == self.exported_mode and not value:
-            # The recipe states this mode as off, and the other system runs it all the same.
+            # The recipe states that this mode is off. The other system computes in it regardless.
             detail = f"what {self.system} does instead is {field} to Megatron"
             remedy = "See the record of the mode that was stated."
             self.report(field, "semantics", detail, remedy)

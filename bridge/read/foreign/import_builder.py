@@ -26,7 +26,7 @@ DELAYED_SCALING_DEFAULTS = {
     name: OWNER_DEFAULTS["model"][name]
     for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
 }
-"""Settings of delayed scaling -> the defaults of Megatron Core's own class."""
+"""Setting of delayed scaling -> its default in the class of Megatron Core."""
 MODES = ("fp32", "fp16", "bf16")
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -56,7 +56,7 @@ class ImportBuilder:
 
         Args:
             setting: The setting as it is written.
-            fields: The fields with their values; none: the value agrees with unstated fields.
+            fields: The fields with their values. Empty: the value agrees with unstated fields.
 
         Raises:
             PayloadError: A field cannot have the value.
@@ -81,8 +81,8 @@ class ImportBuilder:
             remedy: The advice, as a sentence.
         """
         entry = Unmapped(setting, value, reason, detail, remedy)
-        for other in self.unmapped:
-            if entry == other and type(value) is type(other.value):  # 0 and False are two values
+        for record in self.unmapped:
+            if entry == record and type(value) is type(record.value):  # 0 and False are two values
                 return
         self.unmapped.append(entry)
 
@@ -204,7 +204,7 @@ class ImportBuilder:
         if self.decided_by is not None:
             semantics = "unstated"
             self._report_scheme_without_mode()
-        # FP32 shards under FSDP are master weights, so a policy of FSDP has an equivalent recipe too.
+        # FP32 shards under FSDP are master weights. So a policy of FSDP has an equivalent recipe.
         is_of_megatron = semantics in (get_semantics(config), "fsdp_policy")
         if recipe is None and is_whole and is_of_megatron:
             recipe = find_equivalent_recipe(config)

@@ -11,6 +11,6 @@ def as_json(payload: Any) -> str:
 
 def as_yaml(payload: Any) -> str:
     """Return a payload as the text of a YAML file."""
-    import yaml  # not at the top: to read a launch script needs no YAML
+    import yaml  # not at the top, because launch scripts are read without YAML
 
     return str(yaml.safe_dump(payload, sort_keys=False))

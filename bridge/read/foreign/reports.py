@@ -1,9 +1,9 @@
-"""`ImportReport` and `ExportReport`: the results of reading and of writing another system's precision.
+"""`ImportReport` and `ExportReport`: the results of reading and writing another system's precision.
 
 Nothing is dropped or guessed silently. An import maps each setting that affects precision to fields
 of a recipe, or reports it as unmapped. An export maps each stated field to settings, or reports it
-as unmapped. If a default of the system decides, this is reported with the reason "implied default"
-and the release that has it.
+as unmapped. If a default of the system decides, the default is reported with its release and the
+reason "implied default".
 
 The mode is stated if the document states it, or if the document is the complete configuration of a
 program with known defaults. Otherwise it stays unstated, and `ImportReport.decided_by` names the
@@ -59,7 +59,7 @@ class ImportReport:
     config: MixedPrecisionConfig
     """The precision. Only fields that the foreign configuration decides are stated."""
     semantics: str
-    """The computation that the mode stands for, a key of `semantics.SEMANTICS`."""
+    """The computation that the mode means, a key of `semantics.SEMANTICS`."""
     unmapped: tuple[Unmapped, ...] = ()
     """The settings that cannot be converted exactly."""
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -67,9 +67,9 @@ class ImportReport:
 
     A setting without fields agrees with unstated fields."""
     recipe: str | None = None
-    """The equivalent registered recipe; None if there is none.
+    """The equivalent registered recipe. None: no recipe is equivalent.
 
-    Fields of Megatron's own that no recipe states may differ."""
+    Fields that only Megatron has and that no recipe states may differ."""
     label: str = ""
     """The run, if the file starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None
@@ -110,7 +110,7 @@ class ExportReport:
     """The result of an export."""
 
     payload: Any
-    """The input of the other system's own loader: a mapping, a list of arguments, an object."""
+    """The input of the other system's loader: a mapping, a list of arguments, an object."""
     unmapped: tuple[Unmapped, ...] = ()
     """The stated fields that cannot be converted exactly."""
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""`SEMANTICS`: the computations that a mode can stand for. `get_semantics` names that of a config."""
+"""`SEMANTICS`: the computations that a mode can mean in different systems.
+
+`get_semantics` names the computation of a config.
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +16,7 @@ SEMANTICS: Mapping[str, str] = {
     "fp32": "no half precision anywhere",
     "unstated": "the file does not state the mode, and does not show the whole run either",
 }
-"""Computation -> its description. Each of the first four is called "bf16 mixed" by some system."""
+"""Computation -> its description. Some system calls each of the first four "bf16 mixed"."""
 
 
 def get_semantics(config: MixedPrecisionConfig) -> str:

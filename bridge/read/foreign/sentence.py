@@ -2,8 +2,8 @@
 
     auto: {reason: implied default, detail: "{system} reads auto as off", remedy: Write false.}
 
-A row may be only its `detail`. Each sentence is complete in the YAML file, so that a search finds
-it. Facts of a file are in braces.
+A row may also be only the text of `detail`. Each sentence is complete in the YAML file, so that a
+search finds it. Facts of a file are in braces.
 """
 
 from collections.abc import Mapping

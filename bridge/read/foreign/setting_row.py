@@ -1,11 +1,11 @@
-"""`SettingRow`: one setting of a system in its table, and `TablePart`, the rows of a document or block.
+"""`SettingRow`: a setting in the table of a system. `TablePart`: the rows of a document or block.
 
     margin: {field: fp8_margin, reads: whole, least: 0, default: 0}      # becomes a field
     msamp.enabled: MS-AMP keeps gradients and optimizer state in 8 bits  # cannot be converted
 
-A row is a mapping of the columns below, or only its `detail`. A row without `field` is about a
-setting that cannot be converted exactly. Its `detail`, `reason` and `remedy` are the sentence to
-report (see `bridge.read.foreign.sentence`), which may name facts of the file and the `value`.
+A row is a mapping of the columns below, or only the text of `detail`. A row without `field` is
+about a setting that cannot be converted exactly. Its `detail`, `reason` and `remedy` are the
+sentence to report (see `bridge.read.foreign.sentence`). It may name facts of the file and `value`.
 
 The result of the setting:
 
@@ -17,11 +17,11 @@ The result of the setting:
 Its values:
 
     reads      the type of the value: switch, whole, number, text, named_dtype or section (a block);
-               a value of another type is an error. Without the column any value is taken.
+               a value of another type is an error. Without the column any value is accepted.
                `optimizer`: the value names an optimizer, whose clause in `optimizers.yaml` is the
                detail. `block`: the settings inside a mapping have rows themselves, and this row is
                for any other value.
-    words      word -> value of the field, instead of `reads`
+    words      text in the file -> value of the field, instead of `reads`
     least      the least number
     harmless   values that have no effect, and are not reported; without the column only false
     values     value -> its sentence; such a value is not mapped
@@ -32,8 +32,8 @@ Its values:
 
 Facts, which the system's module finds:
 
-    needs      facts without which the system ignores the setting; the sentence of the first one that
-               does not hold is reported
+    needs      facts without which the system ignores the setting; the sentence of the first false
+               fact is reported
     when       a fact without which the row does not count
 """
 
@@ -57,9 +57,9 @@ PRECISION_NAME_PATTERN = re.compile(
 WILDCARD_PATTERN = re.compile(r"[*<\[]")
 """A character in the name of a row that fits several settings."""
 GROUP_COLUMNS = ("decisive", "fields", "rows", "part")
-"""Columns of a group. Its other columns are those of each of its rows."""
+"""Columns of a group itself. Every other column of a group is a column of each of its rows."""
 UNPARSED_READS = ("", "optimizer", "block")
-"""Values of `reads` with which any value is taken."""
+"""Values of `reads` with which any value of the setting is accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,12 @@ class SettingRow:
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value has no effect. 0 and False are different values here."""
-        return any(value == other and type(value) is type(other) for other in self.harmless)
+        return any(
+            value == harmless and type(value) is type(harmless) for harmless in self.harmless
+        )
 
     def find_unmet_need(self, facts: Mapping[str, object]) -> str | None:
-        """Return the first needed fact that does not hold; None if all hold."""
+        """Return the first needed fact that is false. None if all are true."""
         for need in self.needs:
             if not facts[need]:
                 return need
@@ -123,7 +125,7 @@ class SettingRow:
 
     @property
     def sentence(self) -> Sentence:
-        """The sentence of the row itself, for all values that are not in `values`."""
+        """The sentence of the row, for all values that are not in `values`."""
         remedy = self.remedy or DEFAULT_REMEDIES[self.reason]
         return Sentence(reason=self.reason, detail=self.detail, remedy=remedy)
 
@@ -151,10 +153,10 @@ def _get_optimizer_clause(value: object) -> str:
 class TablePart:
     """The rows of a document, or of a block that occurs in several places.
 
-    The name of a row is that of a setting ("zero_optimization.stage") or a pattern. `*` and `[ab]`
-    fit within the part between two dots. `**` at the beginning fits any blocks. `<precision>` fits
-    a name that looks like a setting about precision. The row with the exact name counts, otherwise
-    the first pattern that fits.
+    The name of a row is the name of a setting ("zero_optimization.stage") or a pattern. `*` and
+    `[ab]` fit within the part between two dots. `**` at the beginning fits any blocks.
+    `<precision>` fits a name that looks like a setting about precision. The row with the exact name
+    counts. If there is no such row, the first pattern that fits counts.
     """
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ def _matches_pattern(name: str, pattern: str) -> bool:
 
 
 def _matches_segment(segment: str, wanted: str) -> bool:
-    """Return whether a part of a name between two dots fits that of a pattern."""
+    """Return whether a part of a name between two dots fits a part of a pattern."""
     if wanted == "<precision>":
         return PRECISION_NAME_PATTERN.search(segment.lower()) is not None
     return fnmatchcase(segment, wanted)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ContextKey:
-    """One fact that `import_` or `export` takes and that no file states."""
+    """A fact that no file states: an argument of `import_` or `export`."""
 
     name: str
     """The name of the argument, and the key of --context."""
     meaning: str
-    """The meaning in words, for help texts."""
+    """The meaning, for help texts."""
     use: tuple[str, ...] = ("import",)
-    """The functions that take it: "import", "export"."""
+    """The functions with this argument: "import", "export"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,6 @@ class System:
     read: "Callable[[Document], Any] | None" = None
     """Returns the payload for `import_` of a document; None: the payload is its parsed content."""
     context: tuple[ContextKey, ...] = ()
-    """The facts that `import_` and `export` take."""
+    """The facts that are arguments of `import_` and `export`."""
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
-    """Like `import_`, for a payload that starts several runs. The first report is that of `import_`."""
+    """Like `import_`, for a payload with several runs. `import_` returns the first report."""

@@ -1,4 +1,4 @@
-"""`Table`: the facts about one foreign system from `rows/SYSTEM.yaml`, and the engine that applies them.
+"""`Table`: the facts about a foreign system in `rows/SYSTEM.yaml`, and the code that applies them.
 
     TABLE = load_table("deepspeed")
     TABLE.recognise(document)                            # is it a file of the system?
@@ -11,24 +11,24 @@ The blocks of a table (docs/howto/add-a-system.md has a complete one, with its m
     version     the release that the facts were taken from
     recognised  signs of a document of the system, see `bridge.read.foreign.document_signs`
     settings    groups of rows about settings, see `bridge.read.foreign.setting_row`
-    needs       fact -> the sentence to report about a setting that needs it if it does not hold;
-                null: such a setting is not reported
-    sentences   further sentences, which the module reports by name, see `bridge.read.foreign.sentence`
+    needs       fact -> the sentence about a setting that needs the fact, reported if the fact is
+                false; null: such a setting is not reported
+    sentences   further sentences, which the module reports by name, see
+                `bridge.read.foreign.sentence`
     unwritten   sentences of an export about stated `fields` that have no setting; a row with `when`
-                counts if that fact holds
+                counts only if that fact is true
     data        any other data that the module reads
 
 A group of `settings`:
 
-    rows        name of a setting -> its row. Any other column of a row may be next to `rows`, and
-                is then a column of each row of the group.
+    rows        name of a setting -> its row. A column next to `rows` is a column of each row of
+                the group.
     fields      settings that become the field of the same name
     decisive    settings that the system's module reads itself
-    part        the name of the part that the group belongs to. A part is read separately, for a block
-                that occurs in several places.
+    part        the name of the part that the group belongs to. A part describes a block that
+                occurs in several places, and is read separately.
 
-The module of a system finds the facts of a file, as a mapping of names, and gives them to `read`
-and `write`.
+The module of a system finds the facts of a file. It passes them to `read` and `write`, by name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, object]
 ReadUnknown = Callable[["ImportBuilder", str, str, object], None]
-"""Reads a setting without a row. It takes the builder, the name of the setting from the top of the
-document, its key and its value."""
+"""Reads a setting without a row. The arguments are the builder, the name of the setting from the
+top of the document, its key and its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnwrittenFields:
-    """Fields that a system has no setting for."""
+    """Fields for which a system has no setting."""
 
     fields: Sequence[str]
     when: str | None
-    """The fact that has to hold; None: the sentence always counts."""
+    """The fact that has to be true. None: the sentence always counts."""
     sentence: Sentence
     """The sentence to report about such a field."""
 
@@ -205,8 +205,8 @@ class Table:
     ) -> dict[str, Any]:
         """Return the settings of a part for the fields of a precision, and map the fields to them.
 
-        A field is written by its first row. A setting that needs a fact which does not hold is not
-        written.
+        A field is written by its first row. A setting is not written if it needs a fact that is
+        false.
 
         Args:
             builder: The report of the export.
@@ -214,7 +214,7 @@ class Table:
             block: The block of the settings, for their names in the report; empty: the top.
             acting: Field that has an effect -> its value. Other fields, and values without effect,
                 are not written. None: every field is written.
-            facts: The facts that the rows need. A fact that is absent holds.
+            facts: The facts that the rows need. An absent fact counts as true.
         """
         settings: dict[str, Any] = {}
         written_fields: set[str] = set()
@@ -297,7 +297,7 @@ def _report_mapped_value(
         builder: The report of the import.
         name: The setting.
         row: Its row.
-        values: The value of the field, and that of the setting.
+        values: The value of the field, and the value of the setting.
     """
     for value in values:
         if row.also is not None and str(value) in row.also:

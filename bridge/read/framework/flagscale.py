@@ -144,7 +144,7 @@ def _read_adapter(reading: FileReading, arguments: Mapping[str, Any]) -> FileRea
                 *reading.uncertainty.open_points,
                 ADAPTER_NOT_COUNTED.format(value=value),
             ),
-            uncounted_options=(*reading.uncertainty.uncounted_options, ADAPTER_KEY),
+            unread_options=(*reading.uncertainty.unread_options, ADAPTER_KEY),
         )
         return replace(reading, uncertainty=uncertainty)
     adapter: dict[str, object] = {"type": TE_ADAPTER, "dim": rank}

@@ -39,12 +39,12 @@ NO_SUCH_OPTION = (
 class FrameworkEffects:
     """What the names of a framework's own do to a run."""
 
-    unknown: tuple[str, ...] = ()
+    open_points: tuple[str, ...] = ()
     """Sentences about what they leave open."""
     no_plan_reason: str | None = None
-    uncounted: tuple[str, ...] = ()
-    opened: Mapping[str, str] = field(default_factory=dict)
-    """As in `FileReading`."""
+    unread_options: tuple[str, ...] = ()
+    unread_sources: Mapping[str, str] = field(default_factory=dict)
+    """As in `Uncertainty`."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     quant_recipe: Mapping[str, Any] | None = None
     """Megatron's per-module recipe that has the effect of what the framework does to single modules; None: nothing."""
@@ -80,10 +80,10 @@ def read_framework_options(
     for option in _iterate_ignored_options(table, arguments):
         effects.add_ignored(option)
     return FrameworkEffects(
-        unknown=tuple(effects.unknown),
+        open_points=tuple(effects.open_points),
         no_plan_reason=effects.unplanned,
-        uncounted=tuple(effects.uncounted),
-        opened=effects.opened,
+        unread_options=tuple(effects.unread_options),
+        unread_sources=effects.unread_sources,
         generation=collect_generation_options(table, arguments),
         quant_recipe=_build_quant_recipe(effects.in_bf16),
         dropped=tuple(dropped),
@@ -98,10 +98,10 @@ class _EffectsBuilder:
         self.table = table
         self.path = path
         """The file of the run."""
-        self.unknown: list[str] = []
+        self.open_points: list[str] = []
         self.unplanned: str | None = None
-        self.uncounted: list[str] = []
-        self.opened: dict[str, str] = {}
+        self.unread_options: list[str] = []
+        self.unread_sources: dict[str, str] = {}
         self.findings: list[Finding] = []
         self.in_bf16: dict[str, str] = {}
         """Option -> the pattern of the modules that it keeps in BF16."""
@@ -120,17 +120,17 @@ class _EffectsBuilder:
         if row.has_no_plan:
             self.unplanned = self.unplanned or bounded(sentence)
         elif sentence:
-            self.unknown.append(bounded(sentence))
+            self.open_points.append(bounded(sentence))
         if row.opened_settings:
-            self.uncounted.append(option)
+            self.unread_options.append(option)
         for setting in row.opened_settings:
-            self.opened.setdefault(setting, option)
+            self.unread_sources.setdefault(setting, option)
 
     def add_open_lengths(self) -> None:
         """Add that the lengths of the samples are not known."""
-        self.unknown.append(SAMPLE_LENGTHS_NOT_STATED)
-        self.uncounted.append(SAMPLE_LENGTHS)
-        self.opened.setdefault("model.seq_length", SAMPLE_LENGTHS)
+        self.open_points.append(SAMPLE_LENGTHS_NOT_STATED)
+        self.unread_options.append(SAMPLE_LENGTHS)
+        self.unread_sources.setdefault("model.seq_length", SAMPLE_LENGTHS)
 
     def add_dropped(self, drop: DroppedOption, name: str, value: object) -> None:
         """Add a name that the framework's code does not forward."""
@@ -149,7 +149,7 @@ class _EffectsBuilder:
         )
         option = table.shown(name)
         self.findings.append(_make_finding(option, value, rule, remedy))
-        self.unknown.append(f"{option}: {table.title} does not forward it.")
+        self.open_points.append(f"{option}: {table.title} does not forward it.")
 
     def add_ignored(self, option: str) -> None:
         """Add an option that nobody knows, and that the framework's parser drops."""

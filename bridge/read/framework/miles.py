@@ -3,8 +3,15 @@
     MODEL_ARGS_LINE="$(python3 "${REPO_ROOT}/miles/utils/external_utils/model_args_utils.py" "qwen3-4B")"
     read -ra MODEL_ARGS <<< "${MODEL_ARGS_LINE}"
 
-The file `scripts/models/qwen3-4B.py` has a function that returns the arguments as a text: constants, names of the file,
-and calls of two functions of miles. It is read, and nothing in it runs; a file with anything else in it is not read.
+The file `scripts/models/qwen3-4B.py` has a function that returns the arguments as a text. It is read, and nothing in it
+runs. A file with anything else than the following is not read:
+
+    NAME = value                                     of the file or of the function
+    "--num-layers", 61, None, NAME, f"{NAME}"
+    N + M, N * M                                     of whole numbers
+    a if NAME is not None else b
+    os.environ.get(...) or value                     a variable of the environment counts as unset
+    int(...), moe_layer_freq(...), load_sibling_model_args(...)
 
 Source: radixark/miles 31f1ca96 of 2026-08-21, miles/utils/external_utils/model_args_utils.py and scripts/models.
 """
@@ -28,7 +35,7 @@ MODEL_FUNCTION = "model_args"
 MAX_SOURCED_FILES = 4
 """Files of models that are derived from each other."""
 ARGUMENTS_READ_FROM_FILE = "{name}: read from {path}."
-Value = str | int | float | bool | None
+Value = str | int | None
 
 
 class ModelArguments(NamedTuple):
@@ -142,7 +149,7 @@ class _ModelFileEvaluator:
 
     def _value(self, node: ast.expr) -> Value:
         """Return the value of an expression."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | None):
             return node.value
         if isinstance(node, ast.Name):
             return self.names[node.id]
@@ -174,20 +181,17 @@ class _ModelFileEvaluator:
 
     def _evaluate_condition(self, test: ast.expr) -> bool:
         """Return whether `name is not None` holds."""
-        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
-            is_none = self._value(test.left) is self._value(test.comparators[0])
-            return is_none == isinstance(test.ops[0], ast.Is)
+        match test:
+            case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                return self._value(left) is not None
         raise _UnreadError(ast.dump(test))
 
-    def _evaluate_binary(self, node: ast.BinOp) -> Value:
+    def _evaluate_binary(self, node: ast.BinOp) -> int:
+        """Return the sum or the product of two numbers of layers or of sizes."""
         left, right = self._value(node.left), self._value(node.right)
-        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
-            return left + right
         if isinstance(left, int) and isinstance(right, int):
             if isinstance(node.op, ast.Add):
                 return left + right
-            if isinstance(node.op, ast.Sub):
-                return left - right
             if isinstance(node.op, ast.Mult):
                 return left * right
         raise _UnreadError(ast.dump(node))

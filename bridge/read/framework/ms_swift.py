@@ -132,7 +132,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
             CONVERTS_A_CHECKPOINT.format(path=script, command=command), kind="trains nothing"
         )
     environment = {
-        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+        name: str(value) for name, value in launch.environment.items() if not value.is_open
     }
     arguments: dict[str, object] = {}
     read_too = []
@@ -225,7 +225,7 @@ def _parse_arguments(tokens: Iterable[ShellWord]) -> dict[str, object]:
 def _parse_value(tokens: list[ShellWord]) -> object:
     values: list[object] = []
     for word in tokens:
-        if word.is_unknown:
+        if word.is_open:
             values.append(str(word))
         else:
             values.append(parse_override_value(word))

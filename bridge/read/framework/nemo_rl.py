@@ -447,4 +447,4 @@ def _find_default_config(launch: Launch) -> str | None:
 
 
 def _collect_exported_variables(launch: Launch) -> dict[str, str]:
-    return {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
+    return {name: str(value) for name, value in launch.environment.items() if not value.is_open}

@@ -324,7 +324,7 @@ def _iterate_dropped_arguments(
             if value is None or name not in OWNER_FIELDS[owner_name]:
                 continue
             if (
-                path in reading.uncertainty.late_values
+                path in reading.uncertainty.open_values
                 or path in reading.uncertainty.unread_sources
             ):
                 continue
@@ -379,9 +379,9 @@ def _add_experiment(
     uncertainty = reading.uncertainty
     uncertainty = replace(
         uncertainty,
-        open_points=(*presets.unknown, *uncertainty.open_points, *effects.unknown),
-        unread_sources={**uncertainty.unread_sources, **effects.opened},
-        uncounted_options=(*uncertainty.uncounted_options, *effects.uncounted),
+        open_points=(*presets.unknown, *uncertainty.open_points, *effects.open_points),
+        unread_sources={**uncertainty.unread_sources, **effects.unread_sources},
+        unread_options=(*uncertainty.unread_options, *effects.unread_options),
         no_plan_reason=effects.no_plan_reason or uncertainty.no_plan_reason,
     )
     read_as = f"Read as a run of {table.title}, by its code ({table.code})."

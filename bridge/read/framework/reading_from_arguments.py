@@ -20,7 +20,7 @@ from bridge.read.megatron_lm.sections import (
     add_malformed_values,
     build_sections,
     collect_fields_of_no_config,
-    collect_late_fields,
+    collect_open_fields,
 )
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.target.fields import OWNER_FIELDS, list_known_releases
@@ -77,21 +77,21 @@ def build_reading_from_arguments(
         notes=(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *read_too,
-            *other.read_too,
+            *other.notes,
         ),
         release=MegatronRelease(version=release, reason=reason),
         uncertainty=Uncertainty(
             open_points=(
                 *unknown,
-                *_describe_late_arguments(values.late),
-                *other.unknown,
-                *own.unknown,
+                *_describe_open_arguments(values.open_values),
+                *other.open_points,
+                *own.open_points,
             ),
             mode_decider=report.decided_by if written.mode_decider else None,
             default_decider=written.mode_decider or None,
-            late_values=collect_late_fields(values),
-            unread_sources={**other.opened, **own.opened},
-            uncounted_options=(*other.uncounted, *own.uncounted),
+            open_values=collect_open_fields(values),
+            unread_sources={**other.unread_sources, **own.unread_sources},
+            unread_options=(*other.unread_options, *own.unread_options),
             no_plan_reason=own.no_plan_reason or other.no_plan_reason,
         ),
         launches=Launches(variables=tuple(variables)),
@@ -120,10 +120,10 @@ def _drop_framework_fields(
                 sections.get(owner_name, {}).pop(attribute, None)
 
 
-def _describe_late_arguments(late: Mapping[str, str]) -> list[str]:
+def _describe_open_arguments(open_values: Mapping[str, str]) -> list[str]:
     """Return what is said of arguments whose value only the run decides, as sentences."""
     sentences = []
-    for name, text in late.items():
+    for name, text in open_values.items():
         if get_argument_fields(name):
             setting = get_argument_fields(name)[0]
             sentences.append(

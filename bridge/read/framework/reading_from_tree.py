@@ -51,9 +51,9 @@ def build_reading_from_tree(
         ),
         uncertainty=Uncertainty(
             open_points=(*tree.unknown, *checkpoint.unknown),
-            late_values=tree.open_values,
+            open_values=tree.open_values,
             unread_sources={**checkpoint.opened(model, known=known), **tree.opened},
-            uncounted_options=(*tree.uncounted, *checkpoint.uncounted),
+            unread_options=(*tree.uncounted, *checkpoint.uncounted),
             no_plan_reason=tree.no_plan_reason,
         ),
         checkpoint_model=CheckpointModel(

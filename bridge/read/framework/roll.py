@@ -132,7 +132,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     reading = read_config(config, path, choice)
     environment: dict[str, str] = {}
     for name, value in launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[name] = str(value)
     reading = replace(reading, environment=environment)
     return reading.with_notes(FILE_WAS_READ.format(stem=stem, path=path))

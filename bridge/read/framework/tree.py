@@ -51,7 +51,7 @@ class TreeReading:
 
 def is_late(value: object) -> bool:
     """Return whether only the run knows a value."""
-    return is_unresolved(value) or (isinstance(value, str) and ShellWord(value).is_unknown)
+    return is_unresolved(value) or (isinstance(value, str) and ShellWord(value).is_open)
 
 
 def iterate_leaves(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:

@@ -173,7 +173,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         actor = _get_stated_values(overrides)[ACTOR_GROUP]
         sentence = ACTOR_NOT_KNOWN.format(path=script, name=launch.name, actor=actor)
         raise UnreadFileError(sentence, kind="names an actor that is not verl's")
-    if ShellWord(strategy).is_unknown:
+    if ShellWord(strategy).is_open:
         raise UnreadFileError(
             STRATEGY_NOT_KNOWN.format(**facts), kind="only the run knows its engine"
         )
@@ -190,9 +190,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
-    exported = {
-        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
-    }
+    exported = {name: str(value) for name, value in launch.environment.items() if not value.is_open}
     open_points = (*reading.uncertainty.open_points, *sources)
     uncertainty = replace(reading.uncertainty, open_points=open_points)
     return replace(reading, environment=exported, uncertainty=uncertainty)
@@ -222,7 +220,7 @@ def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str | 
     actor = stated.get(ACTOR_GROUP)
     if actor is not None:
         file = ACTOR_FILE.fullmatch(actor)
-        if ShellWord(actor).is_unknown:
+        if ShellWord(actor).is_open:
             return actor
         if file is None:
             return None
@@ -231,7 +229,7 @@ def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str | 
     if engine is not None:
         return STRATEGY_OF_ENGINE.get(engine, engine)
     config = _find_config_name(launch)
-    if config.is_unknown:
+    if config.is_open:
         return config
     for strategy in ("megatron", "veomni", "torchtitan"):
         if strategy in config:

@@ -14,9 +14,13 @@
     nested_script.py      the script in `bash -c "..."` or `ssh host "..."`
     sourced_file.py       the file in `source FILE`, found next to the script
     syntax_tree.py        the syntax tree; shell_word.py, one of its words
+    unexecuted_text.py    texts about precision that no followed command has
     bash/                 the state of the shell: variables, functions, conditions
 
 To "follow" a command means to compute how it changes the variables. Nothing is executed.
+
+A piece of a word, a variable or a condition is "open" if only the run decides it: `$1`, `$(date)`,
+`[ -n "$FP8" ]` where the script does not set FP8. The word keeps an open piece as it is written.
 
 Why a script is followed, and not only searched for options: this was counted in 1,197 launch
 scripts of public repositories.
@@ -28,6 +32,6 @@ scripts of public repositories.
     placeholders, such as `DATA=<path>`                                  22; 8 are refused without them
     `bash -c "..."`                                                       9
 
-A construct that no script needed is not followed. Its variables become unknown, and a text about
+A construct that no script needed is not followed. Its variables become open, and a text about
 precision that no command reached is named in `Launch.unread`.
 """

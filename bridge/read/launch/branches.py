@@ -99,16 +99,16 @@ class BranchInterpreter(CommandInterpreter):
     ) -> Arm:
         """Return a condition with its result and the commands that it decides about."""
         text = " ".join(" ".join(map(get_node_text, condition)).split())
-        line = self.line_of(condition[0])
+        line = self.get_line(condition[0])
         return Arm(result=result, text=text, line=line, body=body, word=word)
 
     def _run_case(self, node: Node) -> None:
         """Follow a `case`."""
-        subject = self.text(node.children_by_field_name("value")[0])
+        subject = self.expand_node_text(node.children_by_field_name("value")[0])
         items = [child for child in node.named_children if child.type == "case_item"]
         for item in items:
             if item.children[-1].type in (";&", ";;&"):
-                line = self.line_of(node)
+                line = self.get_line(node)
                 noun = f"the case on line {line}, which goes on to its next pattern"
                 self.trace.note(Note(noun))
         arms = [self._make_case_arm(item, subject) for item in items]
@@ -129,11 +129,13 @@ class BranchInterpreter(CommandInterpreter):
         pattern_nodes = item.children_by_field_name("value")
         before_commands = get_node_text(item).removeprefix("(").partition(")")[0]
         shown_patterns = " ".join(before_commands.split())
-        patterns = [self.text(node) for node in pattern_nodes if node.type in WORD_NODES]
+        patterns = [
+            self.expand_node_text(node) for node in pattern_nodes if node.type in WORD_NODES
+        ]
         return Arm(
             result=match_case_patterns(subject, patterns),
             text=f"case {shown_subject} in {shown_patterns})",
-            line=self.line_of(item),
+            line=self.get_line(item),
             body=item.named_children[len(pattern_nodes) :],
         )
 
@@ -147,14 +149,13 @@ class BranchInterpreter(CommandInterpreter):
             arms: The conditions in their order, each with its commands.
             otherwise: The commands of `else`.
         """
-        undecided = [arm for arm in arms if arm.result.is_undecided]
+        open_arms = [arm for arm in arms if arm.result.is_open]
         ended: list[Arm | None] = []
         taken: Arm | None = None
-        before = self.state()
-        for branch in self._list_possible_branches(arms, undecided):
+        before = self.copy_state()
+        for branch in self._list_possible_branches(arms, open_arms):
             if ended:
                 self.restore(before)
-                before = self.state()
             taken = branch
             launch_count = len(self.trace.launches)
             self.end = ""
@@ -168,16 +169,16 @@ class BranchInterpreter(CommandInterpreter):
             ended.append(taken)
         # If `else` ends the script, one of the conditions must hold in a run that starts something.
         if arms and None not in ended:
-            label = arms[0].label(holds=False)
+            label = arms[0].format_label(holds=False)
             if taken is not None:
-                label = taken.label(holds=True)
-            for arm in undecided:
+                label = taken.format_label(holds=True)
+            for arm in open_arms:
                 if arm not in ended:
-                    self.trace.add_undecided(arm, taken=label)
+                    self.trace.add_open_condition(arm, taken=label)
         return taken is not None
 
     def _list_possible_branches(
-        self, arms: Sequence[Arm], undecided: Sequence[Arm]
+        self, arms: Sequence[Arm], open_arms: Sequence[Arm]
     ) -> list[Arm | None]:
         """Return the branch that is taken, and then the others that a run may take.
 
@@ -189,17 +190,17 @@ class BranchInterpreter(CommandInterpreter):
             if self.holds(arm):
                 first = arm
                 break
-        if not (undecided or self.is_lenient):
+        if not (open_arms or self.is_lenient):
             return [first]
-        others: list[Arm | None] = [arm for arm in undecided if arm is not first]
-        is_else_possible = first is None or first.result.is_undecided or self.is_lenient
+        others: list[Arm | None] = [arm for arm in open_arms if arm is not first]
+        is_else_possible = first is None or first.result.is_open or self.is_lenient
         if first is not None and is_else_possible:
             others.insert(0, None)
         return [first, *others]
 
     def holds(self, arm: Arm) -> bool:
         """Return whether a condition holds while the script is followed this time."""
-        if arm.result.is_undecided:
+        if arm.result.is_open:
             return self.forced_results.get(arm.text, arm.result.holds)
         return arm.result.holds
 

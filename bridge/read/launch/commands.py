@@ -99,9 +99,9 @@ class CommandInterpreter(Builtins):
             return words
         for child in node.children:
             if child.type == "command_name":
-                words += self.words(child.children[:1])
+                words += self.expand_node_words(child.children[:1])
             elif child.type in WORD_NODES:
-                words += self.words([child])
+                words += self.expand_node_words([child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append(get_node_text(child))
         return words
@@ -115,7 +115,7 @@ class CommandInterpreter(Builtins):
             if self.evaluate(node) is None:
                 self.run_nodes([node])
 
-    def line_of(self, node: Node) -> int:
+    def get_line(self, node: Node) -> int:
         """Return the line of the script that a node is on."""
         return self.line or node.start_point.row + 1
 
@@ -135,7 +135,7 @@ class CommandInterpreter(Builtins):
 
     def _run_subshell(self, node: Node) -> None:
         """Follow `(commands)`."""
-        state = self.state()
+        state = self.copy_state()
         self._run_body(node)
         self.leave_subshell(state)
 
@@ -146,7 +146,7 @@ class CommandInterpreter(Builtins):
 
     def _run_in_subshell(self, node: Node) -> None:
         """Follow a command whose changes of variables are lost."""
-        state = self.state()
+        state = self.copy_state()
         self.run_node(node)
         self.leave_subshell(state)
 
@@ -156,7 +156,7 @@ class CommandInterpreter(Builtins):
         self.end = ""
 
     def _run_arithmetic(self, node: Node) -> None:
-        """Make the variables unknown that `((A = 1))` changes."""
+        """Make the variables open that `((A = 1))` changes."""
         text = get_node_text(node)
         if text.startswith("((") and text.endswith("))"):
             self.forget_computed(text[2:-2])

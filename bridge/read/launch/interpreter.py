@@ -2,7 +2,8 @@
 
 It is built in layers. Each class adds to the class before it:
 
-    Variables           the values of variables, and words expanded       bash/variables.py
+    Variables           the values of variables                           bash/variables.py
+    WordExpansion       words expanded                                    bash/expansion.py
     Shell               scopes, functions, environment, assignments       bash/shell.py
     Builtins            `unset`, `read`, `printf -v`, `set`, `shift`      bash/builtins.py
     CommandInterpreter  the order of commands                             commands.py
@@ -33,7 +34,7 @@ from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
 from bridge.read.launch.recognition import find_launch
 from bridge.read.launch.shell_word import (
     DEFAULT_PATTERN,
-    UNKNOWN_PATTERN,
+    OPEN_PIECE_PATTERN,
     ShellWord,
     get_variable_name,
 )
@@ -80,7 +81,7 @@ class ScriptInterpreter(LoopInterpreter):
         root: The syntax tree of the script.
         path: Its path; the files that it sources are looked for from its folder.
         stated: Variables that its environment sets.
-        forced_results: Condition as it is written -> whether it holds, for undecided conditions.
+        forced_results: Condition as it is written -> whether it holds, for open conditions.
         is_lenient: Whether a branch that ends the script before any launch is skipped.
     """
 
@@ -117,7 +118,7 @@ class ScriptInterpreter(LoopInterpreter):
             words_after_redirect: Words of the command after a redirection.
         """
         self.executed.add(node.id)
-        words = self.expand_command(node) + self.words(words_after_redirect)
+        words = self.expand_command(node) + self.expand_node_words(words_after_redirect)
         before = self.values.copy()
         exported = self.exported
         assigned = self.assign(node)
@@ -126,12 +127,12 @@ class ScriptInterpreter(LoopInterpreter):
             self.declare(words, assigned, before)
         elif words and assigned:  # `NAME=value command` sets it for the command only
             self.exported = {**exported, **assigned}
-            self._run_simple_command(words, self.line_of(node))
+            self._run_simple_command(words, self.get_line(node))
             self._read_herestring(node, words)
             self.exported = exported
             self._restore_variables(assigned, before)
         elif words:
-            self._run_simple_command(words, self.line_of(node))
+            self._run_simple_command(words, self.get_line(node))
             self._read_herestring(node, words)
 
     def _read_herestring(self, command: Node, words: list[str]) -> None:
@@ -144,12 +145,12 @@ class ScriptInterpreter(LoopInterpreter):
         string = _find_child(command, "herestring_redirect")
         if words[0] != "read" or string is None or not string.named_children:
             return
-        text = ShellWord.from_text(self.text(string.named_children[-1]))
+        text = ShellWord.from_text(self.expand_node_text(string.named_children[-1]))
         separators = "".join(self.get_elements("IFS"))
         if not separators or get_variable_name(separators):  # unset, or `IFS=$OLD_IFS`
             separators = DEFAULT_SEPARATORS
         is_plain = separators.isspace() or len(separators) == 1
-        if is_plain and not text.is_unknown and "\n" not in text:
+        if is_plain and not text.is_open and "\n" not in text:
             self.read_text(words, str(text), separators)
 
     def _restore_variables(
@@ -219,7 +220,7 @@ class ScriptInterpreter(LoopInterpreter):
 
     def _call_function(self, function: Node, words: list[str]) -> None:
         """Follow the commands of a function with its arguments."""
-        outer_parameters = self.positional()
+        outer_parameters = self.get_positional()
         for name in outer_parameters:
             self.values.pop(name)
         self.set_positional(words)
@@ -229,7 +230,7 @@ class ScriptInterpreter(LoopInterpreter):
         self._run_nested(function.children_by_field_name("body"), self.line)
         self.loop_depth = loop_depth
         self.leave_function()
-        for name in self.positional():
+        for name in self.get_positional():
             self.values.pop(name)
         self.values |= outer_parameters
 
@@ -258,23 +259,23 @@ class ScriptInterpreter(LoopInterpreter):
         expands the string then, and has it.
         """
         names: set[str] = set()
-        for pattern in (DEFAULT_PATTERN, UNKNOWN_PATTERN):
+        for pattern in (DEFAULT_PATTERN, OPEN_PIECE_PATTERN):
             for groups in pattern.findall(text):
                 names.update(groups)
         hidden: dict[str, VariableElements] = {}
-        unknown: dict[str, VariableElements] = {}
+        opened: dict[str, VariableElements] = {}
         for name in names & self.values.keys() - self.exported.keys():
             hidden[name] = self.values[name]
-            unknown[name] = {0: f"${name}"}
-            self.values[name] = unknown[name]
+            opened[name] = {0: f"${name}"}
+            self.values[name] = opened[name]
         self._run_script(text, line, Note(f"the string on line {line}"))
         for name, value in hidden.items():
-            if self.values.get(name) is unknown[name]:  # the string has not set it
+            if self.values.get(name) is opened[name]:  # the string has not set it
                 self.values[name] = value
 
     def _run_in_new_shell(self, text: str, line: int, environment: Mapping[str, ShellWord]) -> None:
         """Follow a string that another shell runs, with only the variables of its environment."""
-        state = self.state()
+        state = self.copy_state()
         names = [name for name in self.functions if name in self.shared_functions]
         shared = {name: self.functions[name] for name in names}
         self.values = {name: {0: str(value)} for name, value in environment.items()}
@@ -337,7 +338,7 @@ class ScriptInterpreter(LoopInterpreter):
         if get_command_name(inner) == "read":
             is_followed = self._read_heredoc(inner, redirects)
         if not is_followed and any(map(_has_precision_text, redirects)):
-            noun = f"heredoc on line {self.line_of(node)}"
+            noun = f"heredoc on line {self.get_line(node)}"
             self.trace.note(Note(noun, NoteKind.HERE_DOCUMENT))
 
     def _get_heredoc_text(self, redirect: Node) -> str:
@@ -360,7 +361,7 @@ class ScriptInterpreter(LoopInterpreter):
         variable = find_whole_read_variable(self.expand_command(command))
         if variable is None or len(heredocs) != 1:
             return False
-        self.set(variable, [self._get_heredoc_text(heredocs[0]).strip()])
+        self.set_text(variable, self._get_heredoc_text(heredocs[0]).strip())
         return True
 
     def _record_written_file(self, command: str, redirects: Sequence[Node]) -> None:
@@ -376,7 +377,7 @@ class ScriptInterpreter(LoopInterpreter):
         for target in targets:
             if target.type not in WORD_NODES:
                 continue
-            name = self.text(target)
+            name = self.expand_node_text(target)
             self.trace.files.pop(name, None)
             if command == "cat" and len(targets) == len(heredocs) == 1:
                 self.trace.files[name] = self._get_heredoc_text(heredocs[0])
@@ -390,7 +391,9 @@ class ScriptInterpreter(LoopInterpreter):
         if script is not None:
             environment: dict[str, ShellWord] = {}
             if not script.is_remote:
-                environment = compute_environment(words[: script.shell_index], self.environment())
+                environment = compute_environment(
+                    words[: script.shell_index], self.get_environment()
+                )
             self._run_in_new_shell(script.text, line, environment)
         launch = find_launch([ShellWord.from_text(word) for word in words], line)
         if launch is None:
@@ -412,7 +415,7 @@ class ScriptInterpreter(LoopInterpreter):
             job = read_ray_job_environment(words, lambda name: find_file_text(self.path, name))
             launch = replace(launch, environment=job.variables, unread_environment=job.unread)
         else:
-            environment = compute_environment(launch.runner, self.environment())
+            environment = compute_environment(launch.runner, self.get_environment())
             launch = replace(launch, environment=environment)
         self.trace.launches.append(launch)
 

@@ -1,7 +1,9 @@
 """`Launch`: one start of a training program, and the words of it that affect precision.
 
-torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
-runner                      program         arguments
+    torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
+    runner                      program         arguments
+
+A launch has the environment of its program too, and the parts of the script that were not read.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ def _select_precision_words(words: Sequence[ShellWord]) -> tuple[ShellWord, ...]
     chosen: list[ShellWord] = []
     for option, word in pairwise((ShellWord(), *words)):
         is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
-        if option in MODE_OPTIONS and word.is_unknown:
+        if option in MODE_OPTIONS and word.is_open:
             is_value = False  # `--bf16 $ARGS`: a switch of Megatron-LM, and further arguments
         is_path = "/" in word and not word.startswith("-")
         if is_value:

@@ -1,23 +1,22 @@
 """`LoopInterpreter`: `for`, `while` and `until`.
 
-The body is followed once, with the variable of the loop unknown, to find its launches. It is then
+The body is followed once, with the variable of the loop open, to find its launches. It is then
 followed again, only to know the variables after the loop, unless the loop has a single turn:
 
 - a `for` over a single constant word is followed once, with this word;
 - a `for` over constant words, or a loop that counts, is followed once for each word or number;
-- any other loop is followed a second time. A variable that the second turn changes becomes unknown.
+- any other loop is followed a second time. A variable that the second turn changes becomes open.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.conditions import ConditionResult
 from bridge.read.launch.bash.counted_loop import CountedLoop
 from bridge.read.launch.branches import BranchInterpreter
 from bridge.read.launch.commands import MAX_REPEATED_COMMANDS
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.launch.syntax_tree import get_node_text, list_statements
 from bridge.read.launch.trace import Arm
 
@@ -64,12 +63,12 @@ class LoopInterpreter(BranchInterpreter):
         if words == []:
             return
         if words is not None and len(words) == 1:
-            self.set(variables[0], words)
+            self.set_text(variables[0], words[0])
             self._run_iteration(body)
             return
-        before = self.state()
+        before = self.copy_state()
         for variable in variables:
-            self.set(variable, [f"${variable}"])
+            self.set_text(variable, f"${variable}")
         goes_on = self._run_iteration(body)
         if not self._is_changed(before, variables):
             return
@@ -82,7 +81,7 @@ class LoopInterpreter(BranchInterpreter):
     def _run_while(self, node: Node, body: Sequence[Node]) -> None:
         """Follow `while CONDITION` or `until CONDITION`."""
         result = self._run_loop_condition(node)
-        is_certain = not result.is_undecided
+        is_certain = not result.is_open
         if is_certain and not result.holds:
             return
         self._run_uncounted_loop(node, body, is_optional=not is_certain)
@@ -108,7 +107,7 @@ class LoopInterpreter(BranchInterpreter):
             body: Its commands.
             is_optional: Whether the loop may have no turn at all.
         """
-        before = self.state()
+        before = self.copy_state()
         goes_on = self._run_iteration(body)
         if not self._is_changed(before, ()):
             return
@@ -120,19 +119,19 @@ class LoopInterpreter(BranchInterpreter):
         """Follow a loop once for each value of its counter."""
         if not values:
             return
-        before = self.state()
-        self.set(counter, [values[0]])
+        before = self.copy_state()
+        self.set_text(counter, values[0])
         if not self._run_iteration(body):
             return
 
         def run_further_turns() -> None:
             for value in values[1:]:
-                self.set(counter, [value])
+                self.set_text(counter, value)
                 if not self._run_iteration(body):
                     return
-            self.set(counter, [str(int(values[-1]) + 1)])
+            self.set_text(counter, str(int(values[-1]) + 1))
 
-        after_one_turn = self.state()
+        after_one_turn = self.copy_state()
         self._run_again(run_further_turns)
         if self.repeated_count > MAX_REPEATED_COMMANDS:
             self.restore(after_one_turn)
@@ -141,7 +140,7 @@ class LoopInterpreter(BranchInterpreter):
     def _expand_for_words(self, node: Node) -> list[str] | None:
         """Return the words of a `for`; None if only the run knows one, or if there are too many."""
         if any(child.type == "in" for child in node.children):
-            words = self.words(node.children_by_field_name("value"))
+            words = self.expand_node_words(node.children_by_field_name("value"))
         elif "@" in self.values:  # `for NAME; do` is over the positional parameters
             words = self.get_elements("@")
         else:
@@ -151,7 +150,7 @@ class LoopInterpreter(BranchInterpreter):
         for text in words:
             word = ShellWord.from_text(text)
             is_pattern = any(sign in text for sign in "*?[{")
-            if word.defaults or word.is_unknown or is_pattern:
+            if word.defaults or word.is_open or is_pattern:
                 return None
         return words
 
@@ -162,7 +161,7 @@ class LoopInterpreter(BranchInterpreter):
         result = None
         if condition:
             result = self.evaluate(condition[-1])
-        if result is None or result.is_undecided:
+        if result is None or result.is_open:
             return ConditionResult(holds=True)
         if node.children[0].type == "until":
             return result.negated
@@ -203,14 +202,14 @@ class LoopInterpreter(BranchInterpreter):
             variable: Its variable.
             words: The words.
         """
-        after_one_turn = self.state()
+        after_one_turn = self.copy_state()
         end = self.end
-        self.restore(replace(before, values=before.values.copy()))
+        self.restore(before)
         self.end = ""
 
         def run_turns() -> None:
             for word in words:
-                self.set(variable, [word])
+                self.set_text(variable, word)
                 if not self._run_iteration(body):
                     return
 
@@ -223,27 +222,26 @@ class LoopInterpreter(BranchInterpreter):
     def _forget_unstable_values(
         self, before: ShellState, body: Sequence[Node], *, goes_on: bool
     ) -> None:
-        """Follow a second turn, and make the variables unknown that it changes.
+        """Follow a second turn, and make the variables open that it changes.
 
         Args:
             before: The state before the loop.
             body: Its commands.
             goes_on: Whether a second turn may follow the first one, which was followed already.
         """
-        first = self.state()
-        after = self.state()
+        first = self.copy_state()
         end = self.end
         if goes_on:
             self._run_again(lambda: self._run_iteration(body))
-        second = self.state()
+        second = self.copy_state()
         self.end = end
-        self.restore(after)
+        self.restore(first)
         if self.repeated_count > MAX_REPEATED_COMMANDS:
             self._forget_changed(before)
         for name in first.values.keys() | second.values.keys():
             value = first.values.get(name)
-            is_unknown = value is not None and any(map(UNKNOWN_PATTERN.search, value.values()))
-            if value != second.values.get(name) and not is_unknown:
+            is_open = value is not None and any(map(OPEN_PIECE_PATTERN.search, value.values()))
+            if value != second.values.get(name) and not is_open:
                 self.forget(name)
 
     def _note_optional_loop(self, before: ShellState, node: Node, body: Sequence[Node]) -> None:
@@ -255,16 +253,16 @@ class LoopInterpreter(BranchInterpreter):
         arm = Arm(
             result=ConditionResult(holds=True),
             text=header,
-            line=self.line_of(node),
+            line=self.get_line(node),
             body=body,
             word="in",
         )
         if not self.holds(arm):
             self.restore(before)
-        self.trace.add_undecided(arm, taken=arm.label(holds=True))
+        self.trace.add_open_condition(arm, taken=arm.format_label(holds=True))
 
     def _forget_changed(self, before: ShellState) -> None:
-        """Make the variables unknown that differ from an earlier state."""
+        """Make the variables open that differ from an earlier state."""
         for name in [*self.values]:
             if self.values[name] != before.values.get(name):
                 self.forget(name)
@@ -286,11 +284,11 @@ class LoopInterpreter(BranchInterpreter):
         for launch in repeated_launches:
             same_line = [other for other in trace.launches if other.line == launch.line]
             is_known = any(other.precision_words == launch.precision_words for other in same_line)
-            is_undecided = any(map(_has_undecided_argument, (*same_line, launch)))
-            if not is_undecided and not is_known:
+            is_open = any(map(_has_open_argument, (*same_line, launch)))
+            if not is_open and not is_known:
                 trace.launches.append(launch)
 
 
-def _has_undecided_argument(launch: Launch) -> bool:
+def _has_open_argument(launch: Launch) -> bool:
     """Return whether only the run decides an argument of a launch."""
-    return any(word.is_unknown for word in launch.arguments)
+    return any(word.is_open for word in launch.arguments)

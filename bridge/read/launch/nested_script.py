@@ -1,7 +1,9 @@
 """`find_nested_script`: the script that a command gives to another shell.
 
-bash -c "torchrun pretrain.py"        with the environment of this shell
-ssh host "torchrun pretrain.py"       on another host, without it
+    bash -c "torchrun pretrain.py"        with the environment of this shell
+    ssh host "torchrun pretrain.py"       on another host, without it
+
+`ScriptInterpreter` follows the text as a script of its own shell.
 """
 
 from __future__ import annotations

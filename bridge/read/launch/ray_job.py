@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bridge.errors import PayloadError
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.text.document import Document
 
 RAY_SUBMIT_COMMAND = ["ray", "job", "submit"]
@@ -92,7 +92,7 @@ def _parse_variables(text: str, option: str, *, kind: str) -> dict[str, ShellWor
     Returns:
         None if the text cannot be parsed, or if it is no mapping.
     """
-    parseable = UNKNOWN_PATTERN.sub(_replace_deferred, text)
+    parseable = OPEN_PIECE_PATTERN.sub(_replace_deferred, text)
     try:
         content = Document.from_text(parseable, option, kind=kind).content
     except PayloadError:

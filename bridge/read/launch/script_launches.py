@@ -14,26 +14,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.read.launch.bash.variables import split_words
 from bridge.read.launch.command_line_rows import STATED_PRECISION_PATTERN
 from bridge.read.launch.commands import MAX_COMMANDS
 from bridge.read.launch.interpreter import ScriptInterpreter
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.notes import Note, NoteKind
-from bridge.read.launch.shell_word import ShellWord
+from bridge.read.launch.shell_word import ShellWord, split_words
 from bridge.read.launch.slurm_header import find_slurm_variables
-from bridge.read.launch.syntax_tree import find_error_line, find_unexecuted_text, parse_script
+from bridge.read.launch.syntax_tree import find_error_line, parse_script
+from bridge.read.launch.unexecuted_text import find_unexecuted_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tree_sitter import Node
 
-    from bridge.read.launch.trace import UndecidedCondition
+    from bridge.read.launch.trace import OpenCondition
     from bridge.read.text.document import Document
 
 MAX_BRANCHES = 48
-"""Undecided conditions of a script for which it is followed again."""
+"""Open conditions of a script for which it is followed again."""
 
 
 def read_launches(
@@ -70,7 +70,7 @@ def read_launches(
     if error_line:
         noun = f"line {error_line}, which cannot be read here"
         notes.append(Note(noun, NoteKind.BROKEN_LINE))
-    if len(others) < len(first.trace.undecided_conditions):
+    if len(others) < len(first.trace.open_conditions):
         notes.append(Note(f"the branches behind the first {len(others)}"))
     branches: list[_Branch] = []
     for condition, interpreter in others:
@@ -100,20 +100,20 @@ def read_document_launches(document: Document, variables: Mapping[str, str]) -> 
 class _Branch:
     """The launches of a script with the other result of one condition."""
 
-    condition: UndecidedCondition
+    condition: OpenCondition
     launches: list[Launch]
 
     @property
     def label(self) -> str:
         """The name of the branch."""
         arm = self.condition.arm
-        return arm.label(holds=not arm.result.holds)
+        return arm.format_label(holds=not arm.result.holds)
 
 
 def _run_other_branches(
     first: ScriptInterpreter, root: Node, path: str, stated: Mapping[str, str]
-) -> list[tuple[UndecidedCondition, ScriptInterpreter]]:
-    """Follow the script again for each undecided condition, as far as the limits allow.
+) -> list[tuple[OpenCondition, ScriptInterpreter]]:
+    """Follow the script again for each open condition, as far as the limits allow.
 
     Args:
         first: The script as bash runs it with nothing set.
@@ -121,9 +121,9 @@ def _run_other_branches(
         path: Its path.
         stated: Variables that its environment sets.
     """
-    followed: list[tuple[UndecidedCondition, ScriptInterpreter]] = []
+    followed: list[tuple[OpenCondition, ScriptInterpreter]] = []
     step_count = first.step_count
-    conditions = list(first.trace.undecided_conditions.values())
+    conditions = list(first.trace.open_conditions.values())
     for condition in conditions[:MAX_BRANCHES]:
         if step_count >= MAX_COMMANDS:
             break
@@ -180,7 +180,7 @@ def _make_launch_from_variables(interpreter: ScriptInterpreter) -> Launch:
         line=0,
         program=", ".join(holders),
         arguments=(*arguments, *interpreter.trace.stray_options),
-        environment=interpreter.environment(),
+        environment=interpreter.get_environment(),
     )
 
 

@@ -3,7 +3,7 @@
     word = ShellWord.from_text("--fp8-format=${FORMAT:-hybrid}")
     str(word)          # "--fp8-format=hybrid"
     word.defaults      # {"FORMAT": "hybrid"}: the environment may replace it
-    ShellWord.from_text("--lr=$LR").is_unknown    # True
+    ShellWord.from_text("--lr=$LR").is_open    # True
 
 The variables that the script sets are already expanded. Any other piece stays as it is written,
 such as `$1` and `$(date)`. The regular expressions below describe such a piece. Parentheses and
@@ -28,7 +28,7 @@ DEFAULT_PATTERN = re.compile(
 )
 """`${name:-default}`: its variable and its default."""
 DEFERRED_REGEX = rf"(?:\$(?:{BRACES_REGEX}|{_PARENTHESES_REGEX}|'[^']*'|[{{(])|[<>]{_PARENTHESES_REGEX}|`[^`]*+`)"
-UNKNOWN_PATTERN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{DEFERRED_REGEX}")
+OPEN_PIECE_PATTERN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{DEFERRED_REGEX}")
 """A piece that only the run decides. The first or second group is its variable, if the piece is a
 plain variable."""
 UNKNOWN_OUTPUT = "?"
@@ -66,9 +66,9 @@ class ShellWord(str):
         return cls(text, defaults)
 
     @property
-    def is_unknown(self) -> bool:
+    def is_open(self) -> bool:
         """Whether only the run decides a piece of the word."""
-        return UNKNOWN_PATTERN.search(self) is not None
+        return OPEN_PIECE_PATTERN.search(self) is not None
 
     @property
     def text_when_unset(self) -> str:
@@ -78,9 +78,9 @@ class ShellWord(str):
         question mark, so that it is not empty.
         """
         unset = {"": UNKNOWN_OUTPUT, "#": "0"}
-        return UNKNOWN_PATTERN.sub(lambda piece: unset.get(piece[1] or piece[2] or "", ""), self)
+        return OPEN_PIECE_PATTERN.sub(lambda piece: unset.get(piece[1] or piece[2] or "", ""), self)
 
-    def option(self) -> tuple[ShellWord, ShellWord | None]:
+    def split_option(self) -> tuple[ShellWord, ShellWord | None]:
         """Return name and value of `name=value`; the value is None for a word without `=`."""
         name, sign, value = self.partition("=")
         if not sign:
@@ -90,10 +90,36 @@ class ShellWord(str):
 
 def get_variable_name(text: str) -> str:
     """Return NAME for the texts `$NAME`, `${NAME}` and `${NAME:-default}`; empty for any other text."""
-    match = DEFAULT_PATTERN.fullmatch(text) or UNKNOWN_PATTERN.fullmatch(text)
+    match = DEFAULT_PATTERN.fullmatch(text) or OPEN_PIECE_PATTERN.fullmatch(text)
     if match is None:
         return ""
     return match[1] or match[2] or ""
+
+
+def format_default(name: str, default: str) -> str:
+    """Return `${name:-default}`: the default, and the variable that may replace it."""
+    return f"${{{name}:-{default}}}"
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text that bash splits at blanks.
+
+    A default with blanks, `${A:-x y}`, becomes a word for each of its words: `${A:-x} ${A:-y}`. So
+    each word still names the variable that may replace it.
+    """
+    if not any(mark in text for mark in "$`<>"):
+        return text.split()
+    with_split_defaults = DEFAULT_PATTERN.sub(_split_default, text)
+    fields = [match[0] for match in FIELD_PATTERN.finditer(with_split_defaults)]
+    return [field for field in fields if ShellWord.from_text(field)]
+
+
+def _split_default(default: re.Match[str]) -> str:
+    """Return `${A:-x y}` as `${A:-x} ${A:-y}`."""
+    name, text = default[1], default[2]
+    if " " not in text:
+        return default[0]
+    return " ".join(format_default(name, field) for field in split_words(text))
 
 
 def join_words(words: Iterable[ShellWord]) -> ShellWord:

@@ -1,7 +1,9 @@
 """`find_named_file`: the file that a script sources, found next to the script.
 
-source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
-source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script is in
+    source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
+    source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script is in
+
+A file that is not found stays open: it may set any variable.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import re
 from pathlib import Path
 
 from bridge.errors import PayloadError
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.text.document import Document
 
 PARENT_FOLDER_PATTERN = re.compile(
@@ -45,13 +47,13 @@ def find_named_file(script: str, word: ShellWord) -> Path | None:
             folder of the script, or a folder above it.
     """
     known_end: str = word
-    unknown_pieces = [*UNKNOWN_PATTERN.finditer(word)]
-    if unknown_pieces:
-        known_end = word[unknown_pieces[-1].end() :].lstrip("/")
+    open_pieces = [*OPEN_PIECE_PATTERN.finditer(word)]
+    if open_pieces:
+        known_end = word[open_pieces[-1].end() :].lstrip("/")
     if not known_end or known_end.startswith("~"):
         return None
-    if unknown_pieces:
-        parent = PARENT_FOLDER_PATTERN.search(unknown_pieces[-1][0])
+    if open_pieces:
+        parent = PARENT_FOLDER_PATTERN.search(open_pieces[-1][0])
         if parent is not None:
             known_end = f"{parent['up']}/{known_end}"
     if known_end.startswith("/"):

@@ -14,14 +14,12 @@ from __future__ import annotations
 import re
 import time
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.extras import require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from tree_sitter import Node, Parser
 
 MAX_PARSE_SECONDS = 0.6
@@ -67,8 +65,6 @@ WORD_NODES = frozenset(
     }
 )
 """Kinds of nodes that are words of a command."""
-BRANCH_NODES = frozenset({"if_statement", "case_item", "list"})
-"""Kinds of nodes that are read under a condition."""
 MODE_OPTIONS = frozenset({"--bf16", "--fp16"})
 """Options that are switches in Megatron-LM, and take a value elsewhere."""
 
@@ -88,7 +84,7 @@ def parse_script(text: str, path: str) -> Node:
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
     root = _parse_tree(text, path)
     if root.has_error and BRACKET_EXPANSION_PATTERN.search(text):
-        # Such an expansion stays unknown in any case, so its pattern may be changed.
+        # Such an expansion stays open in any case, so its pattern may be changed.
         return _parse_tree(BRACKET_EXPANSION_PATTERN.sub(_replace_brackets, text), path)
     return root
 
@@ -165,60 +161,3 @@ def find_error_line(root: Node) -> int:
             break
         node = broken[0]
     return min(node.start_point.row + 1, root.end_point.row - 1)
-
-
-def find_unexecuted_text(
-    scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]
-) -> str:
-    """Return a text in a script that matches a pattern and that no followed command has.
-
-    Comments and printed messages do not count.
-
-    Args:
-        scripts: The trees of the script, and of the strings and files that it runs.
-        pattern: The pattern.
-        executed: Ids of the nodes of the followed commands.
-
-    Returns:
-        The text as messages name it: "the branch at line 9, which holds --fp8-format,". If there
-        are several, a mode comes first, then the script itself. Empty if there is none.
-    """
-    findings: list[_UnexecutedText] = []
-    for script_number, root in enumerate(scripts):
-        text = get_node_text(root)
-        for match in pattern.finditer(text):
-            start = root.start_byte + len(text[: match.start()].encode())
-            branch = ""
-            node = root.descendant_for_byte_range(start, start + 1)
-            while node is not None and not (node.id in executed or _is_message(node)):
-                if node.type in BRANCH_NODES:
-                    branch = "the branch at "
-                node = node.parent
-            if node is not None:
-                continue
-            line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-            of_nested = ""
-            if script_number:
-                of_nested = " of what it reads"
-            noun = f"{branch}line {line}{of_nested}, which holds {match[0]},"
-            is_no_mode = match[0] not in MODE_OPTIONS
-            findings.append(_UnexecutedText(is_no_mode, script_number, line, noun))
-    if not findings:
-        return ""
-    return min(findings).noun
-
-
-class _UnexecutedText(NamedTuple):
-    """A text that no followed command has. They are sorted by these fields in their order."""
-
-    is_no_mode: bool
-    script_number: int
-    line: int
-    noun: str
-
-
-def _is_message(node: Node) -> bool:
-    """Return whether a node is a comment, or a command that prints a text."""
-    if node.type == "comment":
-        return True
-    return node.type == "command" and get_command_name(node) in ("echo", "printf")

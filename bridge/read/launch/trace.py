@@ -1,4 +1,4 @@
-"""`ScriptTrace`: the launches and the undecided conditions that were found while a script was followed."""
+"""`ScriptTrace`: the launches and the open conditions that were found while a script was followed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Arm:
     word: str = "if"
     """The keyword in labels: `if`, `elif`, or `in` for a loop."""
 
-    def label(self, *, holds: bool) -> str:
+    def format_label(self, *, holds: bool) -> str:
         """Return the name of a branch: "line 3, if [ $FP8 ]", or "line 3, not [ $FP8 ]".
 
         Args:
@@ -42,7 +42,7 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UndecidedCondition:
+class OpenCondition:
     """A condition that the script does not decide."""
 
     arm: Arm
@@ -58,9 +58,7 @@ class ScriptTrace:
     """The training programs that were started."""
     notes: dict[Note, None] = field(default_factory=dict)
     """Parts that were not read, in the order of the script."""
-    undecided_conditions: dict[str | tuple[str, str], UndecidedCondition] = field(
-        default_factory=dict
-    )
+    open_conditions: dict[str | tuple[str, str], OpenCondition] = field(default_factory=dict)
     """Key of a condition -> the condition. The key is the variable and the value that it is
     compared with, or the text of another condition, so that each question is asked once."""
     files: dict[str, str] = field(default_factory=dict)
@@ -73,7 +71,7 @@ class ScriptTrace:
         """Add a part that was not read."""
         self.notes[note] = None
 
-    def add_undecided(self, arm: Arm, *, taken: str) -> None:
+    def add_open_condition(self, arm: Arm, *, taken: str) -> None:
         """Add a condition that the script does not decide, unless the same is there already.
 
         Args:
@@ -81,14 +79,14 @@ class ScriptTrace:
             taken: The name of the branch that was followed.
         """
         key = arm.result.equal or arm.text
-        self.undecided_conditions.setdefault(key, UndecidedCondition(arm=arm, taken=taken))
+        self.open_conditions.setdefault(key, OpenCondition(arm=arm, taken=taken))
 
     def copy(self) -> ScriptTrace:
         """Return a copy that can be added to."""
         return ScriptTrace(
             launches=self.launches.copy(),
             notes=self.notes.copy(),
-            undecided_conditions=self.undecided_conditions.copy(),
+            open_conditions=self.open_conditions.copy(),
             files=self.files.copy(),
             stray_options=self.stray_options.copy(),
         )

@@ -12,7 +12,7 @@ from bridge.read.logs import golden_values, history, megatron, mlflow, nemo_rl, 
 from bridge.runtime.audit.run_log import RunLog
 
 MAX_LOG_BYTES = 512 * 2**20
-"""Bytes of the largest log that is read. A log with a line for each of a million steps is smaller."""
+"""Bytes of the largest log that is read. A log with a million lines about steps is smaller."""
 CUT_NOTE = "Its last line has no end, so that it may be cut, and was left out."
 READABLE_LOGS = (
     "the folder of a run of ours, the log that Megatron-LM, Megatron Bridge or NeMo-RL prints, "
@@ -28,18 +28,18 @@ def read_logs(path: Path) -> list[RunLog]:
         path: A file or a folder.
 
     Raises:
-        UnreadFileError: It cannot be read, has no known format, or has no training loss.
+        UnreadFileError: The log cannot be read, has no known format, or has no training loss.
         MissingExtraError: TensorBoard's files need a package that is not installed.
     """
     if tensorboard.is_event_file(path):
         return tensorboard.read(path, [path])
     if path.is_dir():
         return _read_folder(path)
-    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_LOG_BYTES)
-    if len(data) > MAX_LOG_BYTES:
+    log_bytes = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_LOG_BYTES)
+    if len(log_bytes) > MAX_LOG_BYTES:
         size = f"{MAX_LOG_BYTES // 2**20} MiB"
         raise UnreadFileError(f"{path}: a log must not be larger than {size}. Give a part of it.")
-    return _read_text(data.decode(errors="replace"), path)
+    return _read_text(log_bytes.decode(errors="replace"), path)
 
 
 def _read_folder(path: Path) -> list[RunLog]:
@@ -72,10 +72,10 @@ def _read_text(text: str, path: Path) -> list[RunLog]:
 
 
 def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) -> RunLog:
-    """Return the run of a printed log, without a last line that does not end.
+    """Return the run of a printed log, without an incomplete last line.
 
-    A trainer that is still running, or that was killed, may leave half a line. A figure may then
-    lack its last digits, and the line its loss.
+    A trainer that is still running, or that was killed, may leave an incomplete line. Its last
+    number may lack digits, and the loss may be missing.
     """
     complete_lines, newline, last = text.rpartition("\n")
     log = read(complete_lines + newline, path)

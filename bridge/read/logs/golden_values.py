@@ -23,7 +23,7 @@ FILE_PATTERN = "golden_values*.json"
 CONFIG_FILE = "model_config.yaml"
 ARGUMENTS_KEY = "MODEL_ARGS"
 ABSENT_VALUE = "nan"
-"""The text for a step without a value. A loss that was NaN would fail the test, so it is in no file."""
+"""The text for a step without a value. It never means NaN: such a loss would fail the test."""
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -53,7 +53,7 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
         path: The file.
 
     Raises:
-        UnreadFileError: There are no values of a training loss.
+        UnreadFileError: The file has no values of a training loss.
     """
     series: dict[str, dict[int, float]] = {}
     for name, metric in content.items():
@@ -83,12 +83,12 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
 
 
 def _read_arguments(config: Path) -> dict[str, Any]:
-    """Return name of an argument of the run -> its value; empty without a file of arguments."""
+    """Return name of an argument of the run -> its value. Empty if the file does not exist."""
     if not config.is_file():
         return {}
     content = strict_yaml.read_bytes(config, error=UnreadFileError)
-    text = strict_yaml.decode_text(content, str(config), error=UnreadFileError)
-    documents = strict_yaml.load_documents(text, str(config), error=UnreadFileError)
+    config_yaml = strict_yaml.decode_text(content, str(config), error=UnreadFileError)
+    documents = strict_yaml.load_documents(config_yaml, str(config), error=UnreadFileError)
     if not documents or not isinstance(documents[0], dict):
         return {}
     group = documents[0].get(ARGUMENTS_KEY)

@@ -1,11 +1,11 @@
-"""Histories of W&B and MLflow that were exported as a table, as CSV or JSON.
+"""Reads histories of W&B and MLflow that were exported as CSV or JSON.
 
     W&B, a chart's export     Step, RUN - METRIC, RUN - METRIC__MIN, RUN - METRIC__MAX; several runs
     W&B, `run.scan_history`   _step and a column for each metric, as CSV, a list, or lines of JSON
     MLflow, a chart's export  run_id, key, value, timestamp, step: a row for each value; several runs
     MLflow, its REST answer   {"metrics": [{"key": ..., "value": ..., "step": ...}]}
 
-`run.history()` of W&B returns only 500 rows, so that two runs may have no step in common.
+`run.history()` of W&B returns a sample of 500 rows. So two runs may have no step in common.
 
 Source: W&B 0.31.0 wandb/apis/public/runs.py Run.history and scan_history, and exports of charts in
 public repositories (`RUN - METRIC__MIN`); MLflow 00b98f7d
@@ -46,7 +46,7 @@ def parse_csv(text: str, path: Path) -> list[RunLog] | None:
     """Return the runs of a CSV; None if it has no column with a step.
 
     Raises:
-        UnreadFileError: It is no CSV, or has no training loss.
+        UnreadFileError: The text is not a CSV, or has no training loss.
     """
     reader = csv.DictReader(io.StringIO(text))
     try:
@@ -65,7 +65,7 @@ def parse_history(content: Any, path: Path) -> list[RunLog] | None:
     """Return the runs of parsed JSON; None if it does not have the form of a history.
 
     Raises:
-        UnreadFileError: It has no training loss.
+        UnreadFileError: The history has no training loss.
     """
     if isinstance(content, dict):
         metrics = content.get("metrics")
@@ -122,7 +122,7 @@ def make_run_logs(rows: Iterable[HistoryRow], path: Path) -> list[RunLog]:
 def _group_values(rows: Iterable[HistoryRow]) -> dict[str, Series]:
     """Return name of a run -> its series, for a table with a row for each value.
 
-    A single run gets no name, since its id tells less than the name of the file.
+    A single run gets the name "", since the name of its file is clearer than its id.
     """
     runs: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -140,8 +140,8 @@ def _group_values(rows: Iterable[HistoryRow]) -> dict[str, Series]:
 def _group_columns(rows: Iterable[HistoryRow]) -> dict[str, Series]:
     """Return name of a run -> its series, for a table with a column for each metric.
 
-    A column may be named "RUN - METRIC". The columns of one run have no such name, and the run gets
-    no name then.
+    A column may be named "RUN - METRIC". If a table has a single run, its columns have only the
+    name of the metric, and the run gets the name "".
     """
     runs: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -149,7 +149,7 @@ def _group_columns(rows: Iterable[HistoryRow]) -> dict[str, Series]:
         if step is None:
             continue
         for column, cell in row.items():
-            # csv.DictReader has the cells after the last column under None.
+            # csv.DictReader puts surplus cells of a row under the key None.
             if column is None or column in STEP_COLUMNS or column.endswith(BOUND_SUFFIXES):
                 continue
             value = parse_number(cell)

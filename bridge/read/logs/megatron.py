@@ -1,11 +1,11 @@
-"""The log that Megatron-LM or Megatron Bridge prints: a line after each `log_interval` steps.
+"""Reads the log that Megatron-LM or Megatron Bridge prints: a line after each `log_interval` steps.
 
     [2026-08-22 15:22:22.1] iteration       10/     100 | consumed samples:          320 | ...
       elapsed time per iteration (ms): 512.3 | learning rate: 3.000000E-05 | ...
       lm loss: 1.037923E+01 | loss scale: 1.0 | grad norm: 1.192 | ...
       number of skipped iterations:   0 | number of nan iterations:   0 |
 
-Three facts of its code decide the meaning of a line:
+Three facts of the trainer's code decide the meaning of a line:
 
 - The loss is the mean over the steps since the last line that were not skipped.
 - A loss that is NaN is not printed (`if avg >= 0.0`).
@@ -13,8 +13,8 @@ Three facts of its code decide the meaning of a line:
 
 So a line without a loss is a NaN, unless all its steps were skipped.
 
-Newer releases also print the first step of a run by itself. The next line then counts this step
-again: among the skipped steps, and in the mean of the loss.
+Newer releases also print an extra line for the first step of a run. The next line then counts this
+step again, among the skipped steps and in the mean of the loss.
 
 Source: Megatron-LM d98e8a64 megatron/training/training.py training_log; Megatron Bridge 067f987d
 src/megatron/bridge/training/utils/train_utils.py training_log.
@@ -37,7 +37,7 @@ VALIDATION_PATTERN = re.compile(
 )
 """The line about a validation. The line about the test set differs only in the name of the set."""
 MAX_CELL_LENGTH = 120
-"""Characters of a cell. A longer piece of a line is no figure."""
+"""The most characters of a cell. A longer piece of a line is not a metric."""
 LOSS = "lm loss"
 SKIPPED = "number of skipped iterations"
 BATCH = "global batch size"
@@ -50,7 +50,7 @@ BRIDGE_LINE_PATTERN = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MU
 
 
 def is_of(text: str) -> bool:
-    """Return whether a text has a line of Megatron-LM's about an iteration, or its printed arguments."""
+    """Return whether a text has Megatron-LM's line about an iteration, or printed arguments."""
     return ITERATION_LINE_PATTERN.search(text) is not None or BLOCK_START.search(text) is not None
 
 
@@ -94,15 +94,15 @@ class _Iterations(NamedTuple):
     """The lines about iterations."""
 
     cells_by_step: dict[int, dict[str, float]]
-    """Step -> name of a figure in its line -> value."""
+    """Step -> name of a metric in its line -> value."""
     train_iters: int | None
-    """Steps that the run was to make; None without a line."""
+    """The planned number of steps of the run. None: the log has no line about an iteration."""
     repeated_steps: set[int]
     """Steps that were run again after a restart from a checkpoint."""
 
 
 def _parse_iterations(text: str) -> _Iterations:
-    """Return the lines about iterations. Of a step that was run again the last line counts."""
+    """Return the lines about iterations. If a step was run again, its last line counts."""
     cells_by_step: dict[int, dict[str, float]] = {}
     train_iters = None
     repeated_steps: set[int] = set()
@@ -110,7 +110,7 @@ def _parse_iterations(text: str) -> _Iterations:
     for match in ITERATION_LINE_PATTERN.finditer(text):
         step = int(match[1])
         if step < previous:
-            for later in [other for other in cells_by_step if other >= step]:
+            for later in [known_step for known_step in cells_by_step if known_step >= step]:
                 repeated_steps.add(later)
                 del cells_by_step[later]
         cells_by_step[step] = _parse_cells(match[3])
@@ -120,7 +120,10 @@ def _parse_iterations(text: str) -> _Iterations:
 
 
 def _parse_cells(text: str) -> dict[str, float]:
-    """Return name of a figure -> value, of a line after the number of its iteration."""
+    """Return name of a metric -> value.
+
+    The text is the part of a line after the number of the iteration.
+    """
     cells: dict[str, float] = {}
     for part in text.split("|"):
         match = None
@@ -137,10 +140,11 @@ def _parse_cells(text: str) -> dict[str, float]:
 def _correct_skipped_steps(rows: dict[int, dict[str, float]]) -> None:
     """Correct the losses and the counts of skipped steps, as the module docstring explains.
 
-    A zero of a line whose steps were all skipped is removed. A NaN that was not printed is added.
+    If all steps of a line were skipped, a loss of zero is removed. A NaN that was not printed is
+    added.
 
     Args:
-        rows: Step -> the figures of its line, which are changed.
+        rows: Step -> the metrics of its line, which are changed.
     """
     steps = list(rows)
     for index, step in enumerate(steps):
@@ -157,8 +161,8 @@ def _correct_skipped_steps(rows: dict[int, dict[str, float]]) -> None:
 def _get_interval(steps: list[int], index: int) -> int:
     """Return the number of steps that a line is about.
 
-    The first line of a run that continues from a checkpoint does not show it. The interval of the
-    second line is taken then.
+    If a run continues from a checkpoint, its first line does not show this number. Then the
+    interval of the second line is used.
     """
     if index > 0:
         return steps[index] - steps[index - 1]
@@ -168,13 +172,13 @@ def _get_interval(steps: list[int], index: int) -> int:
 
 
 def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int]) -> bool:
-    """Return whether the second line counts the skipped steps of the first one again.
+    """Return whether the second line counts the skipped steps of the first line again.
 
-    It does if the first line is an extra one, or if the second line has more skipped steps than
+    It does if the first line is an extra line, or if the second line has more skipped steps than
     steps.
 
     Args:
-        rows: Step -> the figures of its line.
+        rows: Step -> the metrics of its line.
         steps: The steps of the lines.
     """
     interval = steps[1] - steps[0]
@@ -186,15 +190,15 @@ def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int
 
 
 def _add_tokens(cells: dict[str, float], arguments: Mapping[str, Any]) -> None:
-    """Add the tokens per second to the figures of a line, if the length of a sample is known."""
+    """Add the tokens per second to the metrics of a line, if the length of a sample is known."""
     length = arguments.get("seq_length")
     if isinstance(length, int) and cells.get(BATCH) and cells.get(ELAPSED):
         cells[TOKENS_METRIC] = cells[BATCH] * length / (cells[ELAPSED] / 1000)
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return name of an argument of the last run in the log -> its value; empty without any."""
-    if ARGUMENTS_TITLE not in text:  # this search takes a hundredth of the time of the parser
+    """Return name of an argument of the last run in the log -> its value. Empty if it has none."""
+    if ARGUMENTS_TITLE not in text:  # this search is 100 times faster than the parser
         return {}
     blocks = parse_printed_arguments(text)
     if not blocks:
@@ -203,7 +207,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
 
 
 def _describe_repeated_steps(repeated_steps: set[int]) -> tuple[str, ...]:
-    """Return the note about steps that were run again; none without such steps."""
+    """Return the note about steps that were run again. Empty if there are no such steps."""
     if not repeated_steps:
         return ()
     steps = f"{min(repeated_steps)} to {max(repeated_steps)}"

@@ -1,4 +1,4 @@
-"""A run in MLflow's file store: a folder with `metrics/`, a file per metric.
+"""Reads a run in MLflow's file store: a folder with `metrics/`, which has a file for each metric.
 
     RUN/meta.yaml              run_name: ...
     RUN/metrics/lm loss        1756000000000 10.89 1      timestamp, value, step
@@ -27,7 +27,10 @@ MAX_METRIC_BYTES = 64 * 2**20
 
 
 def list_run_folders(path: Path) -> list[Path]:
-    """Return the folders of runs: the path itself, or those below it. `metrics/` is the run around it."""
+    """Return the folders of runs: the path itself, or the run folders below it.
+
+    The path `RUN/metrics` means the folder `RUN`.
+    """
     if path.name == METRICS_FOLDER and (path.parent / META_FILE).is_file():
         return [path.parent]
     return sorted(
@@ -76,8 +79,8 @@ def _read_series(folder: Path) -> dict[str, dict[int, float]]:
 def _read_run_name(run: Path) -> str:
     """Return the name of a run, or of its folder if it has none."""
     content = strict_yaml.read_bytes(run / META_FILE, error=UnreadFileError)
-    text = strict_yaml.decode_text(content, str(run / META_FILE), error=UnreadFileError)
-    documents = strict_yaml.load_documents(text, str(run / META_FILE), error=UnreadFileError)
+    meta_yaml = strict_yaml.decode_text(content, str(run / META_FILE), error=UnreadFileError)
+    documents = strict_yaml.load_documents(meta_yaml, str(run / META_FILE), error=UnreadFileError)
     if documents and isinstance(documents[0], dict):
         return str(documents[0].get("run_name") or run.name)
     return run.name

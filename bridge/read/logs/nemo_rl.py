@@ -1,4 +1,4 @@
-"""The log that NeMo-RL prints: a block for each step, with a line for each figure.
+"""Reads the log that NeMo-RL prints: a block for each step, with a line for each metric.
 
     ========================= Step 3/100 =========================
     📊 Training Results:
@@ -7,8 +7,8 @@
     ⏱️  Timing:
       • Total step time: 41.20s
 
-Steps are counted from 1 in each epoch. The loss is that of one step. Neither the gradient
-norm nor the learning rate is printed; NeMo-RL writes both to TensorBoard, W&B and MLflow.
+Steps are counted from 1 in each epoch. The loss is the loss of a single step. The gradient norm and
+the learning rate are not printed. NeMo-RL writes both to TensorBoard, W&B and MLflow.
 
 Source: NeMo-RL 7ea279ab nemo_rl/algorithms/sft.py, grpo.py, grpo_sync.py, dpo.py, rm.py.
 """
@@ -72,7 +72,7 @@ def read(text: str, path: Path) -> RunLog:
 
 
 def _add_figure(series: dict[str, dict[int, float]], line: str, step: int) -> None:
-    """Add the figure of a line to its series, if the line has one."""
+    """Add the metric of a line to its series, if the line has a metric."""
     match = FLOPS_PATTERN.search(line)
     if match is not None:
         _add_value(series, "TFLOPS per rank", step, match[1])

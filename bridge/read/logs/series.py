@@ -1,7 +1,7 @@
 """`make_run_log`: makes a `RunLog` of the series of a log, by the names in `metrics.yaml`.
 
-A series is the values of one metric by step. Every format of a log is read as series. The table
-`metrics.yaml` knows which series is the loss, the gradient norm or another figure.
+A series has the values of a metric by step. Every format of a log is read as series. The table
+`metrics.yaml` lists the names under which trainers log the loss, the gradient norm and so on.
 """
 
 import math
@@ -30,19 +30,19 @@ RECORD_FIGURES = (
     "tokens_per_second",
     "tflops_per_gpu",
 )
-"""Figures of a training record."""
+"""Metrics of a training record."""
 
 
 @cache
 def _load_metric_names() -> dict[str, list[dict[str, Any]]]:
-    """Return the content of `metrics.yaml`: figure -> rows with the names of its series."""
+    """Return the content of `metrics.yaml`: metric -> rows with the names of its series."""
     file = resources.files("bridge.read.logs").joinpath("metrics.yaml")
     table: dict[str, list[dict[str, Any]]] = load_package_yaml(file)
     return table
 
 
 def get_figure(series: Series, figure: str) -> dict[int, float]:
-    """Return a figure by step, in the unit of the figure; empty if no series has one of its names."""
+    """Return a metric by step, in its unit. Empty if no series has a name of the metric."""
     for row in _load_metric_names()[figure]:
         values = series.get(row["name"])
         if values:
@@ -74,11 +74,11 @@ def make_run_log(
         series: Every metric of the log.
         path: The file or folder that was read.
         source: The kind of the log, with its article: "a log of NeMo-RL".
-        name: The name of the run in the log; empty: that of the file or folder.
-        is_sampled: Whether a loss is that of its step only, and no mean over steps.
-        train_iters: Steps that the run was to make; None: not known.
+        name: The name of the run in the log. Empty: the name of the file or folder is used.
+        is_sampled: Whether a loss is about a single step. False: it is a mean over several steps.
+        train_iters: The planned number of steps of the run. None: not known.
         arguments: Name of an argument of Megatron-LM -> its value.
-        described_by: The file with these arguments; None without them.
+        described_by: The file with these arguments. None: there are no arguments.
         notes: Sentences about parts of the log that do not count.
 
     Raises:
@@ -114,7 +114,7 @@ def make_run_log(
 
 
 def parse_number(cell: object) -> float | None:
-    """Return a cell of a log as a number; None for an empty cell and for text. "NaN" is a number."""
+    """Return a cell of a log as a number. None if it is empty or text. "NaN" is a number."""
     if isinstance(cell, bool) or not isinstance(cell, int | float | str):
         return None
     try:
@@ -124,7 +124,7 @@ def parse_number(cell: object) -> float | None:
 
 
 def parse_step(cell: object) -> int | None:
-    """Return a cell of a log as a step; None for a cell that is no finite number."""
+    """Return a cell of a log as a step. None if the cell is not a finite number."""
     value = parse_number(cell)
     if value is None or not math.isfinite(value):
         return None

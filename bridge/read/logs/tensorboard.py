@@ -1,7 +1,7 @@
-"""TensorBoard's event files, read by TensorBoard's own package.
+"""Reads TensorBoard's event files, by TensorBoard's package.
 
-Each folder with event files is a run, as in TensorBoard itself. A folder with only hyperparameters,
-which NeMo-RL writes too, has no loss and is no run.
+Each folder with event files is a run, as in TensorBoard. NeMo-RL also writes a folder with only
+hyperparameters. It has no loss, so it is not a run.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from bridge.runtime.audit.run_log import RunLog
 SOURCE = "a TensorBoard folder"
 EVENT_FILE_GLOB = "*tfevents*"
 GENERIC_FOLDER_NAMES = ("tensorboard", "tb_logs", "tb", "logs", "events")
-"""Names of folders that do not tell the run in them. The folder above has the name of the run."""
+"""Generic names of folders. The folder above such a folder has the name of the run."""
 
 
 def list_event_folders(path: Path) -> list[Path]:
-    """Return the folders with event files: the path itself, or those below it."""
+    """Return the folders with event files: the path itself, or folders below it."""
     return sorted({file.parent for file in path.rglob(EVENT_FILE_GLOB)})
 
 
@@ -73,7 +73,7 @@ def _read_series(folder: Path) -> Series:
 
 
 def _get_run_name(folder: Path) -> str:
-    """Return the name of a run: that of its folder, or of the folder above a generic one."""
+    """Return the name of a run: its folder, or the folder above if the name is generic."""
     if folder.is_file():
         folder = folder.parent
     if folder.name.lower() in GENERIC_FOLDER_NAMES:

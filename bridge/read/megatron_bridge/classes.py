@@ -68,11 +68,8 @@ def _iterate_class_and_bases(
         return
     yield resolved_class
     for base in resolved_class.node.bases:
-        name = base
-        if isinstance(base, ast.Subscript):  # Base[T]
-            name = base.value
-        if not isinstance(name, ast.Name):
+        if not isinstance(base, ast.Name):
             continue
-        resolved_base = library.resolve_name(resolved_class.module, name.id)
+        resolved_base = library.resolve_name(resolved_class.module, base.id)
         if isinstance(resolved_base, Class | ImportedName):
             yield from _iterate_class_and_bases(library, resolved_base.path, (*seen, kind))

@@ -3,10 +3,31 @@
     evaluator = Evaluator(library)
     container = evaluator.evaluate_function(function)    # an `Object`: fields, each with its statement
 
-No program is imported or run. A function with source is followed at each of its calls. If the answer
-of a condition is known only when the program runs, both branches are followed. A name or field that
-differs after them has an open value, whose decider is the condition. A branch that raises an error
-makes no run, so that only the other one counts.
+No program is imported or run. A function with source is followed at each of its calls, with its
+arguments, its defaults and the names of the function around it.
+
+These statements are followed:
+
+    x = value, cfg.model.x = value, x[key] = value    also annotated, and into several targets
+    if, elif, else       If only the run knows the answer, both branches are followed. A name or field
+                         that differs after them has an open value, whose decider is the condition. A
+                         branch that raises an error makes no run, so that only the other one counts.
+    for                  A loop over known items without `break` and `continue`.
+    try                  The body and the first handler are two branches.
+    with                 Its body.
+    return, raise
+    import, from         Of the source of Megatron Bridge.
+    x.append(value), x.extend(values), x.update(mapping)
+
+These statements are not followed:
+
+    for, while           Any other loop. Everything that its body sets is open.
+    match                Everything that its cases set is open.
+    x += value, del x    The name or field is open.
+    def, class           The name of a function or class inside a function is open.
+    global, nonlocal     They are ignored.
+
+The expressions are listed in `expressions.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +43,7 @@ from bridge.read.megatron_bridge.expressions import (
     format_origin,
     make_open_value,
 )
+from bridge.read.megatron_bridge.journal import Changes
 from bridge.read.megatron_bridge.modelled_calls import Call
 from bridge.read.megatron_bridge.operations import add_elements
 from bridge.read.megatron_bridge.source_library import Library
@@ -35,8 +57,6 @@ MAX_STATEMENTS = 20000
 TOO_LONG = "a function with too many branches to be followed"
 MAX_LOOP_ITERATIONS = 512
 """Most iterations of a loop that is followed."""
-ENDING_STATEMENTS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-"""Statements after which the next one of a block is not reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +70,16 @@ class Raised:
     """The end of a path that raises an error."""
 
 
-class Jumped:
-    """The end of a block by a `break` or a `continue`."""
-
-
-Outcome = Returned | Raised | Jumped | None
+Outcome = Returned | Raised | None
 """The end of a block; None if the statement after it is next."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """A branch that was followed, and whose changes are undone."""
+
+    outcome: Outcome
+    changes: Changes
 
 
 class Evaluator(ExpressionEvaluator):
@@ -109,6 +133,8 @@ class Evaluator(ExpressionEvaluator):
         self._depth += 1
         outcome = self._evaluate_block(function.node.body, frame)
         self._depth -= 1
+        for decider, value in frame.early_returns.items():
+            outcome = _join_outcomes(outcome, Returned(value), decider)
         if isinstance(outcome, Returned):
             return outcome.value
         if isinstance(outcome, Raised):
@@ -149,25 +175,26 @@ class Evaluator(ExpressionEvaluator):
     def _evaluate_block(self, statements: Sequence[ast.stmt], frame: Frame) -> Outcome:
         """Follow statements, and return their end.
 
-        If a branch of an open condition may end the block, the statements after it are followed for
-        each branch. Otherwise both branches are joined, and the block goes on.
+        If a branch of an open condition may return, the statements after it are followed for each
+        branch. Otherwise both branches are joined, and the block goes on.
         """
         for index, statement in enumerate(statements):
             self._statement_count += 1
             if self.is_exhausted:
                 return Returned(Object(decider=TOO_LONG))
-            if isinstance(statement, ast.If) and self._forks_block(statement, frame):
-                return self._evaluate_both_branches(statement, statements[index + 1 :], frame)
-            outcome = self._evaluate_statement(statement, frame)
+            if isinstance(statement, ast.If):
+                answer = self.answer(statement.test, frame)
+                if answer is None and _may_return(statement):
+                    return self._evaluate_both_branches(statement, statements[index + 1 :], frame)
+                outcome = self._evaluate_if(statement, answer, frame)
+            else:
+                outcome = self._evaluate_statement(statement, frame)
             if outcome is not None:
                 return outcome
         return None
 
     def _evaluate_statement(self, node: ast.stmt, frame: Frame) -> Outcome:
-        """Follow a statement, and return its end.
-
-        A statement that has no case changes no name and no field.
-        """
+        """Follow a statement other than a condition, and return its end."""
         match node:
             case ast.Return(value=None):
                 return Returned(None)
@@ -175,50 +202,52 @@ class Evaluator(ExpressionEvaluator):
                 return Returned(self.value(expression, frame))
             case ast.Raise():
                 return Raised()
-            case ast.Break() | ast.Continue():
-                return Jumped()
-            case ast.If():
-                return self._evaluate_if(node, frame)
             case ast.For():
                 return self._evaluate_loop(node, frame)
-            case ast.With(body=body):
-                return self._evaluate_block(body, frame)
+            case ast.With():
+                return self._evaluate_with(node, frame)
             case ast.Try():
                 return self._evaluate_try(node, frame)
         self._evaluate_simple_statement(node, frame)
         return None
 
-    def _evaluate_simple_statement(self, node: ast.stmt, frame: Frame) -> None:  # noqa: PLR0912  a case for each form
+    def _evaluate_simple_statement(self, node: ast.stmt, frame: Frame) -> None:
         """Follow a statement after which the next one of the block is reached.
 
-        The blocks of `while` and `match` are followed once, and everything that they set is open.
+        A statement that has no case changes no name and no field.
         """
         match node:
-            case ast.While():
-                self._open_changes(node.body, frame, make_open_value(node.test).decider)
-            case ast.Match(subject=subject, cases=cases):
-                for case in cases:
-                    self._open_changes(case.body, frame, make_open_value(subject).decider)
             case ast.Assign(targets=targets, value=expression):
                 value = self.value(expression, frame)
                 for target in targets:
                     self._assign(target, value, frame)
             case ast.AnnAssign(target=target, value=ast.expr() as expression):
                 self._assign(target, self.value(expression, frame), frame)
-            case ast.AugAssign(target=target):
-                self._assign(target, self.value(_build_sum(node), frame), frame)
-            case ast.Delete(targets=targets):
-                for target in targets:
-                    self._assign(target, make_open_value(target), frame)
             case ast.Expr(value=expression):
                 self._evaluate_expression_statement(expression, frame)
             case ast.Import() | ast.ImportFrom():
                 for name, path in frame.module.imports_of(node).items():
                     imported = self.constant(self.library.find(path))
                     self.journal.put(frame.names, name, imported)
-            case ast.FunctionDef(name=name):
-                inner = Function(module=frame.module, node=node, closure=frame.visible)
-                self.journal.put(frame.names, name, inner)
+            case ast.While(test=test, body=body):
+                self._open_changes(body, frame, make_open_value(test).decider)
+            case ast.Match(subject=subject, cases=cases):
+                for case in cases:
+                    self._open_changes(case.body, frame, make_open_value(subject).decider)
+            case _:
+                self._open_names(node, frame)
+
+    def _open_names(self, node: ast.stmt, frame: Frame) -> None:
+        """Leave the names and fields open that a short statement without a followed form sets."""
+        match node:
+            case ast.AugAssign(target=changed):
+                self._assign(changed, make_open_value(changed), frame)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._assign(target, make_open_value(target), frame)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                decider = f"{name}, which a function of {frame.module.file} defines,"
+                self.journal.put(frame.names, name, Object(decider=decider))
 
     def _evaluate_expression_statement(self, expression: ast.expr, frame: Frame) -> None:
         """Follow an expression whose value is not used. A list or a mapping may grow by it."""
@@ -234,41 +263,45 @@ class Evaluator(ExpressionEvaluator):
                     return
         self.value(expression, frame)
 
+    def _evaluate_with(self, node: ast.With, frame: Frame) -> Outcome:
+        """Follow the body of a `with` statement. The names after `as` are open."""
+        for item in node.items:
+            value = make_open_value(item.context_expr)
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, value, frame)
+        return self._evaluate_block(node.body, frame)
+
     def _evaluate_try(self, node: ast.Try, frame: Frame) -> Outcome:
         """Follow a `try` statement.
 
-        If its body raises an error, the first handler is followed. Else the body may still raise one
-        when the program runs. So a handler that sets a name or a field, or returns, is a second
-        branch.
+        The body may raise an error when the program runs. So the first handler is a second branch, if
+        it sets a name or a field, or returns.
         """
         body = [*node.body, *node.orelse]
-        outcome, changes = self.journal.follow_branch(partial(self._evaluate_block, body, frame))
-        if not node.handlers:
-            self.journal.repeat(changes)
-        elif isinstance(outcome, Raised):
-            outcome = self._evaluate_block(node.handlers[0].body, frame)
-        else:
-            handler_outcome, handler_changes = self.journal.follow_branch(
-                partial(self._evaluate_block, node.handlers[0].body, frame)
-            )
-            has_effect = bool(handler_changes) or isinstance(handler_outcome, Returned)
-            if isinstance(handler_outcome, Raised) or not has_effect:
-                self.journal.repeat(changes)
-            else:
+        branch = self._follow_branch(body, frame)
+        if node.handlers:
+            handler = self._follow_branch(node.handlers[0].body, frame)
+            if handler.changes or handler.outcome is not None:
                 decider = f"`try: {format_source(node.body[0])}`"
-                self.journal.join(changes, handler_changes, decider)
-                outcome = _join_outcomes(outcome, handler_outcome, decider)
-        return self._evaluate_block(node.finalbody, frame) or outcome
+                outcome = self._join_branches(branch, handler, decider)
+                return self._evaluate_block(node.finalbody, frame) or outcome
+        self.journal.repeat(branch.changes)
+        return self._evaluate_block(node.finalbody, frame) or branch.outcome
 
     def _evaluate_loop(self, node: ast.For, frame: Frame) -> Outcome:
         """Follow a loop over known items, one iteration after the other.
 
         Everything that any other loop sets is open.
         """
-        items = self._get_loop_items(node, frame)
-        if items is None:
+        items = self.value(node.iter, frame)
+        if (
+            not isinstance(items, list | tuple)
+            or len(items) > MAX_LOOP_ITERATIONS
+            or _may_end_early(node)
+        ):
             decider = make_open_value(node.iter).decider
-            self._open_changes(node.body, frame, decider, target=node.target)
+            self._assign(node.target, Object(decider=decider), frame)
+            self._open_changes(node.body, frame, decider)
             return None
         for item in items:
             self._assign(node.target, item, frame)
@@ -277,52 +310,28 @@ class Evaluator(ExpressionEvaluator):
                 return outcome
         return self._evaluate_block(node.orelse, frame)
 
-    def _get_loop_items(self, node: ast.For, frame: Frame) -> Sequence[Value] | None:
-        """Return the items of a loop; None if they are not known, are too many, or the loop may end early."""
-        items = self.value(node.iter, frame)
-        if isinstance(items, dict):
-            items = list(items)
-        if not isinstance(items, list | tuple) or len(items) > MAX_LOOP_ITERATIONS:
-            return None
-        if _has_jumps(node):
-            return None
-        return items
-
-    def _open_changes(
-        self,
-        statements: Sequence[ast.stmt],
-        frame: Frame,
-        decider: str,
-        *,
-        target: ast.expr | None = None,
-    ) -> None:
+    def _open_changes(self, statements: Sequence[ast.stmt], frame: Frame, decider: str) -> None:
         """Follow statements that run an unknown number of times. Everything that they set is open.
 
         Args:
             statements: The statements.
-            frame: The names of the function.
+            frame: The names of the function. The value that the statements return is added to it.
             decider: The source that decides how often they run.
-            target: The name of the loop.
         """
-        if target is not None:
-            self._assign(target, Object(decider=decider), frame)
-        _, changes = self.journal.follow_branch(partial(self._evaluate_block, statements, frame))
-        self.journal.join(changes, {}, decider)
+        branch = self._follow_branch(statements, frame)
+        if isinstance(branch.outcome, Returned):
+            frame.early_returns[decider] = branch.outcome.value
+        self.journal.join(branch.changes, {}, decider)
 
     # -- branches ----------------------------------------------------------------------------------
 
-    def _evaluate_if(self, node: ast.If, frame: Frame) -> Outcome:
+    def _evaluate_if(self, node: ast.If, answer: bool | None, frame: Frame) -> Outcome:
         """Follow the branch of a condition that is taken, or both branches of an open condition."""
-        answer = self.answer(node.test, frame)
         if answer is True:
             return self._evaluate_block(node.body, frame)
         if answer is False:
             return self._evaluate_block(node.orelse, frame)
         return self._evaluate_both_branches(node, (), frame)
-
-    def _forks_block(self, node: ast.If, frame: Frame) -> bool:
-        """Return whether a condition is open, and one of its branches may end the block."""
-        return _may_end(node) and self.answer(node.test, frame) is None
 
     def _evaluate_both_branches(
         self, node: ast.If, statements_after: Sequence[ast.stmt], frame: Frame
@@ -331,25 +340,33 @@ class Evaluator(ExpressionEvaluator):
 
         Args:
             node: The condition.
-            statements_after: The statements after it, if a branch may end the block. They are
-                followed for each branch.
+            statements_after: The statements after it, if a branch may return. They are followed for
+                each branch.
             frame: The names of the function.
         """
-        body_outcome, body_changes = self.journal.follow_branch(
-            partial(self._evaluate_block, [*node.body, *statements_after], frame)
-        )
-        else_outcome, else_changes = self.journal.follow_branch(
-            partial(self._evaluate_block, [*node.orelse, *statements_after], frame)
-        )
-        if isinstance(body_outcome, Raised):
-            self.journal.repeat(else_changes)
-            return else_outcome
-        if isinstance(else_outcome, Raised):
-            self.journal.repeat(body_changes)
-            return body_outcome
-        decider = make_open_value(node.test).decider
-        self.journal.join(body_changes, else_changes, decider)
-        return _join_outcomes(body_outcome, else_outcome, decider)
+        body = self._follow_branch([*node.body, *statements_after], frame)
+        other = self._follow_branch([*node.orelse, *statements_after], frame)
+        return self._join_branches(body, other, make_open_value(node.test).decider)
+
+    def _follow_branch(self, statements: Sequence[ast.stmt], frame: Frame) -> Branch:
+        """Follow the statements of a branch, and undo its changes."""
+        follow = partial(self._evaluate_block, statements, frame)
+        outcome, changes = self.journal.follow_branch(follow)
+        return Branch(outcome=outcome, changes=changes)
+
+    def _join_branches(self, first: Branch, second: Branch, decider: str) -> Outcome:
+        """Apply the changes of two branches of which the program takes one, and return their end.
+
+        A branch that raises an error makes no run, so that only the other one counts.
+        """
+        if isinstance(first.outcome, Raised):
+            self.journal.repeat(second.changes)
+            return second.outcome
+        if isinstance(second.outcome, Raised):
+            self.journal.repeat(first.changes)
+            return first.outcome
+        self.journal.join(first.changes, second.changes, decider)
+        return _join_outcomes(first.outcome, second.outcome, decider)
 
     # -- assignments -------------------------------------------------------------------------------
 
@@ -385,8 +402,6 @@ class Evaluator(ExpressionEvaluator):
                 key = self.value(index, frame)
                 if isinstance(holder, dict) and is_plain(key):
                     self._assign(inner, {**holder, key: value}, frame)
-                elif isinstance(holder, Object) and isinstance(key, str):
-                    self.state(holder, key, value, format_origin(frame, target))
 
 
 def collect_defaults(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
@@ -421,16 +436,12 @@ def _get_returned_value(outcome: Outcome) -> Value:
     return None
 
 
-def _may_end(node: ast.If) -> bool:
-    """Return whether a branch of a condition may end the block: it returns, raises or jumps."""
-    for statement in (*node.body, *node.orelse):
-        for inner in ast.walk(statement):
-            if isinstance(inner, ENDING_STATEMENTS):
-                return True
-    return False
+def _may_return(node: ast.If) -> bool:
+    """Return whether a branch of a condition may return."""
+    return any(isinstance(inner, ast.Return) for inner in ast.walk(node))
 
 
-def _has_jumps(node: ast.For) -> bool:
+def _may_end_early(node: ast.For) -> bool:
     """Return whether a loop has a `break` or a `continue`."""
     return any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
 
@@ -442,9 +453,3 @@ def _get_element(value: Value, index: int, target: ast.expr) -> Value:
     if isinstance(value, Object) and value.decider:
         return Object(decider=value.decider)
     return make_open_value(target)
-
-
-def _build_sum(node: ast.AugAssign) -> ast.expr:
-    """Return the expression that an assignment such as `+=` assigns."""
-    target = ast.parse(format_source(node.target), mode="eval").body
-    return ast.copy_location(ast.BinOp(left=target, op=node.op, right=node.value), node)

@@ -2,11 +2,28 @@
 
 A function whose source is found is followed by its subclass `Evaluator`. An expression whose value
 is known only when the program runs has an open value, whose decider is the text of the expression.
+
+These expressions are followed:
+
+    64, "adam", None, name, cfg.model.num_layers
+    [a, b], (a, b), {a, b}, {key: value, **mapping}
+    [f(x) for x in items], {f(x) for x in items}     one loop over known items, with one name
+    a + b, -a, not a, a and b, a or b, a < b, a in b, a is None
+    a if test else b, mapping[key], lambda x: value
+    f(a, name=b, **mapping)      a function or class with source, a modelled call (`modelled_calls.py`),
+                                 a builtin function or a method in the tables of `operations.py`,
+                                 `getattr`, `typing.cast`
+    Name(field=value)            a class without source: an object with these fields
+
+Any other expression is open: f-strings, items and slices of lists, `**` as an operator, chained
+comparisons, generators, comprehensions with conditions, `:=`, `await`, and calls with `*`. A function
+without source, or with a decorator, may change the objects that it gets.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +33,8 @@ from bridge.read.megatron_bridge.journal import ABSENT, Journal, Namespace
 from bridge.read.megatron_bridge.modelled_calls import (
     CHECKPOINT_MODEL_DEFAULTS,
     CONVERTER_CLASS,
-    MODEL_METHODS,
     NOT_MODELLED,
+    TEXT_MODEL_METHOD,
     Call,
     Starts,
     evaluate_modelled_call,
@@ -36,23 +53,16 @@ from bridge.read.megatron_bridge.values import (
     Object,
     Value,
     evaluate_truth,
-    is_same,
 )
 from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.python_calls import format_source
 
-ATTRIBUTE_FUNCTIONS = ("hasattr", "getattr", "setattr")
-"""Builtin functions that take the name of an attribute."""
-PYTHON_FUNCTIONS = frozenset(
-    (*operations.BUILTINS, *operations.BUILTIN_TYPES, *ATTRIBUTE_FUNCTIONS, "isinstance", "print")
-)
-HARMLESS_PACKAGES = (
-    *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
-    *("warnings", "megatron.bridge.utils"),
-)
-"""Packages whose functions do not change a config."""
-START_PACKAGES = (f"{PACKAGE}.training.", "megatron.core.")
-"""Packages whose functions do not change a container before the run starts."""
+CHANGING_FUNCTIONS = ("setattr", "delattr")
+"""Builtin functions that change an object."""
+HARMLESS_PACKAGE = "dataclasses."
+"""Package whose functions do not change an object."""
+START_PACKAGE = f"{PACKAGE}.training."
+"""Package whose functions do not change a container before the run starts."""
 
 
 @dataclass(slots=True)
@@ -64,6 +74,8 @@ class Frame:
     """Local names of the function."""
     closure: Mapping[str, Value] = field(default_factory=dict)
     """Names of the function around it."""
+    early_returns: dict[str, Value] = field(default_factory=dict)
+    """Decider of statements that may run -> the value that they return."""
 
     @property
     def visible(self) -> dict[str, Value]:
@@ -165,8 +177,6 @@ class ExpressionEvaluator:
                 return self._evaluate_conditional(node, frame)
             case ast.Subscript(value=inner, slice=index):
                 return operations.get_item(self.value(inner, frame), self.value(index, frame))
-            case ast.JoinedStr(values=parts):
-                return self._evaluate_f_string(parts, frame)
             case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as loop]):
                 return self._evaluate_comprehension(element, loop, frame)
             case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as loop]):
@@ -182,7 +192,7 @@ class ExpressionEvaluator:
         for names in (frame.names, frame.closure):
             if name in names:
                 return names[name]
-        if name in PYTHON_FUNCTIONS and not frame.module.binds(name):
+        if hasattr(builtins, name) and not frame.module.binds(name):
             return ImportedName(name)
         return self.constant(self.library.resolve_name(frame.module, name))
 
@@ -227,7 +237,7 @@ class ExpressionEvaluator:
             if isinstance(default, Object):  # kept, since a later statement may write into it
                 self.state(holder, name, default, "")
             return default
-        is_method = name in MODEL_METHODS or holder.kind == CONVERTER_CLASS
+        is_method = name == TEXT_MODEL_METHOD or holder.kind == CONVERTER_CLASS
         if is_method or find_method(self.library, holder.kind, name) is not None:
             return Method(holder, name)
         decider = holder.decider or f"the default of {holder.kind.rpartition('.')[2]}"
@@ -247,8 +257,6 @@ class ExpressionEvaluator:
         if not isinstance(expression, ast.Call) or format_source(expression.func) != "field":
             return self.value(expression, frame)
         for keyword in expression.keywords:
-            if keyword.arg == "default":
-                return self.value(keyword.value, frame)
             if keyword.arg == "default_factory":
                 factory_call = ast.Call(func=keyword.value, args=[], keywords=[])
                 return self.value(ast.copy_location(factory_call, expression), frame)
@@ -257,21 +265,14 @@ class ExpressionEvaluator:
     # -- lists, mappings, conditions ---------------------------------------------------------------
 
     def _evaluate_items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
-        """Return the items of a list, or the arguments of a call.
+        """Return the items of a list or a tuple.
 
         Raises:
-            UnknownValue: The values after a `*` are not known.
+            UnknownValue: An item has a `*`.
         """
-        items: list[Value] = []
-        for node in nodes:
-            if not isinstance(node, ast.Starred):
-                items.append(self.value(node, frame))
-                continue
-            inner = self.value(node.value, frame)
-            if not isinstance(inner, list | tuple):
-                raise UnknownValue
-            items.extend(inner)
-        return items
+        if _has_star(nodes):
+            raise UnknownValue
+        return [self.value(node, frame) for node in nodes]
 
     def _evaluate_mapping(self, node: ast.Dict, frame: Frame) -> dict[Value, Value]:
         """Return the value of a mapping.
@@ -319,33 +320,13 @@ class ExpressionEvaluator:
         return value
 
     def _evaluate_conditional(self, node: ast.IfExp, frame: Frame) -> Value:
-        """Return the value of `a if test else b`, which is open if the two differ and the test is open."""
+        """Return the value of `a if test else b`, which is open if the answer of the test is."""
         answer = self.answer(node.test, frame)
         if answer is True:
             return self.value(node.body, frame)
         if answer is False:
             return self.value(node.orelse, frame)
-        body = self.value(node.body, frame)
-        if is_same(body, self.value(node.orelse, frame)):
-            return body
         return make_open_value(node.test)
-
-    def _evaluate_f_string(self, parts: Sequence[ast.expr], frame: Frame) -> str:
-        """Return the text of an f-string. Formats of its values are ignored.
-
-        Raises:
-            UnknownValue: A value is open, or no number and no text.
-        """
-        texts: list[str] = []
-        for part in parts:
-            expression = part
-            if isinstance(part, ast.FormattedValue):
-                expression = part.value
-            value = self.value(expression, frame)
-            if not isinstance(value, str | int | float | bool):
-                raise UnknownValue
-            texts.append(str(value))
-        return "".join(texts)
 
     def _evaluate_comprehension(
         self, element: ast.expr, loop: ast.comprehension, frame: Frame
@@ -370,16 +351,18 @@ class ExpressionEvaluator:
         """Return the result of a call.
 
         A method with source is followed first, then the modelled calls count, and then any other
-        function or class with source. At last the function has no source.
+        function or class with source. At last the function has no source. A function that gets `*`
+        arguments, or has a decorator, counts as one without source.
         """
-        options = self._evaluate_keywords(node.keywords, frame)
         call = Call(
             node=node,
             called=self.value(node.func, frame),
-            options=options,
-            arguments=self._evaluate_items(node.args, frame),
+            options=self._evaluate_keywords(node.keywords, frame),
+            arguments=[self._evaluate_argument(argument, frame) for argument in node.args],
             origin=format_origin(frame, node),
         )
+        if _has_star(node.args):
+            return self._evaluate_function_without_source(call)
         method_call = self._bind_method(call)
         if method_call is not None:
             return self.follow(*method_call)
@@ -387,13 +370,19 @@ class ExpressionEvaluator:
         if result is not NOT_MODELLED:
             return result
         match call.called:
-            case Function():
+            case Function(node=function) if not function.decorator_list:
                 return self.follow(call.called, call)
             case Class():
                 return self._construct_object(call)
             case Method(holder=holder, name=name) if not isinstance(holder, Object):
                 return operations.call_method(holder, name, call.arguments, call.options)
         return self._evaluate_function_without_source(call)
+
+    def _evaluate_argument(self, node: ast.expr, frame: Frame) -> Value:
+        """Return the value of a positional argument, and that of the list after a `*`."""
+        if isinstance(node, ast.Starred):
+            return self.value(node.value, frame)
+        return self.value(node, frame)
 
     def _evaluate_keywords(self, keywords: Sequence[ast.keyword], frame: Frame) -> dict[str, Value]:
         """Return the keyword arguments of a call. Those after a `**` that are not known are named "**"."""
@@ -447,13 +436,11 @@ class ExpressionEvaluator:
         """
         path = call.path
         name = path.rpartition(".")[2]
-        if path in ATTRIBUTE_FUNCTIONS and len(call.arguments) >= 2:
-            return self._evaluate_attribute_function(call)
-        if name == "deepcopy" and call.arguments:
-            return call.arguments[0]
-        if name == "cast":
-            return operations.call_builtin(name, call.arguments, call.options)
-        if path in PYTHON_FUNCTIONS or path in operations.PATH_FUNCTIONS:
+        if path == "getattr" and len(call.arguments) >= 2:
+            return self._evaluate_getattr(call)
+        if name == "cast" and len(call.arguments) == 2:
+            return call.arguments[1]
+        if hasattr(builtins, path) and path not in CHANGING_FUNCTIONS:
             return operations.call_builtin(path, call.arguments, call.options)
         if isinstance(call.called, ImportedName) and name[:1].isupper():
             return Object(kind=path, fields=call.stated)
@@ -461,38 +448,28 @@ class ExpressionEvaluator:
             if isinstance(value, Object) and not _is_harmless(path, value):
                 value.unknown_functions.append(name or format_source(call.node.func))
         decider = f"`{format_source(call.node)}`"
-        if path.startswith(PACKAGE):
+        if path.startswith(PACKAGE) and isinstance(call.called, ImportedName):
             module = path.rpartition(".")[0]
             decider += f" of {module}, whose source is not at hand,"
         return Object(decider=decider)
 
-    def _evaluate_attribute_function(self, call: Call) -> Value:
-        """Return the result of `hasattr`, `getattr` or `setattr`. `setattr` writes a field.
+    def _evaluate_getattr(self, call: Call) -> Value:
+        """Return the result of `getattr`.
 
         Raises:
-            UnknownValue: The object or the name is not known, or an object may have such an attribute.
+            UnknownValue: The object or the name is not known.
         """
-        holder, name, *others = call.arguments
+        holder, name, *_ = call.arguments
         if not isinstance(holder, Object) or not isinstance(name, str):
             raise UnknownValue
-        if call.path == "setattr" and others:
-            self.state(holder, name, others[0], call.origin)
-            return None
-        if call.path == "getattr":
-            return self._get_attribute(holder, name)
-        is_stated = name in holder.fields and bool(holder.fields[name].origin)
-        is_declared = name in collect_declared_fields(self.library, holder.kind)
-        is_of_checkpoint = is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS
-        if is_stated or is_declared or is_of_checkpoint:
-            return True
-        raise UnknownValue
+        return self._get_attribute(holder, name)
 
 
 def _is_harmless(path: str, value: Object) -> bool:
     """Return whether a function without source does not change an object."""
-    if PRECISION_KEY in value.fields and path.startswith(START_PACKAGES):
+    if PRECISION_KEY in value.fields and path.startswith(START_PACKAGE):
         return True
-    return path.startswith(HARMLESS_PACKAGES)
+    return path.startswith(HARMLESS_PACKAGE)
 
 
 def make_open_value(node: ast.AST) -> Object:
@@ -509,6 +486,11 @@ def format_origin(frame: Frame, node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         named_node = node.func
     return f"{frame.module.file}:{node.lineno}, {format_source(named_node)}"
+
+
+def _has_star(nodes: Sequence[ast.expr]) -> bool:
+    """Return whether an item or an argument has a `*`."""
+    return any(isinstance(node, ast.Starred) for node in nodes)
 
 
 def _require_plain(items: list[Value]) -> list[Value]:

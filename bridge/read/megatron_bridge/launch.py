@@ -141,20 +141,20 @@ def _add_launch_notes(
     reading: FileReading, launch: Launch, arguments: CommandArguments
 ) -> FileReading:
     """Return a reading with the environment of a launch, and sentences about its parts that are not read."""
-    late_words = [str(word) for word in launch.arguments if word.startswith("$")]
+    open_words = [str(word) for word in launch.arguments if word.startswith("$")]
     sentences = _describe_program_options(arguments)
-    for word in late_words:
+    for word in open_words:
         sentences.append(OVERRIDES_NOT_READ.format(word=word))
     for note in launch.notes:
         sentences.append(NOTE_NOT_READ.format(note=note))
     environment = dict(reading.environment)
     for key, value in launch.environment.items():
-        if not value.is_unknown:
+        if not value.is_open:
             environment[key] = str(value)
     uncertainty = replace(
         reading.uncertainty,
         open_points=(*reading.uncertainty.open_points, *dict.fromkeys(sentences)),
-        uncounted_options=(*reading.uncertainty.uncounted_options, *late_words),
+        unread_options=(*reading.uncertainty.unread_options, *open_words),
     )
     return replace(reading, environment=environment, uncertainty=uncertainty)
 
@@ -201,10 +201,10 @@ def _find_recipe_name(arguments: CommandArguments) -> str:
 
     The name may have variables in it, which are known only when the run starts.
     """
-    recipe = arguments.options.get("recipe") or arguments.undecided.get("recipe")
+    recipe = arguments.options.get("recipe") or arguments.open_values.get("recipe")
     if isinstance(recipe, str):
         return recipe
-    model = arguments.options.get("model") or arguments.undecided.get("model")
+    model = arguments.options.get("model") or arguments.open_values.get("model")
     if not isinstance(model, str):
         return ""
     mode = str(arguments.options.get("mode", "pretrain"))
@@ -282,28 +282,28 @@ def apply_overrides(
     """
     sections = deepcopy(dict(reading.sections))
     origins = dict(reading.origins)
-    late_values = dict(reading.uncertainty.late_values)
+    open_values = dict(reading.uncertainty.open_values)
     states_mode = False
     for override in overrides:
         key = reading.translate_key(override.key)
         section = key.partition(".")[0]
-        if override.is_late:
+        if override.is_open:
             if section in REPORTED_SECTIONS:
-                late_values[key] = str(override.value)
+                open_values[key] = str(override.value)
             continue
         _write_override(sections, override, key)
-        _close_settings(late_values, key)
+        _close_settings(open_values, key)
         origins[key] = f"{location}, {override.key}"
         if section == PRECISION_KEY and _states_mode(key, override.value):
             states_mode = True
     mode_decider = reading.uncertainty.mode_decider
     if states_mode:
         mode_decider = None
-    late_recipe = late_values.get(PRECISION_KEY)
-    if late_recipe is not None:
+    open_recipe = open_values.get(PRECISION_KEY)
+    if open_recipe is not None:
         sections.pop(PRECISION_KEY, None)
-        mode_decider = f"mixed_precision={late_recipe}"
-    uncertainty = replace(reading.uncertainty, late_values=late_values, mode_decider=mode_decider)
+        mode_decider = f"mixed_precision={open_recipe}"
+    uncertainty = replace(reading.uncertainty, open_values=open_values, mode_decider=mode_decider)
     return replace(reading, sections=sections, origins=origins, uncertainty=uncertainty)
 
 
@@ -318,11 +318,11 @@ def _write_override(sections: dict[str, object], override: HydraOverride, key: s
     apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
 
 
-def _close_settings(late_values: dict[str, str], key: str) -> None:
+def _close_settings(open_values: dict[str, str], key: str) -> None:
     """Remove a setting, and those below it, from the late values."""
-    for open_key in list(late_values):
+    for open_key in list(open_values):
         if f"{open_key}.".startswith(f"{key}."):
-            del late_values[open_key]
+            del open_values[open_key]
 
 
 def _states_mode(key: str, value: object) -> bool:

@@ -41,12 +41,12 @@ RECIPE_ORIGIN = "recipe {name}"
 """Origin of a field that a recipe states, in the place of a statement."""
 CONVERTER_CLASS = "AutoBridge"
 """Class that makes a model of a Hugging Face checkpoint."""
-CHECKPOINT_LOADERS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
+CONFIG_LOADER = "from_hf_config"
+"""Function of the class that takes a config, which the program may have changed."""
+CHECKPOINT_LOADERS = ("from_hf_pretrained", CONFIG_LOADER)
 """Functions of the class that take a checkpoint or its config."""
-CONFIG_LOADERS = CHECKPOINT_LOADERS[1:]
-"""Functions of the class that take a config, which the program may have changed."""
-MODEL_METHODS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
-"""Methods that return the config of such a model."""
+TEXT_MODEL_METHOD = "to_text_provider"
+"""Method of such a model that returns the config of its language model."""
 CHECKPOINT_PREFIX = "the checkpoint "
 """Beginning of the decider of a model that a checkpoint makes."""
 CONFIG_PREFIX = "of the config "
@@ -100,9 +100,7 @@ class Call:
     @property
     def path(self) -> str:
         """Import path of the function or class that is called; empty for any other value."""
-        if isinstance(self.called, Function):
-            return f"{self.called.module.name}.{self.called.node.name}"
-        if isinstance(self.called, Class | ImportedName):
+        if isinstance(self.called, Function | Class | ImportedName):
             return self.called.path
         return ""
 
@@ -169,7 +167,7 @@ def _evaluate_converter_call(call: Call) -> Value:
         return Object(kind=CONVERTER_CLASS, decider=decider)
     if isinstance(call.called, Method) and isinstance(call.called.holder, Object):
         converter = call.called.holder
-        if converter.kind == CONVERTER_CLASS or call.called.name in MODEL_METHODS:
+        if converter.kind == CONVERTER_CLASS or call.called.name == TEXT_MODEL_METHOD:
             return Object(decider=converter.decider or f"`{format_source(call.node)}`")
     return NOT_MODELLED
 
@@ -188,7 +186,7 @@ def _describe_checkpoint(call: Call) -> str:
     """Return the text after `CHECKPOINT_PREFIX` for the checkpoint that a converter takes."""
     if isinstance(call.first, str):
         return call.first
-    if call.path.rpartition(".")[2] in CONFIG_LOADERS:
+    if call.path.rpartition(".")[2] == CONFIG_LOADER:
         return f"{CONFIG_PREFIX}in `{format_source(call.node)}`"
     if is_open(call.first):
         return f"that {strip_late_clause(call.first.decider)} names"

@@ -1,15 +1,14 @@
 """Python's operators, builtin functions and methods, applied to plain values of a followed program.
 
-Only operations that change nothing and make a value of limited size are applied. For any other one
-`UnknownValue` is raised, and the result is open.
+Only operations of the tables are applied. They change nothing, and files of Megatron Bridge use them.
+For any other operation `UnknownValue` is raised, and the result is open.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
-import os.path
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.read.megatron_bridge.values import (
@@ -24,9 +23,6 @@ from bridge.read.megatron_bridge.values import (
 
 MAX_RESULT_SIZE = 4096
 """Most elements of a list, or characters of a text, that an operation makes."""
-MAX_POWER_BASE = 10
-MAX_EXPONENT = 64
-"""Limits of a power, whose number of digits grows with both."""
 
 
 class UnknownValue(Exception):  # noqa: N818  it is no fault: the result is open
@@ -39,9 +35,6 @@ BINARY_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitOr: operator.or_,
 }
 COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -54,23 +47,14 @@ COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda item, holder: item not in holder,
 }
 BUILTINS: Mapping[str, Callable[..., Any]] = {
-    "abs": abs,
     "bool": bool,
-    "dict": dict,
     "divmod": divmod,
     "float": float,
     "int": int,
-    "len": len,
     "list": list,
     "max": max,
     "min": min,
     "range": lambda *ends: list(_require_short(range(*ends))),
-    "set": set,
-    "sorted": sorted,
-    "str": str,
-    "sum": sum,
-    "tuple": tuple,
-    "enumerate": lambda items: [list(pair) for pair in enumerate(items)],
 }
 BUILTIN_TYPES: Mapping[str, type] = {
     "bool": bool,
@@ -83,30 +67,11 @@ BUILTIN_TYPES: Mapping[str, type] = {
     "tuple": tuple,
 }
 PURE_METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(
-        (
-            "lower",
-            "upper",
-            "strip",
-            "startswith",
-            "endswith",
-            "replace",
-            "split",
-            "join",
-            "removesuffix",
-        )
-    ),
-    dict: frozenset(("get", "items", "keys", "values")),
-    list: frozenset(("index", "count", "copy")),
+    str: frozenset(("lower", "join")),
+    dict: frozenset(("get",)),
+    list: frozenset(("copy",)),
 }
 """Type -> its methods that change nothing."""
-VIEW_METHODS = ("items", "keys", "values")
-"""Methods of a mapping that return a view. Their result is a list here."""
-PATH_FUNCTIONS: Mapping[str, Callable[..., str]] = {
-    "os.path.join": os.path.join,
-    "os.path.basename": os.path.basename,
-    "os.path.dirname": os.path.dirname,
-}
 
 
 def evaluate_binary(kind: type[ast.operator], left: Value, right: Value) -> Value:
@@ -117,21 +82,9 @@ def evaluate_binary(kind: type[ast.operator], left: Value, right: Value) -> Valu
     """
     if kind not in BINARY_OPERATORS or not (is_plain(left) and is_plain(right)):
         raise UnknownValue
-    if kind is ast.Pow and not _is_small_power(left, right):
-        raise UnknownValue
     if kind is ast.Mult:
         _refuse_long_repetition(left, right)
     return _apply(BINARY_OPERATORS[kind], left, right)
-
-
-def _is_small_power(base: Value, exponent: Value) -> bool:
-    """Return whether a power has few digits."""
-    return (
-        isinstance(base, int | float)
-        and abs(base) <= MAX_POWER_BASE
-        and isinstance(exponent, int)
-        and 0 <= exponent <= MAX_EXPONENT
-    )
 
 
 def _refuse_long_repetition(left: Value, right: Value) -> None:
@@ -166,12 +119,12 @@ def evaluate_unary(kind: ast.unaryop, operand: Value) -> Value:
 
 
 def get_item(holder: Value, index: Value) -> Value:
-    """Return an item of a plain value.
+    """Return an item of a mapping.
 
     Raises:
-        UnknownValue: The value has no such item, or is not plain.
+        UnknownValue: The value is not a mapping, or has no such item.
     """
-    if not isinstance(holder, dict | list | tuple | str) or not is_plain(index):
+    if not isinstance(holder, dict) or not is_plain(index):
         raise UnknownValue
     return _apply(operator.getitem, holder, index)
 
@@ -186,8 +139,6 @@ def add_elements(before: Value, name: str, added: Value) -> Value:
     """
     if name == "append" and isinstance(before, list):
         return [*before, added]
-    if name == "extend" and isinstance(before, list) and isinstance(added, list | tuple):
-        return [*before, *added]
     if name == "update" and isinstance(before, dict) and isinstance(added, dict):
         return {**before, **added}
     return Object(decider=f"`{name}` with what only the run knows,")
@@ -202,18 +153,12 @@ def evaluate_comparison(kind: type[ast.cmpop], left: Value, right: Value) -> boo
     if kind in (ast.Is, ast.IsNot):
         return _is_same_object(left, right) is (kind is ast.Is)
     if not (is_plain(left) and is_plain(right)):
-        if (
-            isinstance(left, ImportedName)
-            and isinstance(right, ImportedName)
-            and kind in (ast.Eq, ast.NotEq)
-        ):
-            return (left == right) is (kind is ast.Eq)
         raise UnknownValue
     return bool(_apply(COMPARISONS[kind], left, right))
 
 
 def _is_same_object(left: Value, right: Value) -> bool:
-    """Return whether `left is right` holds, for None, a bool or an object.
+    """Return whether `left is right` holds, if one of the two is None or a bool.
 
     Raises:
         UnknownValue: A value is open, or of another type, whose identity depends on the interpreter.
@@ -223,8 +168,6 @@ def _is_same_object(left: Value, right: Value) -> bool:
     for value in (left, right):
         if value is None or isinstance(value, bool):
             return left is right
-    if isinstance(left, Object) and isinstance(right, Object):
-        return left is right
     raise UnknownValue
 
 
@@ -234,11 +177,9 @@ def call_builtin(name: str, arguments: Sequence[Value], options: Mapping[str, Va
     Raises:
         UnknownValue: A value is not plain, or the function is not in the tables.
     """
-    if name == "cast" and len(arguments) == 2:
-        return arguments[1]
     if name == "isinstance" and len(arguments) == 2:
         return evaluate_isinstance(*arguments)
-    function = BUILTINS.get(name) or PATH_FUNCTIONS.get(name)
+    function = BUILTINS.get(name)
     if function is None or options or not all(map(is_plain, arguments)):
         raise UnknownValue
     return _apply(function, *arguments)
@@ -293,17 +234,7 @@ def call_method(
     is_pure = name in PURE_METHODS.get(type(holder), ())
     if not is_pure or not is_plain(holder) or not all(map(is_plain, arguments)) or options:
         raise UnknownValue
-    result = _apply(getattr(holder, name), *arguments)
-    if name in VIEW_METHODS and isinstance(result, Iterable):
-        return [_make_list(item) for item in result]
-    return result
-
-
-def _make_list(item: Value) -> Value:
-    """Return a tuple as a list, and any other value as it is."""
-    if isinstance(item, tuple):
-        return list(item)
-    return item
+    return _apply(getattr(holder, name), *arguments)
 
 
 def _require_short(items: range) -> range:

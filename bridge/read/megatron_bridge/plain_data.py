@@ -34,9 +34,7 @@ def convert_to_plain(value: Value) -> object:
         if holder[:1].isupper():  # the member of an enum
             return value.last
         return value.path
-    if isinstance(value, Function):
-        return f"{value.module.name}.{value.node.name}"
-    if isinstance(value, Class):
+    if isinstance(value, Function | Class):
         return value.path
     if isinstance(value, dict):
         return {name: convert_to_plain(inner) for name, inner in value.items()}

@@ -135,14 +135,14 @@ def build_reading_from_container(
         decider = sections.open_values[MODULE_ROWS]
         no_plan_reason = UNREAD_ROWS.format(path=MODULE_ROWS, decider=decider)
     origins = {reading.translate_key(key): origin for key, origin in sections.origins.items()}
-    late_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
+    open_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
     open_settings = _describe_open_settings(container, evaluator, name)
     uncertainty = replace(
         reading.uncertainty,
         open_points=(*open_settings, *reading.uncertainty.open_points),
         mode_decider=sections.mode_decided_by,
         default_decider=container.decider or None,
-        late_values=late_values,
+        open_values=open_values,
         unread_sources={**sections.opened, **reading.uncertainty.unread_sources},
         no_plan_reason=no_plan_reason,
     )
@@ -178,7 +178,7 @@ def _add_checkpoint_notes(reading: FileReading, checkpoint: Checkpoint) -> FileR
     uncertainty = replace(
         uncertainty,
         open_points=(*uncertainty.open_points, *checkpoint.unknown),
-        uncounted_options=(*uncertainty.uncounted_options, *checkpoint.uncounted),
+        unread_options=(*uncertainty.unread_options, *checkpoint.uncounted),
     )
     checkpoint_model = replace(reading.checkpoint_model, no_sizes_reason=checkpoint.not_followed)
     reading = replace(reading, uncertainty=uncertainty, checkpoint_model=checkpoint_model)

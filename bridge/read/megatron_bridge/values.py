@@ -69,6 +69,11 @@ class Function:
     closure: Mapping[str, Value] = field(default_factory=dict)
     """Names of the function around it."""
 
+    @property
+    def path(self) -> str:
+        """Its import path."""
+        return f"{self.module.name}.{self.node.name}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Class:

@@ -17,14 +17,17 @@ The arguments of a run:
 
 A file as a run, which `check`, `plan` and `memory` read:
 
-    run_reader.py          `read_run`
-    parsed_run.py          the runs of a file, each with its arguments
+    run_reader.py          `make_file_reading`: the `FileReading` of a run
+    file_arguments.py      the arguments of each run of a file, as they are written
+    parsed_run.py          `ParsedRun`: a run with its arguments by their names
     sections.py            the sections of a run that the arguments become
     start_rows.py          the values that Megatron-LM sets when a run starts
     other_sources.py       settings that files, modules or an engine decide
     deepspeed/             DeepSpeed's engine and its JSON
     model_kind.py          models that are no language model
     open_points.py         sentences about everything that a file does not decide
+    launches.py            the runs of the file, and the branches of a launch
+    refused_options.py     findings about options that the parser refuses
 
 A file as a precision, which `convert` reads and writes:
 

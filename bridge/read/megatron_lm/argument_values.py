@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from bridge.precision.coercion import FALSE_WORDS, Kind
 from bridge.read.launch.shell_word import ShellWord, join_words
 from bridge.read.megatron_lm import flags
-from bridge.read.megatron_lm.written_arguments import Option, is_late
+from bridge.read.megatron_lm.written_arguments import Option, is_open_value
 
 REDUCE_IN_FP32 = "grad_reduce_in_fp32"
 REDUCE_IN_BF16 = "grad_reduce_in_bf16"
@@ -34,15 +34,15 @@ class ArgumentValues:
 
     known: dict[str, object] = field(default_factory=dict)
     """Argument -> its value; True for a switch."""
-    late: dict[str, str] = field(default_factory=dict)
+    open_values: dict[str, str] = field(default_factory=dict)
     """Argument whose value only the started run decides -> the value as it is written."""
 
     def set(self, name: str, value: object) -> None:
         """Set an argument. An earlier value of it is dropped."""
         self.known.pop(name, None)
-        self.late.pop(name, None)
-        if is_late(value):
-            self.late[name] = str(value)
+        self.open_values.pop(name, None)
+        if is_open_value(value):
+            self.open_values[name] = str(value)
         elif isinstance(value, ShellWord):
             self.known[name] = str(value)
         else:
@@ -51,7 +51,7 @@ class ArgumentValues:
     @property
     def all(self) -> dict[str, object]:
         """Every argument -> its value. A value that only the started run decides is as it is written."""
-        return self.known | self.late
+        return self.known | self.open_values
 
     @property
     def mode(self) -> str:

@@ -80,7 +80,7 @@ def report_sharding(written: WrittenArguments, builder: ImportBuilder) -> None:
     """Report settings that a sharding switch turns off, and weights in FP8 that no switch gathers."""
     fields = builder.fields
     is_sharded = any(key in written for key in SHARDING_SWITCHES)
-    is_complete_command = bool(written.label) and not written.undecided_words
+    is_complete_command = bool(written.label) and not written.open_words
     if fields.get("fp8_param_gather"):
         option = "--fp8-param-gather"
         if "use_torch_fsdp2" in written:
@@ -110,7 +110,7 @@ def map_environment(variables: Mapping[str, str], builder: ImportBuilder) -> Non
             builder.record("megatron_lm.environment-variable-is-in-no-recipe", name, value)
 
 
-def report_undecided(
+def report_open_parts(
     written: WrittenArguments, builder: ImportBuilder, *, reads_engine_file: bool = False
 ) -> None:
     """Report everything that the file does not decide.
@@ -125,7 +125,7 @@ def report_undecided(
     here_documents = [note for note in notes if note.kind is NoteKind.HERE_DOCUMENT]
     if reads_engine_file and len(here_documents) == 1:  # the only one is the engine's JSON
         notes.remove(here_documents[0])
-    for word in dict.fromkeys(written.undecided_words):
+    for word in dict.fromkeys(written.open_words):
         builder.record("megatron_lm.word-may-hold-flags", word, None)
     for decision in written.launch.decisions:
         builder.record("megatron_lm.branch-is-not-decided", decision, "taken")

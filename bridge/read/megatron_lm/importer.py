@@ -32,7 +32,7 @@ from bridge.read.megatron_lm.exporter import TITLE, export
 from bridge.read.megatron_lm.gradient_reduction import REDUCTION_ARGUMENTS, state_reduction
 from bridge.read.megatron_lm.module_recipe import te_precision_file
 from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
-from bridge.read.megatron_lm.parser_refusals import find_refusals
+from bridge.read.megatron_lm.parser_refusals import NO_NEGATION, find_refusals
 from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
 from bridge.read.megatron_lm.recognition import is_per_module_recipe
 from bridge.read.megatron_lm.written_arguments import (
@@ -156,7 +156,7 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     effects.report_sharding(written, builder)
     effects.map_environment(written.launch.environment, builder)
     reads_engine_file = engine_settings.fields is not None and file.name in written.launch.files
-    effects.report_undecided(written, builder, reads_engine_file=reads_engine_file)
+    effects.report_open_parts(written, builder, reads_engine_file=reads_engine_file)
     semantics = "megatron_o2"
     if mode.name == "fp32":
         semantics = "fp32"
@@ -174,9 +174,9 @@ def _map_settings(written: WrittenArguments, builder: ImportBuilder, *, has_engi
     """Map or report the settings, except those that the parser refuses or that an engine decides."""
     negations: set[str] = set()
     for refusal in find_refusals(written):
-        sentence = f"megatron_lm.{refusal.row}"
+        sentence = f"megatron_lm.{refusal.sentence_name}"
         builder.record(sentence, refusal.setting, refusal.value, **refusal.facts)
-        if refusal.row == "no-negation":
+        if refusal.sentence_name == NO_NEGATION:
             negations.add(flags.get_dest(refusal.setting))
     for key, setting in written.settings.items():
         is_of_engine = has_engine and key in ENGINE_ARGUMENTS
@@ -206,7 +206,7 @@ def _state_mode(written: WrittenArguments, builder: ImportBuilder, *, is_silent:
     stated_mode = _map_mode_switches(written, builder)
     if stated_mode is not None:
         return _Mode(stated_mode, is_stated=True)
-    is_whole = not written.undecided_words and not written.launch.unread_sources
+    is_whole = not written.open_words and not written.launch.unread_sources
     framework = written.framework
     if framework is not None and framework.mode and is_whole:
         facts = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.read.megatron_lm.flags import find_misspelt, format_option, get_argument_fields
+from bridge.read.megatron_lm.flags import format_option, get_argument_fields
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
 from bridge.read.megatron_lm.parsed_run import EVALUATION_PROGRAMS, ParsedRun
+from bridge.read.megatron_lm.unread_options import find_misspelt_options
 
 FIELDS_WITHOUT_DEFAULT = (
     "model.num_layers",
@@ -18,11 +19,11 @@ FIELDS_WITHOUT_DEFAULT = (
     "train.micro_batch_size",
 )
 """Fields of arguments that Megatron-LM's parser requires, or that the tokenizer decides."""
-LATE_VALUE_WITHOUT_DEFAULT = (
+OPEN_VALUE_WITHOUT_DEFAULT = (
     "{path}: the value {text} is decided when the run starts, and there is no default. "
     "Add {path}=VALUE."
 )
-LATE_VALUE_WITH_DEFAULT = (
+OPEN_VALUE_WITH_DEFAULT = (
     "{path}: the value {text} is decided when the run starts; the default counts here."
 )
 MISSPELT_OPTION = (
@@ -51,7 +52,7 @@ TRAINS_NOTHING = (
 def describe_open_points(parsed: ParsedRun) -> list[str]:
     """Return sentences about everything that the file does not decide about a run."""
     return [
-        *_describe_late_values(parsed),
+        *_describe_open_values(parsed),
         *_describe_misspelt_options(parsed),
         *_describe_open_sources(parsed),
         *_describe_ineffective_arguments(parsed),
@@ -59,26 +60,21 @@ def describe_open_points(parsed: ParsedRun) -> list[str]:
     ]
 
 
-def _describe_late_values(parsed: ParsedRun) -> Iterator[str]:
+def _describe_open_values(parsed: ParsedRun) -> Iterator[str]:
     """Yield the settings whose value is decided when the run starts."""
-    for name, text in parsed.values.late.items():
+    for name, text in parsed.values.open_values.items():
         paths = get_argument_fields(name)
         if not paths:
             continue
         if paths[0] in FIELDS_WITHOUT_DEFAULT:
-            yield LATE_VALUE_WITHOUT_DEFAULT.format(path=paths[0], text=text)
+            yield OPEN_VALUE_WITHOUT_DEFAULT.format(path=paths[0], text=text)
         else:
-            yield LATE_VALUE_WITH_DEFAULT.format(path=paths[0], text=text)
+            yield OPEN_VALUE_WITH_DEFAULT.format(path=paths[0], text=text)
 
 
 def _describe_misspelt_options(parsed: ParsedRun) -> Iterator[str]:
-    """Yield the options whose name differs from an argument's name by a letter or two.
-
-    A run that printed all arguments has none, since its parser had them all.
-    """
-    if parsed.written.has_every_default:
-        return
-    for name, argument in find_misspelt(parsed.values.all).items():
+    """Yield the options whose name differs from an argument's name by a letter or two."""
+    for name, argument in find_misspelt_options(parsed.written, parsed.values.all).items():
         option = format_option(name)
         yield MISSPELT_OPTION.format(option=option, argument=format_option(argument))
 

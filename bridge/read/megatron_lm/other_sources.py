@@ -26,7 +26,6 @@ from bridge.read.megatron_lm.deepspeed.engine import (
 )
 from bridge.read.megatron_lm.deepspeed.engine_file import DEEPSPEED_FILE_ARGUMENT
 from bridge.read.megatron_lm.flags import (
-    find_misspelt,
     format_option,
     get_argument_fields,
     get_dest,
@@ -36,7 +35,7 @@ from bridge.read.megatron_lm.module_recipe.precision_file import (
     PrecisionFile,
     find_precision_file,
 )
-from bridge.read.megatron_lm.unread_options import find_unread_options
+from bridge.read.megatron_lm.unread_options import find_misspelt_options, find_unread_options
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
 PRECISION_FILE_ARGUMENT = "te_precision_config_file"
@@ -56,16 +55,16 @@ SPLIT_NOT_READ = (
 class OtherSources:
     """Settings that the arguments of a run do not decide.
 
-    A field of the same name in `FileReading` has the same meaning.
+    A field of the same name in `Uncertainty` or `FileReading` has the same meaning.
     """
 
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Section -> fields that the sources set in it, also of `mixed_precision`."""
-    unknown: tuple[str, ...] = ()
+    open_points: tuple[str, ...] = ()
     no_plan_reason: str | None = None
-    uncounted: tuple[str, ...] = ()
-    opened: Mapping[str, str] = field(default_factory=dict)
-    read_too: tuple[str, ...] = ()
+    unread_options: tuple[str, ...] = ()
+    unread_sources: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_other_sources(
@@ -92,22 +91,22 @@ def read_other_sources(
     notes = list(engine.notes)
     if file is not None and file.content is not None:
         notes.append(file.sentence)
-    unknown = list(engine.unknown)
-    uncounted = list(unread.all)
+    open_points = list(engine.open_points)
+    unread_options = list(unread.all)
     if has_engine:
-        unknown.extend(describe_ineffective_arguments(written))
-        uncounted.insert(0, DEEPSPEED_OPTION)
+        open_points.extend(describe_ineffective_arguments(written))
+        unread_options.insert(0, DEEPSPEED_OPTION)
     return OtherSources(
         sections=_build_sections(engine, arguments, file),
-        unknown=(*map(bounded, unknown), *_describe_unread_options(unread)),
+        open_points=(*map(bounded, open_points), *_describe_unread_options(unread)),
         no_plan_reason=no_plan_reason,
-        uncounted=tuple(uncounted),
-        opened=_collect_open_settings(engine, layers_reason, file, unread),
-        read_too=tuple(map(bounded, notes)),
+        unread_options=tuple(unread_options),
+        unread_sources=_collect_unread_sources(engine, layers_reason, file, unread),
+        notes=tuple(map(bounded, notes)),
     )
 
 
-def _collect_open_settings(
+def _collect_unread_sources(
     engine: EngineSettings,
     layers_reason: str | None,
     file: PrecisionFile | None,
@@ -121,16 +120,16 @@ def _collect_open_settings(
         file: The per-module recipe that the run names.
         unread: The options that are not read.
     """
-    open_settings = dict(engine.open_settings)
+    unread_sources = dict(engine.unread_sources)
     if layers_reason is not None:
         option = layers_reason.partition(":")[0]
-        open_settings.update(dict.fromkeys(get_layer_settings(), option))
+        unread_sources.update(dict.fromkeys(get_layer_settings(), option))
     if file is not None and file.content is None:
-        open_settings[QUANT_RECIPE_FIELD] = file.setting
+        unread_sources[QUANT_RECIPE_FIELD] = file.setting
     for option, settings in unread.all.items():
         for setting in settings:
-            open_settings.setdefault(setting, option)
-    return open_settings
+            unread_sources.setdefault(setting, option)
+    return unread_sources
 
 
 def _read_precision_file(arguments: Mapping[str, object], path: str) -> PrecisionFile | None:
@@ -169,20 +168,16 @@ class _UnreadOptions:
 def _find_unread_options(
     written: WrittenArguments, arguments: Mapping[str, object], engine: EngineSettings
 ) -> _UnreadOptions:
-    """Return the options that neither this reader nor the table of the run's framework reads.
-
-    A run that printed all arguments has no misspelt one, since its parser had them all.
-    """
+    """Return the options that neither this reader nor the table of the run's framework reads."""
     own_arguments = _drop_framework_options(written, arguments)
     recognised: dict[str, tuple[str, ...]] = {}
     for name, settings in find_unread_options(own_arguments).items():
         if name not in engine.read_arguments:
             recognised[format_option(name)] = settings
     misspelt: dict[str, tuple[str, ...]] = {}
-    if not written.has_every_default:
-        for name, argument in find_misspelt(arguments).items():
-            if name in own_arguments:
-                misspelt[format_option(name)] = get_argument_fields(argument)
+    for name, argument in find_misspelt_options(written, arguments).items():
+        if name in own_arguments:
+            misspelt[format_option(name)] = get_argument_fields(argument)
     return _UnreadOptions(recognised=recognised, misspelt=misspelt)
 
 

@@ -1,10 +1,10 @@
-"""`ParsedRun`: a run of Megatron-LM that a file describes, before it is read as sections.
+"""`ParsedRun`: a run of Megatron-LM by its arguments, before it is read as sections.
 
-    parsed = ParsedRun.from_arguments(read_runs(document, variables)[0], document)
+    written = list_written_arguments(document, variables)[0]
+    parsed = ParsedRun.from_arguments(written, document)
     parsed.values.known, parsed.is_inference
 
-A file of Megatron-LM may hold several runs: the launches of a script, the groups of an argument
-file, the blocks of a log.
+`run_reader.py` makes the sections of it, and `open_points.py` the sentences about it.
 """
 
 from __future__ import annotations
@@ -12,44 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
-from bridge.errors import PayloadError, RunConfigError, UnreadFileError
+from bridge.errors import UnreadFileError
 from bridge.precision.coercion import parse_number
-from bridge.preflight.file_reading import MEGATRON_BRIDGE
-from bridge.read import framework_signs
-from bridge.read.framework.framework_table import find_table_by_clone
-from bridge.read.framework.miles import find_model_arguments
-from bridge.read.launch.launch import Launch
-from bridge.read.launch.script_launches import read_document_launches
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.other_sources import is_handled_source
-from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
-from bridge.read.megatron_lm.recognition import is_megatron_launch
-from bridge.read.megatron_lm.written_arguments import (
-    INFERENCE_PROGRAMS,
-    WrittenArguments,
-    find_argument_groups,
-    parse_printed_runs,
-    parse_runs,
-)
-from bridge.read.refusals import make_no_megatron_run_error
+from bridge.read.megatron_lm.written_arguments import INFERENCE_PROGRAMS, WrittenArguments
 from bridge.read.text.document import Document
-from bridge.read.text.repository_files import find_repository_file
 
-TEST_GROUP = "MODEL_ARGS"
-"""Key of the arguments in the files of Megatron-LM's own tests."""
-SLIME_OR_MILES = "slime_or_miles"
-"""Table of a launch that both frameworks may have written. The clone in which the script lies may
-decide it."""
 EVALUATION_PROGRAMS = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
 """Programs that evaluate a checkpoint."""
-BRIDGE_PROGRAM = (
-    "{path}: starts {program}, a program of Megatron Bridge with options of its own, which are not read. "
-    "Give the run_config.yaml of a checkpoint of the run."
-)
 CHECKPOINT_SIZES = (
     "num_layers",
     "hidden_size",
@@ -62,78 +36,6 @@ CHECKPOINT_SIZES = (
 Source: Megatron-DeepSpeed of bigscience and Microsoft, examples of tasks/eval_harness/evaluate.py,
 whose load_ds_checkpoint_and_setup_megatron takes the arguments of the checkpoint.
 """
-
-
-def read_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenArguments]:
-    """Return the arguments of each run of a file, in the file's order.
-
-    Raises:
-        RunConfigError: The group `MODEL_ARGS` holds no arguments.
-        UnreadFileError: A script starts no run of Megatron-LM.
-    """
-    if BLOCK_START.search(document.text):
-        blocks = parse_printed_arguments(document.text)
-        if blocks:
-            return parse_printed_runs(blocks)
-    if document.kind == "shell":
-        return _read_script_runs(document, variables)
-    if find_argument_groups(document.mapping):
-        return parse_runs(document.mapping)
-    if TEST_GROUP in document.mapping:
-        raise RunConfigError.of(
-            f"{document.path}: {TEST_GROUP}",
-            "must be a mapping of arguments to their values",
-            document.mapping[TEST_GROUP],
-            "Write --num-layers: 4, for example.",
-        )
-    # A run without arguments, which `ParsedRun.require_arguments` refuses.
-    return [WrittenArguments(label=TEST_GROUP)]
-
-
-def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenArguments]:
-    """Return the runs that a launch script starts.
-
-    Raises:
-        UnreadFileError: The script starts no run of Megatron-LM.
-    """
-    model = find_model_arguments(document.text, document.path)
-    launches = read_document_launches(document, {**model.variables, **variables})
-    runs: list[WrittenArguments] = []
-    for launch in launches:
-        if is_megatron_launch(launch):
-            _refuse_bridge_program(launch, document.path)
-            runs += parse_runs([launch])
-    if not runs:
-        raise make_no_megatron_run_error(document.path, launches)
-    for written in runs:
-        written.path = document.path
-        written.notes = model.read_too
-        framework = written.framework
-        if framework is not None and framework.name == SLIME_OR_MILES:
-            written.framework = find_table_by_clone(Path(document.path)) or framework
-    return runs
-
-
-def _refuse_bridge_program(launch: Launch, path: str) -> None:
-    """Refuse a launch whose program is at hand and imports Megatron Bridge.
-
-    Such a program has a parser and defaults that are not those of Megatron-LM.
-
-    Raises:
-        UnreadFileError: The program is one of Megatron Bridge.
-    """
-    if not launch.program.endswith(".py"):
-        return
-    program = find_repository_file(launch.program, Path(path))
-    if program is None:
-        return
-    try:
-        framework = framework_signs.recognise_file(Document.load(program))
-    except PayloadError:
-        return
-    if framework is not None and framework.name == MEGATRON_BRIDGE:
-        sentence = BRIDGE_PROGRAM.format(path=path, program=launch.name)
-        raise UnreadFileError(sentence, kind="a program of Megatron Bridge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""`find_refusals`: the words of a command line that Megatron-LM's parser refuses, so that the run does not start.
+"""`find_refusals`: the words of a command line that Megatron-LM's parser refuses. The run does not start.
+
+    --bf16 true        a switch takes no value
+    --no-bf16          the parser has no negation of a switch that is off by default
 
 A switch takes no value. Only a switch that is on by default has an option with `no-` or `disable-`
 before its name. An option that no release of Megatron-LM has may be one of the program itself, and
@@ -14,6 +17,11 @@ from dataclasses import dataclass
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.written_arguments import SWITCH_VALUES, Option, WrittenArguments
 
+NO_NEGATION = "no-negation"
+"""Sentence about an option that negates a switch and that the parser lacks."""
+VALUE_BEHIND_SWITCH = "value-behind-a-switch"
+"""Sentence about a switch that has a value."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
@@ -23,8 +31,8 @@ class Refusal:
     """The option, with its dashes."""
     value: object
     """The value after it; True for an option without a value."""
-    row: str
-    """The name of the sentence about it in the table of Megatron-LM."""
+    sentence_name: str
+    """The sentence about it in the table of Megatron-LM."""
     facts: Mapping[str, str]
     """Values for the placeholders of the sentence."""
 
@@ -45,31 +53,33 @@ def _find_refused_negation(option: Option) -> Refusal | None:
     """Return the refusal of an option with `no-` or `disable-` that the parser lacks; None for another option."""
     name = flags.get_dest(option.name)
     switch = flags.find_negated_switch(name)
-    if (
-        switch is None
-        or name in flags.load_known_arguments()
-        or name in flags.SWITCHED_OFF_ARGUMENTS
-    ):
+    if switch is None:
         return None
-    facts = {"flag": flags.format_option(switch)}
-    return Refusal(setting=str(option.name), value=True, row="no-negation", facts=facts)
+    if name in flags.load_known_arguments() or name in flags.SWITCHED_OFF_ARGUMENTS:
+        return None
+    return Refusal(
+        setting=str(option.name),
+        value=True,
+        sentence_name=NO_NEGATION,
+        facts={"flag": flags.format_option(switch)},
+    )
 
 
 def _find_refused_value(option: Option) -> Refusal | None:
     """Return the refusal of a switch that has a value; None for another option."""
     value = _find_value(option)
-    name = flags.get_dest(option.name)
-    if (
-        value is None
-        or name not in flags.load_known_arguments()
-        or not flags.is_switch(option.name)
-    ):
+    is_known = flags.get_dest(option.name) in flags.load_known_arguments()
+    if value is None or not is_known or not flags.is_switch(option.name):
         return None
-    state = "on"
+    meaning = "on"
     if not SWITCH_VALUES.get(value.lower(), True):
-        state = "off"
-    facts = {"state": state}
-    return Refusal(setting=str(option.name), value=value, row="value-behind-a-switch", facts=facts)
+        meaning = "off"
+    return Refusal(
+        setting=str(option.name),
+        value=value,
+        sentence_name=VALUE_BEHIND_SWITCH,
+        facts={"state": meaning},
+    )
 
 
 def _find_value(option: Option) -> str | None:

@@ -25,7 +25,7 @@ BROADCAST_LISTS: Sequence[str] = flags.TABLE.data["one for all"]
 def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, object]]:
     """Return the sections that arguments become.
 
-    An argument whose value has a wrong type is added to `arguments.late`.
+    An argument whose value has a wrong type is added to `arguments.open_values`.
     """
     sections: dict[str, dict[str, object]] = {
         owner_name: {} for owner_name in (*flags.OWNERS, "train")
@@ -40,7 +40,7 @@ def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, object]]:
             try:
                 sections[owner_name][attribute] = _convert_value(owner_name, attribute, value)
             except WrongValueError:
-                arguments.late[name] = str(value)
+                arguments.open_values[name] = str(value)
     # Megatron-LM reads --num-query-groups only under --group-query-attention.
     if not is_on(arguments.known.get("group_query_attention", False)):
         model.pop("num_query_groups", None)
@@ -83,11 +83,11 @@ def _convert_list(name: str, value: object) -> object:
 
 
 def add_malformed_values(sections: dict[str, dict[str, object]], arguments: ArgumentValues) -> None:
-    """Move stated values of a wrong type from `arguments.late` into the sections, where a rule names them."""
-    for name, text in list(arguments.late.items()):
+    """Move stated values of a wrong type from `arguments.open_values` into the sections, where a rule names them."""
+    for name, text in list(arguments.open_values.items()):
         paths = flags.get_argument_fields(name)
-        if paths and not ShellWord(text).is_unknown:
-            del arguments.late[name]
+        if paths and not ShellWord(text).is_open:
+            del arguments.open_values[name]
             for path in paths:
                 owner_name, _, attribute = path.partition(".")
                 sections[owner_name][attribute] = text
@@ -102,10 +102,10 @@ def collect_fields_of_no_config(arguments: ArgumentValues) -> dict[str, object]:
     return fields
 
 
-def collect_late_fields(arguments: ArgumentValues) -> dict[str, str]:
+def collect_open_fields(arguments: ArgumentValues) -> dict[str, str]:
     """Return each field whose value is decided when the run starts -> the value as it is written."""
     texts: dict[str, str] = {}
-    for name, text in arguments.late.items():
+    for name, text in arguments.open_values.items():
         for path in flags.get_argument_fields(name):
             texts[path] = text
     return texts

@@ -8,7 +8,7 @@ An option is of one of three kinds:
   plan is read, or it has none. `UNREAD_ARGUMENTS` has the exceptions.
 - An option with words of `WORD_GROUPS` in its name may change the settings of that group:
   `--moe-expert-parallel-size` for example.
-- object other option is one of the program and is harmless: `--rollout-batch-size` for example.
+- Any other option is one of the program and is harmless: `--rollout-batch-size` for example.
 
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
 these releases.
@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bridge.read.megatron_lm import flags
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
 WORD_GROUPS: list[tuple[re.Pattern[str], Sequence[str]]] = [
     (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"])
@@ -54,6 +55,22 @@ def find_unread_options(arguments: Mapping[str, object]) -> dict[str, tuple[str,
         if settings:
             unread[name] = settings
     return unread
+
+
+def find_misspelt_options(
+    written: WrittenArguments, arguments: Mapping[str, object]
+) -> dict[str, str]:
+    """Return each option that differs from an argument's name by a letter or two -> that argument.
+
+    A run that printed all arguments has none, since its parser had them all.
+
+    Args:
+        written: The arguments as they are written.
+        arguments: Name of an argument -> its value.
+    """
+    if written.has_every_default:
+        return {}
+    return flags.find_misspelt(arguments)
 
 
 def _get_settings(name: str) -> tuple[str, ...]:

@@ -19,7 +19,12 @@ from bridge.read.framework.framework_table import FrameworkTable, load_framework
 from bridge.read.launch.command_line_rows import ARGUMENTS_VARIABLE_PATTERN, MEGATRON_ARGUMENTS
 from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.notes import NoteKind
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord, get_variable_name, join_words
+from bridge.read.launch.shell_word import (
+    OPEN_PIECE_PATTERN,
+    ShellWord,
+    get_variable_name,
+    join_words,
+)
 from bridge.read.launch.syntax_tree import MODE_OPTIONS
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.printed_arguments import PrintedBlock
@@ -75,7 +80,7 @@ def parse_options(tokens: Sequence[ShellWord]) -> Iterator[Option]:
     if tokens and bounds[0] != 0:
         yield Option("", following=tokens[: bounds[0]])
     for index, end in pairwise(bounds):
-        name, value = tokens[index].option()
+        name, value = tokens[index].split_option()
         yield Option(name, value, tokens[index + 1 : end])
 
 
@@ -107,7 +112,7 @@ class WrittenArguments:
     """All options as they are written, also those that do not affect the precision."""
     settings: dict[str, WrittenSetting] = field(default_factory=dict)
     """Name of an argument that may affect the precision -> its last setting, which counts in argparse."""
-    undecided_words: list[str] = field(default_factory=list)
+    open_words: list[str] = field(default_factory=list)
     """Words that are decided when the run starts, and that may hold further options."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
     """The command of the arguments. Its line is 0 if a script sets them for other scripts."""
@@ -155,7 +160,7 @@ class WrittenArguments:
     @property
     def possible_sources(self) -> list[str]:
         """Other sources that may set the precision and are not read, each once."""
-        sources = list(self.undecided_words)
+        sources = list(self.open_words)
         for key, setting in self.settings.items():
             if key in flags.FILE_SETTINGS:
                 sources.append(f"{setting.name} {setting.shown}")
@@ -242,7 +247,7 @@ def _iterate_mode_deciders(written: WrittenArguments) -> Iterator[str]:
         yield f"{name}, a program whose defaults are not known here,"
     for source in written.launch.unread_sources:
         yield f"{source.noun}, which the script sources,"
-    for word in written.undecided_words:
+    for word in written.open_words:
         yield f"{word}, which only the run knows,"
     yield from written.possible_sources
     for note in notes:
@@ -261,8 +266,8 @@ def _parse_words(tokens: Sequence[ShellWord]) -> WrittenArguments:
         if option.name:
             value_count = _add_option(written, option)
         for index, word in enumerate(option.following[value_count:], value_count):
-            if word.is_unknown and _may_be_options(word, option.name, is_first=index == 0):
-                written.undecided_words.append(str(word))
+            if word.is_open and _may_be_options(word, option.name, is_first=index == 0):
+                written.open_words.append(str(word))
     return written
 
 
@@ -281,8 +286,8 @@ def _may_be_options(word: ShellWord, option: str, *, is_first: bool) -> bool:
         return False
     if option and get_variable_name(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
         return False
-    rest = UNKNOWN_PATTERN.sub("", word)
-    if rest.strip() and ("/" in rest or UNKNOWN_PATTERN.match(word) is None):
+    rest = OPEN_PIECE_PATTERN.sub("", word)
+    if rest.strip() and ("/" in rest or OPEN_PIECE_PATTERN.match(word) is None):
         return False  # a path, or a word with a known beginning: data-$N
     if ARGUMENTS_VARIABLE_PATTERN.search(word) or flags.may_affect_precision(word.lower()):
         return True
@@ -299,8 +304,8 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     """
     name = option.name
     value = option.value
-    if isinstance(name, ShellWord) and name.is_unknown:
-        written.undecided_words.append(_format_undecided_option(name, value))
+    if isinstance(name, ShellWord) and name.is_open:
+        written.open_words.append(_format_open_option(name, value))
         return 0
     if not (_is_precision_argument(name) or flags.may_affect_precision(name)):
         return 0
@@ -319,7 +324,7 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     return len(values)
 
 
-def _format_undecided_option(name: ShellWord, value: object) -> str:
+def _format_open_option(name: ShellWord, value: object) -> str:
     """Return the text of an option whose name is decided when the run starts."""
     if value is None:
         return str(name)
@@ -351,7 +356,7 @@ def _get_following_values(option: Option) -> list[ShellWord]:
     """Return the words after an option that are its values: one, or several for an option that names files."""
     values = [*option.following[:1]]
     if flags.get_dest(option.name) in flags.FILE_SETTINGS:
-        values += takewhile(lambda word: not word.is_unknown, option.following[1:])
+        values += takewhile(lambda word: not word.is_open, option.following[1:])
     return values
 
 
@@ -364,7 +369,7 @@ def _make_setting(option: Option, value: object, *, refused: str | None = None) 
         refused: The value of a switch on a command line.
     """
     name = option.name
-    if is_late(value) or isinstance(value, Mapping | list):
+    if is_open_value(value) or isinstance(value, Mapping | list):
         text = f"a {type(value).__name__}"
         if isinstance(value, str):
             text = str(value)
@@ -380,13 +385,13 @@ def _make_setting(option: Option, value: object, *, refused: str | None = None) 
     return WrittenSetting(name, value)
 
 
-def is_late(value: object) -> bool:
+def is_open_value(value: object) -> bool:
     """Return whether a value is decided when the run starts.
 
     Such a value is a word with an unknown piece, or a text of a file with a variable in it.
     """
     if isinstance(value, ShellWord):
-        return value.is_unknown
+        return value.is_open
     return isinstance(value, str) and "$" in value
 
 

@@ -3,16 +3,17 @@
     trainer: {precision: bf16}
     model: {megatron_amp_O2: true, transformer_engine: true, fp8: true, fp8_hybrid: true}
 
-`trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights,
-FP32 masters) and O1 (FP32 weights under autocast). A file is read as release 2.0 reads it, the last
-one with these models, and as a whole: nothing of a shipped file is below it.
+`trainer.precision` chooses the dtype. `model.megatron_amp_O2` chooses between O2 (half-precision
+weights, FP32 masters) and O1 (FP32 weights under autocast). A file is read as NeMo 2.0 reads it,
+the last release with these models. The file counts as complete: values of the configs that NeMo
+ships are not added to it.
 
-Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine`
-chooses. An amax setting that is absent has the *code's* default: Megatron Core's under `mcore_gpt`,
-else that of NeMo's own transformer.
+Settings called `fp8_*` affect only Transformer Engine's layers, which `transformer_engine` chooses.
+An absent amax setting has the default of the code, not of a shipped config: the default of Megatron
+Core under `mcore_gpt`, otherwise the default of NeMo's transformer.
 
-A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by
-Lightning, without Megatron Core: its file is refused.
+Models that do not use Megatron Core (speech, BERT on Hugging Face weights, translation) are trained
+by Lightning alone. Their files are refused.
 """
 
 import re
@@ -40,24 +41,24 @@ from bridge.registry.config import MixedPrecisionConfig
 TABLE = load_table("nemo1")
 PRECISION_DTYPES: Mapping[str, str] = TABLE.data["precisions"]
 PRECISION_SETTINGS = ("trainer.precision", "model.precision", "precision")
-"""Settings that state the precision, the one that decides first."""
+"""Settings that state the precision. The first setting that is present decides."""
 MEGATRON_MODEL_PATTERN = re.compile(TABLE.data["megatron"])
 REFERENCE_PATTERN = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
-"""OmegaConf's reference to another key of the file; dots in front make it relative to its key."""
+"""OmegaConf's reference to another key of the file. Leading dots make the reference relative."""
 OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
 """Section next to the model's -> the part of the table with its settings."""
 MAX_REFERENCE_DEPTH = 16
-"""References that lead to each other."""
+"""The longest chain of references that lead to each other."""
 PRECISION_BY_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
 def _resolve_references(
     value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0
 ) -> Any:
-    """Return a value with each reference replaced by the plain value of the file that it names.
+    """Return a value with each reference replaced by the value that it refers to.
 
-    A reference that leads nowhere or in a circle stays as it is written, as does a value that is
-    computed when the run is started.
+    Some references stay as they are written: a reference to an absent key, a circular reference,
+    and a reference to a value that is computed at the start of the run.
     """
     if isinstance(value, Mapping):
         values: dict[Any, Any] = {}
@@ -80,7 +81,7 @@ def _resolve_references(
 
 
 def _require_decided(where: str, value: object) -> None:
-    """Refuse a value that only the run decides.
+    """Refuse a value that is decided only when the run starts.
 
     Raises:
         PayloadError: The value is an interpolation or `???`.
@@ -97,7 +98,7 @@ def import_(payload: object) -> ImportReport:
         payload: The composed configuration, or only its section `model`.
 
     Raises:
-        PayloadError: It is no model of Megatron's, or NeMo refuses it too.
+        PayloadError: The model does not use Megatron Core, or NeMo refuses the configuration too.
     """
     builder = ImportBuilder(TABLE.title)
     top = Settings(payload, "nemo1").values
@@ -124,7 +125,7 @@ def import_(payload: object) -> ImportReport:
 
 
 def _is_megatron_model(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
-    """Return whether a file, with its section `model`, is of one of Megatron's models."""
+    """Return whether a file, with its section `model`, describes a model on Megatron Core."""
     keys = {
         key
         for key in (*model, *file)
@@ -137,7 +138,7 @@ def _is_megatron_model(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> boo
 
 
 def recognise(document: Document) -> Recognition | None:
-    """Return the recognition of a document as NeMo 1.x's; None if it has no model of Megatron's."""
+    """Return the recognition of a file of NeMo 1.x. None if it has no model on Megatron Core."""
     model = document.mapping.get("model")
     section = model if isinstance(model, Mapping) else {}
     if not _is_megatron_model(document.mapping, section):
@@ -146,7 +147,7 @@ def recognise(document: Document) -> Recognition | None:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the precision's part of a NeMo 1.x configuration, with every default written out."""
+    """Return the precision settings of a NeMo 1.x configuration, with every default written out."""
     builder = ExportBuilder(config, TABLE.title)
     acting = compute_effective_fields(config)
     is_o2 = get_semantics(config) == "megatron_o2"
@@ -188,7 +189,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
-    """Map the settings that state the precision, and return its dtype."""
+    """Map the settings that state the precision, and return the dtype that they choose."""
     stated: dict[str, Any] = {}
     for name in PRECISION_SETTINGS:
         value = get_dotted_value(file, name)
@@ -201,7 +202,7 @@ def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
         else:
             builder.leave_mode("the section trainer of another file")
         return "fp32"
-    (where, value), *others = stated.items()
+    (where, value), *further_settings = stated.items()
     _require_decided(where, value)
     dtype = PRECISION_DTYPES.get(str(value).removesuffix(".0"))
     if dtype is None:
@@ -209,16 +210,18 @@ def _map_precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: {rule}, got {value!r:.60}. {remedy}")
     builder.map(where)
-    for other, second in others:
+    for further, second in further_settings:
         if PRECISION_DTYPES.get(str(second).removesuffix(".0")) == dtype:
-            builder.map(other)
+            builder.map(further)
         else:
-            builder.record("nemo1.another-setting-decides", other, second, where=where, value=value)
+            builder.record(
+                "nemo1.another-setting-decides", further, second, where=where, value=value
+            )
     return dtype
 
 
 def _map_weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
-    """State the mode; return its semantics."""
+    """State the mode from the settings of the weights, and return the semantics of the mode."""
     where = "model.megatron_amp_O2"
     fsdp = model.switch("fsdp")
     o2 = model.switch("megatron_amp_O2")
@@ -231,7 +234,7 @@ def _map_weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
         builder.record("nemo1.o2-under-fsdp", where, True)
     fields: dict[str, Any] = {}
     semantics = "fp32"
-    if half and fsdp:  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
+    if half and fsdp:  # NLPFSDPStrategy casts FP32 shards, so autocast has no effect
         semantics = "fsdp_policy"
         fields = {dtype: True, "params_dtype": dtype}
     elif half and o2:
@@ -253,27 +256,27 @@ def _map_reduction_dtype(
 ) -> None:
     """State the dtype in which gradients are reduced.
 
-    The setting of the distributed optimizer decides, or that of torch FSDP.
+    The setting of the distributed optimizer decides. Under torch FSDP, the setting of FSDP decides.
     """
-    decides = "model.optim.grad_sync_dtype"
-    other = "model.fsdp_grad_reduce_dtype"
+    decisive_setting = "model.optim.grad_sync_dtype"
+    unread_setting = "model.fsdp_grad_reduce_dtype"
     if fsdp:
-        decides, other = other, decides
-    value = get_dotted_value(file, decides)
-    unread = get_dotted_value(file, other)
-    _require_decided(decides, value)
+        decisive_setting, unread_setting = unread_setting, decisive_setting
+    value = get_dotted_value(file, decisive_setting)
+    unread = get_dotted_value(file, unread_setting)
+    _require_decided(decisive_setting, value)
     if _is_fp32(unread) and not fsdp:
-        builder.map(other)
+        builder.map(unread_setting)
     elif unread is not None:
         row = "nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp"
-        builder.record(row, other, unread)
+        builder.record(row, unread_setting, unread)
     if value is not None:
-        builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
+        builder.map(decisive_setting, grad_reduce_in_fp32=_is_fp32(value))
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
         row = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps"
         state = {"grad_reduce_in_fp32": kept == "fp32"}
-        builder.record(row, decides, kept, state, dtype=dtype, kept=kept.upper())
+        builder.record(row, decisive_setting, kept, state, dtype=dtype, kept=kept.upper())
 
 
 def _is_fp32(dtype: object) -> bool:

@@ -2,10 +2,10 @@
 
     MegatronMixedPrecision(precision="bf16-mixed", params_dtype=torch.bfloat16, fp8="hybrid")
 
-Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The
-plugin's own defaults are not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is
-*delayed*, and a precision it does not know trains in FP32 without a word. A file is read as release
-2.6 reads it: its MXFP8 recipes were hybrid up to 2.5.
+"bf16-mixed" means O2 here, although the same name means AMP in Lightning. The defaults of the
+plugin differ from NeMo's recipes: `params_dtype` is FP32 even for bf16, and the FP8 recipe is
+delayed. For a precision that the plugin does not know, NeMo trains in FP32 without a warning. A
+file is read as release 2.6 reads it. Up to release 2.5, NeMo's MXFP8 recipes used hybrid FP8.
 """
 
 from collections.abc import Mapping
@@ -43,24 +43,25 @@ DTYPE_ARGUMENTS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 POSITIONAL_ARGUMENTS = ("precision", *DTYPE_ARGUMENTS, "autocast_enabled", "grad_reduce_in_fp32")
 """The arguments of the plugin in their order."""
 GATHER_ARGUMENTS = ("fp8_param_gather", "fp8_params")
-"""Two names of one argument."""
+"""Two names of the same argument."""
 MAX_MAPPING_DEPTH = 6
-"""Nested mappings and lists in which the plugin of a saved run is looked for."""
+"""The most nested mappings and lists in which the plugin of a saved run is looked for."""
 
 
 def import_(payload: object) -> ImportReport:
     """Return the precision that the plugin, or a recipe of NeMo, states.
 
     Args:
-        payload: Its arguments as a mapping, a recipe's name, or a Python file that calls either.
+        payload: The arguments of the plugin as a mapping, the name of a recipe, or a Python file
+            that calls the plugin or a recipe.
     """
     return import_all(payload)[0]
 
 
 def import_all(payload: object) -> tuple[ImportReport, ...]:
-    """Return the precision of each call of the plugin, or of a recipe, in a Python file.
+    """Return the report of each call of the plugin, or of a recipe, in a Python file.
 
-    A mapping or a name has a single report.
+    For a mapping or a name there is a single report.
     """
     if isinstance(payload, Document):
         return _import_program(payload)
@@ -81,7 +82,7 @@ def import_all(payload: object) -> tuple[ImportReport, ...]:
 def _import_program(document: Document) -> tuple[ImportReport, ...]:
     """Return the precision of each call in a Python file.
 
-    A setting that is assigned after the call is reported, and does not count.
+    A setting that is assigned after the call is reported, but has no effect on the result.
     """
     program = parse_program(
         document.text, document.path, {PLUGIN_CLASS, *RECIPE_ARGUMENTS, *SETTING_ROWS}.__contains__
@@ -108,15 +109,15 @@ def _import_program(document: Document) -> tuple[ImportReport, ...]:
 
 
 def _import_call(call: PythonCall) -> ImportReport:
-    """Return the precision of a call, and report the arguments that only the run decides."""
+    """Return the precision of a call. Arguments that only the run decides are reported."""
     label = f"line {call.line}, {call.name}"
     values = dict(call.arguments)
-    undecided = dict(call.undecided)
+    open_values = dict(call.open_values)
     if call.name == PLUGIN_CLASS:
-        _name_positional(call, values, undecided)
-        is_open = "precision" in undecided or "**" in undecided
+        _name_positional(call, values, open_values)
+        is_open = "precision" in open_values or "**" in open_values
         if is_open and values.get("precision") is None:
-            source = undecided.get("precision") or f"**{undecided['**']}"
+            source = open_values.get("precision") or f"**{open_values['**']}"
             rule = "precision: must be written out, as only the run decides it"
             raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
     if call.name in RECIPE_ARGUMENTS:
@@ -124,27 +125,27 @@ def _import_call(call: PythonCall) -> ImportReport:
     else:
         imported = _import_plugin(values)
     late = ImportBuilder(TABLE.title)
-    for name, source in undecided.items():
+    for name, source in open_values.items():
         late.record("nemo2.only-the-run-decides", name, source)
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
 
 
-def _name_positional(call: PythonCall, values: dict[str, Any], undecided: dict[str, str]) -> None:
+def _name_positional(call: PythonCall, values: dict[str, Any], open_values: dict[str, str]) -> None:
     """Put the positional arguments of the plugin under their names."""
     for index, value in enumerate(call.positional):
         written = call.written[str(index)]
         if written == "None":
             continue
         if index >= len(POSITIONAL_ARGUMENTS):
-            undecided[f"argument {index + 1}"] = written
+            open_values[f"argument {index + 1}"] = written
         elif value is None:
-            undecided[POSITIONAL_ARGUMENTS[index]] = written
+            open_values[POSITIONAL_ARGUMENTS[index]] = written
         else:
             values.setdefault(POSITIONAL_ARGUMENTS[index], value)
 
 
 def _list_nested_mappings(value: Any, depth: int = MAX_MAPPING_DEPTH) -> list[Mapping[Any, Any]]:
-    """Return a mapping and those within it, the outer ones first."""
+    """Return a mapping and the mappings within it, outer mappings first."""
     if not depth:
         return []
     if isinstance(value, Mapping):
@@ -211,7 +212,7 @@ def _require_one_gather_value(settings: Settings, builder: ImportBuilder) -> Non
 
 
 def _map_mode(settings: Settings, builder: ImportBuilder) -> str:
-    """Map the mode, and return it; FP32 for a precision that NeMo does not know."""
+    """Map the mode, and return it. A precision that NeMo does not know means FP32."""
     if not settings.is_written("precision"):
         raise PayloadError(
             f"nemo2: {PLUGIN_CLASS} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
@@ -227,7 +228,7 @@ def _map_mode(settings: Settings, builder: ImportBuilder) -> str:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the plugin's arguments, with each default that decides written out."""
+    """Return the plugin's arguments, with every decisive default written out."""
     builder = ExportBuilder(config, TABLE.title)
     mode = get_mode(config)
     precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
@@ -245,7 +246,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def recognise(document: Document) -> Recognition | None:
-    """Return the recognition of a document as NeMo 2.x's; None if it has no sign of it."""
+    """Return the recognition of a file of NeMo 2.x. None if it has no sign of NeMo 2."""
     if PLUGIN_CLASS in document.text:
         return Recognition(0.95, f"names `{PLUGIN_CLASS}`")
     if document.kind == "python" and _imports_nemo(document.text):
@@ -261,7 +262,7 @@ def _imports_nemo(text: str) -> bool:
 
 
 def read(document: Document) -> Any:
-    """Return a program as the document itself, and the content of any other."""
+    """Return the payload of a document: a program as the document itself, else the content."""
     if document.kind == "python":
         return document
     return document.content

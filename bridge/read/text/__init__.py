@@ -1,4 +1,4 @@
-"""Files and command lines of other systems as plain data.
+"""Parses files and command lines of other systems into plain data.
 
 document.py              `Document`: a file and its content
 document_kind.py         the kind of a file: YAML, JSON, a shell script, ...

@@ -1,6 +1,6 @@
 """`format_checkpoint_arguments`: the arguments of a run, from its checkpoint (`common.pt`).
 
-A checkpoint is a pickle, which could run any code. None is run here: `torch.load` with
+A checkpoint is a pickle, which could run any code. No such code runs here: `torch.load` with
 `weights_only=True` makes only tensors, containers and `argparse.Namespace`. Megatron-LM's enums,
 paths and signals become inert objects. A file that names another class or function is refused.
 """
@@ -43,17 +43,17 @@ class _Inert:
 def format_checkpoint_arguments(data: bytes, path: str) -> str:
     """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
 
-    So a checkpoint is read by the reader of printed arguments.
+    The reader of printed arguments can then read this text.
 
     Args:
         data: The content of the file.
-        path: Its name in messages.
+        path: The name of the file in messages.
 
     Raises:
-        PayloadError: The file is no file of `torch.save`, names another class or function, or
-            holds no arguments.
+        PayloadError: `torch.save` did not write the file, it names another class or function, or
+            it has no arguments.
     """
-    import torch  # its import takes two seconds, and only this kind of file needs it
+    import torch  # the import takes two seconds, and only this kind of file needs it
 
     allowed: list[Any] = [Namespace]
     for name in _call_torch(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
@@ -81,7 +81,7 @@ def format_checkpoint_arguments(data: bytes, path: str) -> str:
 
 
 def _call_torch(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
-    """Return the result of a function of torch about a file.
+    """Call a function of torch on the content of a file, and return the result.
 
     Raises:
         PayloadError: The file is damaged.

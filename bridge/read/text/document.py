@@ -3,11 +3,11 @@
     document = Document.load("ds_config.json")
     document.kind       # "json"
     document.content    # {"fp16": {"enabled": True}}, parsed when it is read first
-    document.parts      # the documents of a YAML file that holds several
+    document.parts      # the documents of a YAML file with several documents
 
 Nothing in a file is run, imported or instantiated. A file that cannot be a configuration is refused
-with one sentence. Such a file is too large, is no UTF-8, is nested deeper or has more aliases than
-any person writes, or has a key of the precision twice.
+with a single sentence: a file that is too large, is not UTF-8, is nested too deeply, has too many
+aliases, or has a key of the precision twice.
 """
 
 import re
@@ -32,19 +32,19 @@ LONG_KEY_PATTERN = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
-"""A TOML key with too many parts. The time of `tomllib` grows with the square of their number."""
+"""A TOML key with too many parts. `tomllib` needs time that grows with the square of the parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One file, or one YAML document of a file that holds several."""
+    """A file, or a single YAML document of a file with several documents."""
 
     path: str
     text: str
     kind: str
     """yaml, json, toml, shell, python, env or text."""
     part: int | None = None
-    """Its number in a YAML file with several documents, from 1; None for a file with one."""
+    """The number of the document in a YAML file, from 1. None: the file is a single document."""
     of: Any = field(default=None, repr=False)
     """The parsed content, if the caller has parsed it already."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
@@ -61,7 +61,7 @@ class Document:
         """Return the document of a file.
 
         Raises:
-            PayloadError: There is no file, or it is a device, a named pipe, too large or no text.
+            PayloadError: The path is not a regular file, or the file is too large or not text.
         """
         return cls.from_bytes(strict_yaml.read_bytes(path), str(path))
 
@@ -74,11 +74,11 @@ class Document:
             path: The file's name, which may show its kind.
 
         Raises:
-            PayloadError: The content is too large or no text.
+            PayloadError: The content is too large or is not text.
         """
         is_log = END_OF_PRINTED_ARGUMENTS.encode() in data
         if len(data) > MAX_BYTES and is_log:
-            # A log prints the arguments first. The lines after them state no precision.
+            # A log has the arguments first. The lines after them do not state a precision.
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
         if data.startswith(ZIP_SIGNATURE) and path.endswith(CHECKPOINT_SUFFIX):
             return cls.from_text(format_checkpoint_arguments(data, path), path, kind="text")
@@ -105,9 +105,9 @@ class Document:
 
     @cached_property
     def contents(self) -> tuple[Any, ...]:
-        """The parsed values: one, or one for each document of a YAML file.
+        """The parsed values: a single value, or a value for each document of a YAML file.
 
-        For a kind that is no data format, such as a shell script, it is the text itself.
+        If the kind is not a data format (a shell script, for example), the value is the text.
         """
         if self.of is not None:
             return (self.of,)
@@ -124,7 +124,7 @@ class Document:
 
     @property
     def content(self) -> Any:
-        """The parsed value; of several YAML documents the first that is not empty."""
+        """The parsed value. For several YAML documents, the first value that is not empty."""
         for value in self.contents:
             if value is not None:
                 return value
@@ -132,7 +132,7 @@ class Document:
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """The parsed value if it is a mapping, else an empty one."""
+        """The parsed value if it is a mapping, else an empty mapping."""
         if self.kind not in ("yaml", "json", "toml"):
             return {}
         content = self.content
@@ -142,7 +142,7 @@ class Document:
 
     @property
     def parts(self) -> tuple["Document", ...]:
-        """The document itself, or a document for each non-empty part of a YAML file with several."""
+        """The document itself, or each non-empty document of a YAML file with several documents."""
         if self.kind != "yaml" or self.part is not None:
             return (self,)
         filled = [value for value in self.contents if value is not None]
@@ -155,7 +155,7 @@ def _parse_toml(text: str, path: str) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     Raises:
-        PayloadError: It is no TOML, or is nested too deeply.
+        PayloadError: The text is not TOML, or is nested too deeply.
     """
     try:
         return tomllib.loads(text)
@@ -170,7 +170,7 @@ def _refuse_long_keys(text: str, path: str) -> None:
     """Refuse TOML with a key of more than `MAX_KEY_PARTS` parts.
 
     Raises:
-        PayloadError: There is such a key.
+        PayloadError: The text has such a key.
     """
     key = LONG_KEY_PATTERN.search(text)
     if key is not None:

@@ -1,4 +1,7 @@
-"""`detect_document_kind`: the kind of a file: yaml, json, toml, python, shell, env, or text for any other."""
+"""`detect_document_kind`: the kind of a file.
+
+The kinds are yaml, json, toml, python, shell and env, and text for any other file.
+"""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +49,7 @@ def detect_document_kind(path: str, text: str) -> str:
 
 
 def _detect_kind_by_start(text: str) -> str:
-    """Return the kind by the beginning of a text; empty if that does not show it."""
+    """Return the kind by the beginning of a text. Empty if the beginning does not show it."""
     start = text.lstrip()[:400]
     if re.match(r"#!.*python", start):
         return "python"
@@ -58,7 +61,7 @@ def _detect_kind_by_start(text: str) -> str:
 
 
 def _detect_kind_by_lines(text: str) -> str:
-    """Return the kind by the form of the lines; empty if that does not show it."""
+    """Return the kind by the form of the lines. Empty if the lines do not show it."""
     lines: list[str] = []
     for line in text.splitlines()[:MAX_LINES_READ]:
         if line.strip() and not line.lstrip().startswith("#"):

@@ -1,11 +1,11 @@
-"""`parse_hydra_overrides`: the overrides of a command line, as Hydra's grammar has them.
+"""`parse_hydra_overrides`: the overrides of a command line, in Hydra's grammar.
 
     words = map(ShellWord, ["policy.precision=float16", "+policy.x=1", "~policy.y"])
     overrides = parse_hydra_overrides(words)
     refused = apply_hydra_overrides(values, overrides, is_complete=True)
 
-To import Hydra takes longer than to read most files. So its grammar is read here: a sign, a key,
-and a value that is YAML in one line.
+An import of Hydra takes longer than reading most files. So this module parses the grammar itself: a
+sign, a key, and a value, which is YAML in a single line.
 
 Source: Hydra 1.3 hydra/core/override_parser and _internal/config_loader_impl.py,
 _apply_overrides_to_config.
@@ -29,7 +29,7 @@ OVERRIDE_PATTERN = re.compile(
 ABSENT_KEY_RULE = "is no key of the configuration, and Hydra refuses the override"
 EXISTING_KEY_RULE = "is a key of the configuration already, and Hydra refuses to add it"
 ABSENT_VALUE = object()
-"""The value of a key that is absent; None is a value."""
+"""The value of an absent key. It is not None, because a key can have the value None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,31 +41,31 @@ class HydraOverride:
     value: object = None
     sign: str = ""
     """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key must exist."""
-    is_late: bool = False
+    is_open: bool = False
     """Whether only the run knows the value. `value` is then the text as it is written."""
 
 
 def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
-    """Return the overrides among the words of a command. Options and other words are ignored."""
+    """Return the overrides among the arguments of a command. Other arguments are ignored."""
     overrides: list[HydraOverride] = []
     for word in words:
         match = OVERRIDE_PATTERN.match(word)
         if match is None or (match["value"] is None and match["sign"] != "~"):
             continue
         text = match["value"] or ""
-        is_late = ShellWord(text).is_unknown
+        is_open = ShellWord(text).is_open
         value: object = text
-        if not is_late:
+        if not is_open:
             value = parse_override_value(text)
         override = HydraOverride(
-            key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late
+            key=match["key"], value=value, sign=match["sign"] or "", is_open=is_open
         )
         overrides.append(override)
     return overrides
 
 
 def parse_override_value(text: str) -> object:
-    """Return the value of an override as YAML reads it; a text that is no YAML stays a text."""
+    """Return the value of an override as YAML reads it. Text that is not YAML is unchanged."""
     if not text.strip():
         return ""
     try:
@@ -110,7 +110,7 @@ def apply_hydra_overrides(
 
 
 def _get_or_make_section(values: ConfigTree, names: Sequence[str]) -> ConfigTree:
-    """Return the section at a path; sections that are absent are made, in place of any value."""
+    """Return the section at a path. An absent section is made, and replaces any other value."""
     section = values
     for name in names:
         inner = section.get(name)
@@ -121,9 +121,10 @@ def _get_or_make_section(values: ConfigTree, names: Sequence[str]) -> ConfigTree
 
 
 def _find_refusal(override: HydraOverride, values: ConfigTree) -> Finding | None:
-    """Return why Hydra refuses an override; None if it takes it.
+    """Return why Hydra refuses an override. None if Hydra accepts it.
 
-    Hydra takes `+key=value` for a key whose value is a mapping or a list, which it extends.
+    If the value of an existing key is a mapping or a list, Hydra accepts `+key=value`, and extends
+    that value.
     """
     key = override.key
     value = get_dotted_value(values, key, ABSENT_VALUE)

@@ -6,11 +6,11 @@
     resolve_interpolations(config.values)     # the values with interpolations replaced
 
 A file inherits from the files in its `defaults`, which are paths from its folder. These files are
-"below" it: its own values replace theirs.
+"below" it: the values of the file replace their values.
 
-An interpolation `${policy.precision}` is replaced by the value of this key, `${.name}` by that of a
-key in the same section, and `${mul:a,b}` by a product. Other resolvers, such as `${env:HOME}`, stay
-as they are written: only the run knows their values.
+An interpolation `${policy.precision}` is replaced by the value of this key, `${.name}` by the value
+of a key in the same section, and `${mul:a,b}` by a product. Other resolvers, such as `${env:HOME}`,
+stay as they are written: only the run knows their values.
 
 Source: NVIDIA-NeMo/RL nemo_rl/utils/config.py at 7ea279abfbeb: load_config_with_inheritance,
 merge_with_override, register_omegaconf_resolvers.
@@ -33,9 +33,9 @@ DEFAULTS_KEY = "defaults"
 REPLACE_KEY = "_override_"
 """Key of a section that replaces the section below it, instead of being merged with it."""
 MANDATORY_VALUE = "???"
-"""OmegaConf's value for one that another file, or the command line, has to state."""
+"""OmegaConf's placeholder for a value that another file, or the command line, has to state."""
 MAX_INHERITANCE = 12
-"""Files that inherit from each other in a chain, and interpolations that refer to each other."""
+"""The longest chain of files that inherit from each other, or of interpolations."""
 INTERPOLATION_PATTERN = re.compile(r"\$\{([^${}]*)\}")
 RESOLVERS: dict[str, Callable[[Sequence[float]], float]] = {
     "add": math.fsum,
@@ -64,14 +64,14 @@ class InheritedConfig:
 
 
 def read_inherited_config(path: Path, content: Mapping[str, object]) -> InheritedConfig:
-    """Return a file merged over the files that it inherits from, with its interpolations unresolved.
+    """Return a file merged over the files that it inherits from. Interpolations stay unresolved.
 
     Args:
         path: The file's path. The paths in its `defaults` begin in its folder.
-        content: The file's own mapping.
+        content: The mapping in the file.
 
     Raises:
-        PayloadError: An inherited file holds no mapping, or files inherit from each other in a
+        PayloadError: An inherited file is not a mapping, or files inherit from each other in a
             circle.
     """
     config = InheritedConfig()
@@ -88,7 +88,7 @@ def _merge_bases(
 
     Args:
         path: The file.
-        content: Its own mapping.
+        content: The mapping in the file.
         config: Gets the names of the files that are read or missing, and the origins of values.
         heirs: The files that inherit from this one.
 
@@ -125,7 +125,7 @@ def _list_dotted_keys(values: Mapping[str, object], path: str = "") -> Iterator[
 
 
 def _list_base_names(defaults: object) -> list[str]:
-    """Return the entries of `defaults` as texts. An entry that is no path is a missing file later."""
+    """Return the entries of `defaults` as texts. An entry that is not a path is missing later."""
     if defaults is None:
         return []
     if isinstance(defaults, list):
@@ -137,11 +137,11 @@ def _read_mapping(path: Path) -> ConfigTree:
     """Return the mapping in an inherited file.
 
     Raises:
-        PayloadError: The file cannot be read, or holds no mapping.
+        PayloadError: The file cannot be read, or is not a mapping.
     """
-    data = strict_yaml.read_bytes(path, error=PayloadError)
-    text = strict_yaml.decode_text(data, str(path), error=PayloadError)
-    documents = strict_yaml.load_documents(text, str(path))
+    file_bytes = strict_yaml.read_bytes(path, error=PayloadError)
+    file_yaml = strict_yaml.decode_text(file_bytes, str(path), error=PayloadError)
+    documents = strict_yaml.load_documents(file_yaml, str(path))
     content = documents[0] if documents else {}
     if not isinstance(content, dict):
         rule = "must hold a mapping, as a file that another one inherits from"
@@ -230,7 +230,8 @@ class _InterpolationResolver:
     def _resolve_text(self, text: str, path: tuple[str, ...], depth: int) -> object:
         """Return the value of a text, whose innermost interpolations are resolved first.
 
-        A text that is one interpolation has the type of its value; any other text stays a text.
+        If the whole text is a single interpolation, the result has the type of its value. Any
+        other text stays a text.
 
         Raises:
             _UndecidedError: The configuration does not decide it.
@@ -264,7 +265,7 @@ class _InterpolationResolver:
             return _call_resolver(resolver, arguments)
         target = tuple(inner.split("."))
         if inner.startswith("."):
-            # One dot is the section of the value, each further dot the section around it.
+            # A single dot is the section of the value. Each further dot is the section around it.
             relative = inner.lstrip(".")
             dot_count = len(inner) - len(relative)
             target = (*path[:-dot_count], *relative.split("."))
@@ -284,7 +285,7 @@ def _call_resolver(name: str, arguments: str) -> object:
     """Return the value of a resolver of NeMo-RL.
 
     Raises:
-        _UndecidedError: The resolver is not known, or does not take these arguments.
+        _UndecidedError: The resolver is not known, or does not accept these arguments.
     """
     function = RESOLVERS.get(name)
     if function is None:

@@ -2,11 +2,11 @@
 
     program = parse_program("L.Trainer(precision=PRECISION)", "a.py", {"Trainer"}.__contains__)
     program.calls[0].name         # "Trainer"
-    program.calls[0].undecided    # {"precision": "PRECISION"}
+    program.calls[0].open_values    # {"precision": "PRECISION"}
 
 A value is known if it is a constant, or the name of a constant. Names are followed through the
 imports of the file: `L.Trainer` is `lightning.Trainer` after `import lightning as L`. A class that
-the file defines itself is not taken for an imported one. A call under `if False:` is ignored, and a
+the file itself defines does not count as the imported class. A call under `if False:` is ignored. A
 name that is bound twice has no known value.
 """
 
@@ -22,7 +22,7 @@ MAX_PROGRAM_CHARACTERS = 256 * 1024
 WRAPPER_NAMES = ("Config", "Partial", "partial")
 """Functions that call their first argument later: `run.Config(Thing, ...)`."""
 MAX_SOURCE_LENGTH = 120
-"""Characters of an expression that are shown."""
+"""The most characters of an expression that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +35,16 @@ class PythonCall:
     line: int
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments whose values are known. A dtype is its dotted name, "torch.bfloat16"."""
-    undecided: dict[str, str] = field(default_factory=dict)
+    open_values: dict[str, str] = field(default_factory=dict)
     """Keyword arguments that only a run decides, as they are written."""
     positional: tuple[Any, ...] = ()
-    """Positional arguments; None for an argument that only a run decides."""
+    """Positional arguments. An argument that only a run decides is None."""
     written: dict[str, str] = field(default_factory=dict)
-    """Every argument as it is written, the positional ones under "0", "1", ..."""
+    """Every argument as it is written. The positional arguments have the names "0", "1", ..."""
 
 
 class Assignment(NamedTuple):
-    """One assignment. They are sorted by these fields, so by their lines."""
+    """An assignment. Assignments are sorted by these fields, and so by their lines."""
 
     line: int
     target: str
@@ -66,12 +66,12 @@ def parse_program(text: str, path: str, is_wanted: Callable[[str], object]) -> P
 
     Args:
         text: The content of the file.
-        path: Its name in messages.
-        is_wanted: Takes the last part of the dotted name of a callee or a target, and returns
-            whether this call or assignment is wanted.
+        path: The name of the file in messages.
+        is_wanted: Returns whether a call or assignment is wanted. The argument is the last part of
+            the dotted name of the callee or target.
 
     Raises:
-        PayloadError: The file is no Python, or is too long or nested too deeply.
+        PayloadError: The file is not Python, or is too long or nested too deeply.
     """
     tree = parse_python(text, path)
     calls: list[PythonCall] = []
@@ -98,7 +98,7 @@ def parse_python(text: str, path: str) -> ast.Module:
     """Return the syntax tree of a file.
 
     Raises:
-        PayloadError: The file is no Python, or is too long or nested too deeply.
+        PayloadError: The file is not Python, or is too long or nested too deeply.
     """
     if len(text) > MAX_PROGRAM_CHARACTERS:
         rule = f"must not be longer than {MAX_PROGRAM_CHARACTERS} characters"
@@ -124,7 +124,7 @@ class PlainValue(NamedTuple):
     """The value of an expression, if it is known without a run."""
 
     is_plain: bool
-    """Whether it is known."""
+    """Whether the value is known."""
     value: Any = None
 
 
@@ -135,7 +135,7 @@ class NameResolver:
         self.imported: dict[str, str] = {}
         """Name in the file -> dotted name of the imported module or object."""
         self.star = ""
-        """The module of `from MODULE import *`, with a dot after it; empty without such an import."""
+        """The module of `from MODULE import *`, with a dot after it. Empty: no such import."""
         self.constants: dict[str, Any] = {}
         """Name that is bound once, at the top level, to a known value -> the value."""
         self.bound: Counter[str] = Counter()
@@ -244,7 +244,7 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
     """Return a call with its arguments."""
     callee, positional = _get_callee(node)
     plain: dict[str, Any] = {}
-    undecided: dict[str, str] = {}
+    open_values: dict[str, str] = {}
     written = {str(index): format_source(argument) for index, argument in enumerate(positional)}
     for keyword in node.keywords:
         name = keyword.arg or "**"
@@ -253,19 +253,19 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
         if keyword.arg is not None and value.is_plain:
             plain[name] = value.value
         else:
-            undecided[name] = written[name]
+            open_values[name] = written[name]
     return PythonCall(
         name=_get_last_name(names.path(callee)),
         line=node.lineno,
         arguments=plain,
-        undecided=undecided,
+        open_values=open_values,
         positional=tuple(_get_value_or_none(names.plain(argument)) for argument in positional),
         written=written,
     )
 
 
 def _get_value_or_none(plain: PlainValue) -> Any:
-    """Return a known value; None for one that only a run decides."""
+    """Return a known value. None for a value that only a run decides."""
     if plain.is_plain:
         return plain.value
     return None

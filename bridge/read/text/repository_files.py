@@ -2,7 +2,7 @@
 
     python train.py --config conf/run.yaml
 
-Such a script is in a folder like `examples/`, and is run from the top of its repository.
+Such a script is in a folder like `examples/`. A user runs it from the top of the repository.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN
 
 MAX_PARENT_FOLDERS = 6
-"""Folders above a script in which a file is looked for."""
+"""The number of folders above a script in which a file is looked for."""
 
 
 def find_repository_file(name: str, script: Path) -> Path | None:
     """Return the file that a script names; None if there is no such file.
 
-    It is looked for in the current folder, then in the folders above the script.
+    The current folder is searched first, then the folders above the script.
 
     Args:
         name: The file as the script names it. A beginning that only the run knows
             (`$ROOT/conf/run.yaml`) is ignored.
         script: The path of the script.
     """
-    unknown_pieces = [*UNKNOWN_PATTERN.finditer(name)]
+    open_pieces = [*OPEN_PIECE_PATTERN.finditer(name)]
     known_end = name
-    if unknown_pieces:
-        known_end = name[unknown_pieces[-1].end() :].lstrip("/")
+    if open_pieces:
+        known_end = name[open_pieces[-1].end() :].lstrip("/")
     if not known_end or not known_end.isprintable():
         return None
     for folder in (Path(), *script.absolute().parents[:MAX_PARENT_FOLDERS]):

@@ -1,12 +1,12 @@
-"""`Settings`: the settings of another system, read with the types that its own loader takes.
+"""`Settings`: the settings of another system, read with the types that its loader accepts.
 
     settings = Settings({"enabled": True, "loss_scale": 0}, "DeepSpeed", "fp16")
     settings.switch("enabled")               # True
     settings.number("loss_scale", least=0)   # 0
     settings.whole("hysteresis")             # None: the file does not have it
 
-A value of another type is an error of one sentence: "DeepSpeed: fp16.enabled: must be true or
-false, got 'yes'. Write true or false, without quotes."
+A value of another type raises a short error: "DeepSpeed: fp16.enabled: must be true or false, got
+'yes'. Write true or false, without quotes."
 """
 
 import sys
@@ -23,14 +23,14 @@ SHORT_DTYPES = {
     "16-mixed": "fp16",
     "bf16-mixed": "bf16",
 }
-"""Lightning's words for a precision, which NeMo and Megatron Bridge take as dtypes -> the dtype."""
+"""Lightning's name of a precision -> the dtype that NeMo and Megatron Bridge read."""
 MAX_FLOAT = sys.float_info.max
 """The largest finite number."""
 SWITCH_VALUES = {
     **dict.fromkeys((*TRUE_WORDS, "t", "y"), True),
     **dict.fromkeys((*FALSE_WORDS, "f", "n"), False),
 }
-"""Word that pydantic takes for a switch, in lower case -> its value."""
+"""Text that pydantic accepts as a switch, in lower case -> its value."""
 
 
 class Settings:
@@ -39,12 +39,13 @@ class Settings:
     Args:
         payload: The mapping.
         system: The name of the system, with which every message begins.
-        path: The key of the mapping in its document, such as "fsdp_config"; empty for the document.
-        lenient: Whether "true" and 1 are switches, and 16.0 and "16" whole numbers. pydantic takes
-            them so.
+        path: The key of the mapping in its document, such as "fsdp_config". Empty: the whole
+            document.
+        lenient: Whether "true" and 1 are accepted as switches, and 16.0 and "16" as whole numbers,
+            as in pydantic.
 
     Raises:
-        PayloadError: The payload is no mapping.
+        PayloadError: The payload is not a mapping.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Settings:
         return self.values[key]
 
     def name(self, key: str) -> str:
-        """Return the name of a setting from the top of the document: "fsdp_config.activation_dtype"."""
+        """Return the name of a setting from the top of the document: "fsdp_config.dtype"."""
         if not self.path:
             return key
         return f"{self.path}.{key}"
@@ -78,7 +79,7 @@ class Settings:
         """Return whether a setting has a value other than null."""
         return self.values.get(key) is not None
 
-    # Each method below returns None for a setting that is absent or null, and raises PayloadError for
+    # Each method below returns None for an absent setting and for null. It raises PayloadError for
     # a value of another type.
 
     def switch(self, key: str) -> bool | None:
@@ -139,7 +140,7 @@ class Settings:
         raise self.wrong(key, "must be a string", value, "Write a word")
 
     def word(self, key: str, choices: tuple[str, ...]) -> str | None:
-        """Return a word, which must be one of `choices`."""
+        """Return a string, which must be one of `choices`."""
         value = self.text(key)
         if value is None or value in choices:
             return value
@@ -153,7 +154,7 @@ class Settings:
         return parse_named_dtype(self.values.get(key), self.name(key))
 
     def section(self, key: str) -> "Settings":
-        """Return the settings in the mapping of a key; none if it is absent or null."""
+        """Return the settings in the mapping of a key. Empty if it is absent or null."""
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -163,10 +164,10 @@ class Settings:
         """Return the error to raise about a setting.
 
         Args:
-            key: The setting; empty for the mapping itself.
+            key: The setting. Empty: the mapping itself.
             rule: The rule that its value breaks: "must be ...".
             value: The value.
-            remedy: A sentence about a correct value, which may lack its full stop.
+            remedy: A sentence about a correct value. The full stop may be missing.
         """
         setting = self.name(key) if key else self.path
         path = ": ".join(filter(None, (self.system, setting)))
@@ -181,14 +182,14 @@ def _is_infinite(number: float) -> bool:
 
 
 def parse_named_dtype(value: object, location: str) -> str | None:
-    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null.
+    """Return the dtype that a setting of NeMo or Megatron Bridge names. None for null.
 
     Args:
-        value: A dtype, a word of Lightning such as "bf16-mixed", or a mapping with `_target_`.
+        value: A dtype, a precision of Lightning such as "bf16-mixed", or a mapping with `_target_`.
         location: The setting in messages.
 
     Raises:
-        PayloadError: The value names no dtype.
+        PayloadError: The value does not name a dtype.
     """
     name = value
     if isinstance(value, Mapping) and "_target_" in value:
@@ -202,7 +203,7 @@ def parse_named_dtype(value: object, location: str) -> str | None:
 
 
 def parse_mode_dtype(value: object) -> str | None:
-    """Return "fp32", "bf16" or "fp16" for such a dtype in any spelling; None for any other value."""
+    """Return "fp32", "bf16" or "fp16" for a spelling of this dtype. None for any other value."""
     try:
         dtype = parse_dtype(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""`loads`: JSON as plain data, in which no key may occur twice, with a limit to its depth.
+"""`loads`: parses JSON. A repeated key is an error, and so is too deep nesting.
 
-Comments and trailing commas are allowed, as DeepSpeed allows them.
+Comments and trailing commas are allowed, as in DeepSpeed.
 """
 
 import json
@@ -24,7 +24,7 @@ def loads(text: str, path: str) -> Any:
         path: The file's name in messages.
 
     Raises:
-        PayloadError: It is no JSON, has a key twice in one object, or too many levels.
+        PayloadError: The text is not JSON, has a key twice in an object, or has too many levels.
     """
     try:
         value = json.loads(text, object_pairs_hook=_make_mapping)
@@ -53,7 +53,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _replace_comment(match: re.Match[str]) -> str:
-    """Return a string as it is, and of a comment its line ends, so that lines keep their numbers."""
+    """Return a string unchanged. Return only the line ends of a comment, to keep line numbers."""
     return match[1] or "\n" * match[0].count("\n")
 
 

@@ -1,4 +1,4 @@
-"""`parse_trainer_arguments`: the options of a command line as transformers' `TrainingArguments` reads them."""
+"""`parse_trainer_arguments`: command line options, as `TrainingArguments` of transformers reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ TRAINER_SWITCHES = (
     "use_cpu",
     "no_cuda",
 )
-"""Arguments that affect the precision, or the device, and are true or false."""
+"""Arguments about the precision or the device whose values are true or false."""
 
 
 def parse_trainer_arguments(options: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Return the arguments of a command line: switches as true or false, all others as texts.
+    """Return the arguments of a command line: switches as bools, all other arguments as texts.
 
     A switch may be written as `--bf16`, `--bf16 True`, `--tf32=false` or `--no_tf32`.
 

@@ -1,6 +1,7 @@
-"""Line charts as SVG, drawn by matplotlib.
+"""Line charts as SVG, drawn by matplotlib, for the HTML page.
 
-They need no script and no network. The legend is in the markup, and the colours are the page's.
+The charts need neither a script nor a network. The legend is in the markup, and the colours come
+from the page.
 """
 
 import io
@@ -18,10 +19,10 @@ from bridge.report.curves import make_figure
 Point = tuple[float, float]
 
 MAX_POINTS = 400
-"""Points of a line; more would not be seen on a page."""
+"""The most points of a line. More points would not be visible on a page."""
 _LINES = ("#0000a0", "#0000a1", "#0000a2", "#0000a3", "#0000a4", "#0000a5")
 COLOUR_COUNT = len(_LINES)
-"""Number of the classes s0, s1, ... of the page's style. Further lines are dashed in these colours."""
+"""The number of colours: the classes s0, s1, ... of the page. Further lines are dashed."""
 _TEXT, _GRID = "#0000b0", "#0000b1"
 _PAGE_COLOURS = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}
 for _number, _line in enumerate(_LINES):
@@ -92,7 +93,7 @@ def _draw_svg(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
         steps, heights = zip(*points, strict=True)
         values.extend(heights)
         colour = _LINES[number % COLOUR_COUNT]
-        # Without clip_on=False, each clip path has an id, which another chart of the page may have.
+        # Without clip_on=False, clip paths get ids, and two charts of a page may have the same id.
         axes.plot(steps, heights, linestyle=style, linewidth=1.5, color=colour, clip_on=False)
     if log:
         axes.set_yscale("log")
@@ -118,7 +119,7 @@ def _export_svg(figure: Figure) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
     # The caller writes the start tag, so that the element has a title and no fixed size.
     svg = text.getvalue().partition("<svg")[2].partition(">")[2]
-    # Styles would act on the whole page, and ids of two charts would be the same.
+    # Styles would affect the whole page, and two charts would have the same ids.
     svg = re.sub(r'<style.*?</style>| id="[\w.]+_\d+"', "", svg, flags=re.DOTALL)
     return re.sub("|".join(_PAGE_COLOURS), lambda match: _PAGE_COLOURS[match[0]], svg)
 

@@ -31,7 +31,7 @@ SUMMARY_FIGURES = (
     "skipped_steps",
     "seconds",
 )
-"""Figures of `summary.json` that a report shows."""
+"""Values of `summary.json` that a report shows."""
 RECORD_KINDS = {"weights": "parameters"}
 """Kind of tensor in the memory report -> its name in a record, if they differ."""
 
@@ -137,9 +137,9 @@ def _collect_silenced(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _collect_findings(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the findings of the check and of the sync, each once.
+    """Return the findings of the check and of the sync, without repetitions.
 
-    A finding of both has the text of the check and the position of the sync.
+    A finding of both has the text from the check, and its position in the list from the sync.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in (*run.findings.get("findings", ()), *run.sync.get("findings", ())):
@@ -233,7 +233,10 @@ def make_plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
 
 
 def _collect_sqnr_cells(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the last SQNR of each operand, layer and module, and its distance below a healthy one."""
+    """Return the last SQNR of each operand, layer and module, and its distance to a healthy SQNR.
+
+    The distance is positive if the SQNR is below the healthy SQNR.
+    """
     cells = []
     for row in select_last_step(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:

@@ -24,7 +24,7 @@ from bridge.report.table import format_mib
 
 TEMPLATE = "page.html.j2"
 STATE_WORDS = {"good": "Good", "bad": "Problem", "unknown": "Note"}
-"""State of an answer -> its word, so that colour is not the only sign."""
+"""State of an answer -> its text on the page, so that colour is not the only sign."""
 
 
 def render_page(runs: Sequence[RunContent]) -> str:
@@ -39,9 +39,9 @@ def render_page(runs: Sequence[RunContent]) -> str:
         heat=_make_heat_tables,
         charts=_draw_charts,
     )
-    text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    template = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _make_names_unique(runs)
-    return environment.from_string(text).render(
+    return environment.from_string(template).render(
         runs=runs,
         overlay=_draw_overlay(runs),
         compared=_collect_answers(runs),
@@ -50,7 +50,7 @@ def render_page(runs: Sequence[RunContent]) -> str:
 
 
 def _draw_overlay(runs: Sequence[RunContent]) -> Markup:
-    """Return the chart with the training losses of all runs; empty for one run."""
+    """Return the chart with the training losses of all runs. Empty for a single run."""
     curves = {}
     if len(runs) > 1:
         for run in runs:
@@ -60,7 +60,7 @@ def _draw_overlay(runs: Sequence[RunContent]) -> Markup:
 
 
 def render_markdown(runs: Sequence[RunContent]) -> str:
-    """Return the verdicts, figures and findings of some runs as Markdown, for a comment."""
+    """Return the verdicts, metrics and findings of some runs as Markdown, for a comment."""
     lines = _format_answers(_collect_answers(runs))
     if lines:
         lines.append("")
@@ -111,16 +111,16 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
     overrides_of = [PurePath(run.folder).name.split(",") for run in runs]
     named = []
     for run, overrides in zip(runs, overrides_of, strict=True):
-        others = []
-        for other, other_overrides in zip(runs, overrides_of, strict=True):
-            if other.name == run.name and other is not run:
-                others.append(other_overrides)
-        if not others:
+        overrides_of_namesakes = []
+        for other_run, other_overrides in zip(runs, overrides_of, strict=True):
+            if other_run.name == run.name and other_run is not run:
+                overrides_of_namesakes.append(other_overrides)
+        if not overrides_of_namesakes:
             named.append(run)
             continue
         differing = []
         for override in overrides:
-            if any(override not in other_overrides for other_overrides in others):
+            if any(override not in other_overrides for other_overrides in overrides_of_namesakes):
                 differing.append(override)
         name = ", ".join([run.name, *(differing or overrides)])
         named.append(replace(run, name=name))
@@ -128,7 +128,7 @@ def _make_names_unique(runs: Sequence[RunContent]) -> list[RunContent]:
 
 
 def _collect_answers(runs: Sequence[RunContent]) -> list[Answer]:
-    """Return the different answers of comparisons, in the order of the runs."""
+    """Return the answers of comparisons without repetitions, in the order of the runs."""
     answers: list[Answer] = []
     for run in runs:
         answer = run.compared
@@ -188,7 +188,7 @@ def _make_heat_cells(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]
 
 
 def _format_number(value: object) -> str:
-    """Return a figure as text; "-" if it is not known."""
+    """Return a number as text; "-" if it is not known."""
     if value is None:
         return "-"
     if isinstance(value, int):

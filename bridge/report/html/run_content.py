@@ -18,13 +18,13 @@ class RunContent:
     """The content of a report on one run. The fields are the keys of the JSON, in this order."""
 
     name: str
-    """The precision of the run, or another name that the reader knows it by."""
+    """The precision of the run, or another name by which the reader knows the run."""
     folder: str
     """The folder or the log of the run."""
     source: str | None = None
     """The kind of log, such as "a log of Megatron-LM"; None: a run of ours."""
     figures: Mapping[str, Any]
-    """Name of a figure, such as train_loss -> its value; None: not known."""
+    """Name of a metric, such as train_loss -> its value. None: not known."""
     compared: Answer | None = None
     """The result of the comparison with the other runs of the report."""
     base: Row | None = None
@@ -36,9 +36,9 @@ class RunContent:
     recorded_gemms: int = 0
     """The number of recorded GEMMs."""
     backend: str = ""
-    """The backend that ran them."""
+    """The backend that ran the recorded GEMMs."""
     mismatches: Sequence[str] = ()
-    """A sentence for each point in which the record differs from the plan."""
+    """A sentence for each difference between the record and the plan."""
     sync: Sequence[Row] = ()
     """The rows of the sync that changed or kept a value."""
     findings: Sequence[Row] = ()

@@ -1,4 +1,4 @@
-"""The dimensions of a rank's GEMMs as a table, with those that the scaling scheme refuses."""
+"""The dimensions of a rank's GEMMs as a table. Dimensions that the scheme refuses are marked."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,8 +19,8 @@ def make_alignment_table(report: AlignmentReport) -> RenderableType:
         parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_GEMM_SOURCE})."))
     multiple = report.pad.per_expert
     if multiple > 1 and any(gemm.expert for gemm in report.gemms):
-        text = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
-        parts.append(Text(text))
+        sentence = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
+        parts.append(Text(sentence))
     parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
     return Group(*parts)
 
@@ -28,8 +28,8 @@ def make_alignment_table(report: AlignmentReport) -> RenderableType:
 def _make_gemm_rows(report: AlignmentReport) -> list[Row]:
     """Return the rows of the table.
 
-    A module may compute in low precision in some layers and in high precision in others. Then only
-    the rows in low precision are shown, since the scheme has no rule for the others.
+    A module may compute in low precision in some layers and in high precision in other layers. Then
+    only the low-precision rows are shown, since the scheme has no rule for high precision.
     """
     misfits = {(misfit.layers, misfit.module) for misfit in report.misfits}
     low_shapes = set()

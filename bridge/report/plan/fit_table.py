@@ -58,14 +58,14 @@ def _list_notes(report: FitReport, missing: Sequence[str]) -> list[Text]:
     """Return lines about layouts that were not tried, and parts that were not counted."""
     notes = []
     if report.untried:
-        text = (
+        sentence = (
             f"  {report.untried} layouts were not tried: "
             "the search over a model of so many layers ends early."
         )
-        notes.append(Text(text, style="yellow"))
+        notes.append(Text(sentence, style="yellow"))
     if missing:
-        text = f"  Not counted, so that it may not fit: {', '.join(missing)}."
-        notes.append(Text(text, style="yellow"))
+        sentence = f"  Not counted, so that it may not fit: {', '.join(missing)}."
+        notes.append(Text(sentence, style="yellow"))
     return notes
 
 

@@ -30,7 +30,7 @@ def make_memory_table(
         activations: Recomputed parts -> the bytes of activations of each stage.
         gpu: The name of the GPU.
         memory_bytes: The memory of the GPU; None: not known.
-        uncounted: Settings that keep less on the GPU than is counted.
+        uncounted: Settings with which the GPU stores fewer bytes than are counted.
         missing: Parts of the run that are not counted.
         unread: Options that may change the count and are not read.
     """
@@ -134,8 +134,8 @@ def _format_fit_line(
     needed = f"  {least}{format_bytes(rank.total)} of {available} on stage {rank.stage}"
     if unread:
         options = ", ".join(unread)
-        text = f"{needed}: no verdict, since {options} may change what is counted."
-        return Text(text, style="yellow")
+        sentence = f"{needed}: no verdict, since {options} may change what is counted."
+        return Text(sentence, style="yellow")
     if rank.total > memory_bytes:
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
@@ -143,11 +143,11 @@ def _format_fit_line(
     left = memory_bytes - rank.total
     smallest, largest = WORKSPACE_BYTES
     if left < largest:
-        text = (
+        sentence = (
             f"{needed}: may not fit. {format_bytes(left)} are left for what is not counted, of which "
             f"workspaces alone take {format_bytes(smallest)} to {format_bytes(largest)}."
         )
-        return Text(text, style="yellow")
+        return Text(sentence, style="yellow")
     return Text(f"{needed}: {format_bytes(left)} are left for what is not counted.")
 
 

@@ -141,8 +141,8 @@ def _format_precision(matcher: Matcher, high: str) -> str:
 def _format_selected(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
     """Return the selected modules by layer.
 
-    A row that states FP8 or FP4 may select modules that stay in the run's dtype. They are named
-    separately.
+    A row that states FP8 or FP4 may select modules that stay in the run's dtype. Such modules are
+    named separately.
 
     Args:
         modules: The selected modules.

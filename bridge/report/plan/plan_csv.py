@@ -11,8 +11,8 @@ PLACE_COLUMNS = ("layer", "stage", "chunk", "kind", "module")
 
 def format_plan_csv(plan: PrecisionPlan) -> str:
     """Return every row of the plan as CSV, a line for each layer, module and GEMM or tensor."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*PLACE_COLUMNS, *ROW_COLUMNS], lineterminator="\n")
+    csv_text = io.StringIO()
+    writer = csv.DictWriter(csv_text, [*PLACE_COLUMNS, *ROW_COLUMNS], lineterminator="\n")
     writer.writeheader()
     writer.writerows(plan.rows())
-    return text.getvalue()
+    return csv_text.getvalue()

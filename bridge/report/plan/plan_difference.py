@@ -47,10 +47,10 @@ def make_difference_table(
 
 
 def _fold_differences(differences: Sequence[PlanDifference]) -> dict[PlanDifference, list[str]]:
-    """Return the differences that stand for several equal ones, each with its items.
+    """Return joined differences, each with its items.
 
-    First the modules are joined whose items differ in the same way. Then the items are joined.
-    A key has the names of all its modules, and an empty item.
+    First, modules whose items differ in the same way are joined. Then the items are joined. A key
+    has the names of all its modules, and an empty item.
     """
     modules_of: dict[PlanDifference, list[str]] = {}
     for difference in differences:

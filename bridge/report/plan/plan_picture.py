@@ -43,11 +43,11 @@ DRAWN_ITEMS = {
 """Kind of module -> the GEMMs and tensors that are drawn."""
 ROW_HEIGHT = 0.16
 COLUMN_WIDTH = 0.2
-"""Inches."""
+"""Lengths in the picture, in inches."""
 MANY_LAYERS = 40
-"""Layers from which rows are thinner, so that the picture fits on a page."""
+"""With more layers than this, rows are thinner, so that the picture fits on a page."""
 MAX_NAMED_LAYERS = 44
-"""Layers up to which every layer is named; of more layers, every fifth."""
+"""Up to this number of layers, every layer is named. With more layers, every fifth is named."""
 
 Column = tuple[str, str] | None
 """(module, item), or the gap between two modules."""
@@ -93,8 +93,8 @@ def _add_legend(figure: Figure, formats: Collection[str]) -> None:
 def _list_columns(plan: PrecisionPlan) -> list[Column]:
     """Return the columns in the order of the forward pass, with a gap between two modules.
 
-    Layers differ in their modules. A column that earlier layers do not have is put before the next
-    column of its own layer that they have.
+    Layers differ in their modules. If earlier layers do not have a column, it is put before the
+    next column of the same layer that they have.
     """
     ordered: list[tuple[str, str]] = []
     for layers, modules in plan.folded():
@@ -120,7 +120,7 @@ def _list_columns(plan: PrecisionPlan) -> list[Column]:
 
 
 def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
-    """Draw the cells. A GEMM of two formats has a cell of two colours.
+    """Draw the cells. A GEMM with operands of two formats has a cell with two colours.
 
     Returns:
         The formats that occur.
@@ -180,7 +180,7 @@ def _name_columns(axes: Axes, columns: list[Column]) -> None:
 
 
 def _name_rows(axes: Axes, rows: list[PlanLayer]) -> None:
-    """Write the names of the layers. A deep model has only every fifth layer named."""
+    """Write the names of the layers. In a deep model only every fifth layer is named."""
     step = 1
     if len(rows) > MAX_NAMED_LAYERS:
         step = 5

@@ -31,9 +31,9 @@ SUMMARY_HEADINGS = HEADINGS[5:]
 WRAPPED_HEADINGS = ("layers", "modules", "scales x, w, dy")
 """Columns whose cells may be broken over lines."""
 FORWARD_ITEMS = ("fprop", "forward", "lookup", "qk")
-"""Rows of a module whose format is the cell "forward"; the first one that the module has."""
+"""Rows for the column "forward". The first of these rows that a module has is shown."""
 Line = dict[str, str]
-"""Heading -> value, for all of `HEADINGS`. An empty value is one that the module does not have."""
+"""Heading -> value, for all of `HEADINGS`. Empty: the module does not have such a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

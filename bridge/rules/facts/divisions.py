@@ -1,4 +1,4 @@
-"""`find_uneven_sizes`: the sizes of a model that do not divide by the ranks they are spread over."""
+"""`find_uneven_sizes`: the sizes of a model that cannot be split evenly over their ranks."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Division(NamedTuple):
 def find_uneven_sizes(
     model: Any, shape: ModelShape, ranks: ParallelLayout, seq_length: int | None
 ) -> Iterator[Division]:
-    """Yield each size of `model` that does not divide by its ranks."""
+    """Yield each size of `model` that cannot be split evenly over its ranks."""
     for division in _list_divisions(model, shape, ranks, seq_length):
         size = division.size
         if size is not None and size > 0 and size % division.parts:

@@ -51,7 +51,7 @@ def collect_low_precision_modules(context: RunContext) -> set[str] | None:
 
 
 class Width(NamedTuple):
-    """A width that GEMMs contract over or produce."""
+    """A width of an operand or of a result of GEMMs."""
 
     path: str
     formula: str
@@ -73,10 +73,10 @@ class _FullWidth(NamedTuple):
 
 
 def compute_widths_per_rank(context: RunContext) -> Iterator[Width]:
-    """Yield the widths that GEMMs contract over or produce.
+    """Yield the widths of the operands and results of GEMMs.
 
-    A width that does not divide by the ranks is left out; PB408 reports it. A width is also left out
-    if a per-module recipe keeps all of its linear layers in the dtype of the run.
+    A width that does not divide by the ranks is left out, and PB408 reports it. A width is also
+    left out if a per-module recipe keeps all of its linear layers in the dtype of the run.
     """
     low = collect_low_precision_modules(context)
     for width in _list_full_widths(context):

@@ -11,7 +11,7 @@ GPU_ONLY_PACKAGE = "transformer_engine"
 
 
 def find_import_fault(path: str) -> str | None:
-    """Return why an import path, package.module.function, names nothing, or None if it is right.
+    """Return why an import path (package.module.function) is wrong, or None if it is right.
 
     A module without Python source counts as having the name.
     """

@@ -99,22 +99,22 @@ def _format_near_names(names: Sequence[str]) -> str:
 def _format_module_names(modules: Iterable[PlacedModule]) -> str:
     """Return the names of modules, the first `MAX_LISTED` of them."""
     names = list(dict.fromkeys(module.module for module in modules))
-    text = ", ".join(names[:MAX_LISTED])
+    listed_names = ", ".join(names[:MAX_LISTED])
     if len(names) > MAX_LISTED:
-        text += f" and {len(names) - MAX_LISTED} more"
-    return text
+        listed_names += f" and {len(names) - MAX_LISTED} more"
+    return listed_names
 
 
 def _format_layer_numbers(numbers: Sequence[int]) -> str:
     """Return text with the first `MAX_LISTED` layer numbers."""
     if not numbers:
         return "no layer"
-    text = ", ".join(str(number) for number in numbers[:MAX_LISTED])
+    listed_numbers = ", ".join(str(number) for number in numbers[:MAX_LISTED])
     if len(numbers) == 1:
-        return f"layer {text}"
+        return f"layer {listed_numbers}"
     if len(numbers) > MAX_LISTED:
-        text += ", ..."
-    return f"layers {text}"
+        listed_numbers += ", ..."
+    return f"layers {listed_numbers}"
 
 
 def find_unmatched_layers(context: RuleContext) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from bridge.target.fields import SHARED_SWITCHES
 
 SHARDING_OWNERS = ("optimizer", "ddp")
-"""The two owners that hold each switch of `SHARED_SWITCHES`."""
+"""The two owners that have each switch of `SHARED_SWITCHES`."""
 
 
 class OffSwitch(NamedTuple):

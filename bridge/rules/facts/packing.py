@@ -11,20 +11,20 @@ class Packing(NamedTuple):
     """Padding of the packed batches of Megatron Bridge."""
 
     path: str
-    """The setting that holds the multiple."""
+    """The setting of the multiple."""
     multiple: int
     """The length of a sample is a multiple of this number of tokens."""
     samples: int = 1
     """Samples of a micro-batch that are padded to the same length."""
     fixed: str = ""
-    """The setting that pads to a fixed length instead. Empty: there is none."""
+    """The setting that pads to a fixed length instead. Empty: there is no such setting."""
 
 
 def get_packing(context: RuleContext) -> Packing | None:
     """Return the padding of packed batches, or None without packing or with a fixed length."""
     data = context.data
     if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
-        # The rows of a micro-batch become one.
+        # The sequences of a micro-batch become one sequence.
         path = "data.in_batch_packing_pad_to_multiple_of"
         return Packing(path, data.in_batch_packing_pad_to_multiple_of or 1)
     options: Mapping[str, object] = {}

@@ -7,7 +7,7 @@ def format_unsharding_settings(context: RunContext) -> str:
     """Return the settings that turn further sharding off, joined by "and", or "" if it is off.
 
     Megatron's generalised tensor parallelism shards a weight further than tensor parallelism, and
-    gathers it when it is used. Its number of shards includes those of tensor parallelism.
+    gathers it when it is used. Its number of shards includes the shards of tensor parallelism.
     """
     model, ranks = context.model, context.parallel
     shards = model.tensor_parallel_num_weight_shards

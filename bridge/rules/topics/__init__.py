@@ -1,4 +1,4 @@
-"""The rules by subject; `bridge.rules.rulebook` puts the tables `RULES` of all modules together.
+"""The rules, by subject. `bridge.rules.rulebook` puts the tables `RULES` of all modules together.
 
 statements/   values and keys as they are written; a recipe against the configs
 precision/    mode, loss scale, formats and schemes, layers and modules, stored weights

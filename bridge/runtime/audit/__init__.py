@@ -6,16 +6,16 @@
                               `HealthRow`   error and age of the weight of one low-precision module
     plan_comparison.py      `compare_with_plan`: the audit of a record
     record_comparison.py    `compare_records`: two records
-    mismatch.py             `Mismatch`: one row in which they differ
+    mismatch.py             `Mismatch`: one row of such a difference
     gemm_formats.py         the formats of recorded GEMMs as text
     quantisation.py         `QuantisationRow`: the error of one operand at one step, kept as CSV
     early_warnings.py       signs of trouble, found in `WarningInputs`
     run_folder.py           `RunFolder`: the only reader of the files of a run
     run_log.py              `RunLog`: the metrics of a run of another trainer
     log_warning_inputs.py   `WarningInputs` of a `RunLog`
-    setting.py              `Setting`: one key of a run's config, who set it, and its trace
+    setting.py              `Setting`: one key of a run's config, its source, and its trace
 
-Rows hold only text and numbers, so that they can be compared, saved and sent between ranks. The
+Rows have only text and numbers, so that they can be compared, saved and sent between ranks. The
 rooms `runtime/pytorch/record/` and `runtime/megatron/record/` make them. This room imports no
 torch.
 """

@@ -20,13 +20,13 @@ from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.run_log import describe_lost_steps
 
 RECENT_RECORDS = 20
-"""Most records, or measurements of the quantisers, that the last one is compared with."""
+"""The largest number of earlier records or measurements with which the last is compared."""
 MIN_RECENT_RECORDS = RECENT_RECORDS // 2
-"""Fewest records in which a spike is looked for."""
+"""The smallest number of records in which a spike is looked for."""
 NOT_FINITE_RECORDS = 1
-"""Recent records with a NaN or Inf gradient from which on the warning is given."""
+"""The number of recent records with a NaN or Inf gradient at which the warning is given."""
 NOT_FINITE_RECORDS_DYNAMIC = 3
-"""The same number under a dynamic loss scale, which overflows now and then by design."""
+"""The same number under a dynamic loss scale, which sometimes overflows by design."""
 LOSS_SPIKE_FACTOR = 1.2
 """A loss above this multiple of the median is a spike."""
 GRADIENT_SPIKE_FACTOR = 10
@@ -49,7 +49,7 @@ UNDERFLOW_RISE = 0.02
 
 @dataclass(kw_only=True)
 class WarningInputs:
-    """The values of a run so far that the warnings are computed from."""
+    """The values of a run so far, from which the warnings are computed."""
 
     train: Sequence[dict[str, Any]]
     """Records of steps in their order, as in ``metrics.jsonl``."""
@@ -58,7 +58,7 @@ class WarningInputs:
     health: Sequence[HealthRow] = ()
     """Health of the low-precision modules in the last audited step."""
     smallest_scale: float | None = None
-    """Floor of a dynamic loss scale; None without a dynamic loss scale."""
+    """Floor of a dynamic loss scale. None: no dynamic loss scale."""
     silenced: Collection[str] = field(default_factory=tuple)
     """Names of the warnings that are not given."""
 
@@ -89,7 +89,7 @@ class WarningInputs:
 
 
 def _check_loss_finite(inputs: WarningInputs) -> str | None:
-    """Return the sentence on losses that are not finite; None without such a loss."""
+    """Return the sentence about losses that are not finite, or None without such a loss."""
     finite_at = {}
     for record in inputs.train:
         finite_at[record["step"]] = record["loss"] is not None
@@ -100,7 +100,7 @@ def _check_loss_finite(inputs: WarningInputs) -> str | None:
 
 
 def _check_gradients_finite(inputs: WarningInputs) -> str | None:
-    """Return the sentence on recent gradients that were not finite; None without them."""
+    """Return the sentence about recent gradients that were not finite, or None without them."""
     is_dynamic = inputs.smallest_scale is not None
     first = _find_first_update(inputs.train)
     if first is None and is_dynamic:
@@ -131,7 +131,7 @@ def _select_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[
 
 
 def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
-    """Return the index of the first record whose step was not skipped; None without it."""
+    """Return the index of the first record whose step was not skipped, or None without it."""
     for index, record in enumerate(train):
         if not record["skipped"]:
             return index
@@ -141,12 +141,14 @@ def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
 def _check_spike(
     inputs: WarningInputs, *, column: str, factor: float, noun: str, digits: str
 ) -> str | None:
-    """Return the sentence on a last value far above the median of recent records; None without it.
+    """Return the sentence about a last value far above the median of recent records.
+
+    The result is None without such a value.
 
     Args:
         inputs: The values of the run.
         column: Column of the records.
-        factor: Largest multiple of the median that is no spike.
+        factor: Largest multiple of the median that is not a spike.
         noun: The column in a sentence.
         digits: Format of the values in the sentence.
     """
@@ -178,14 +180,14 @@ _check_gradient_spike = partial(
 
 
 def _check_skipped_steps(inputs: WarningInputs) -> str | None:
-    """Return the sentence on many skipped steps after the first update; None without them."""
+    """Return the sentence about many skipped steps after the first update, or None without them."""
     index = _find_first_update(inputs.train)
     if index is None:
         return None  # `gradients-not-finite`, and the run's limit of skipped steps, report this
     first, last = inputs.train[index], inputs.train[-1]
     skipped = last["skipped_steps"] - first["skipped_steps"]
     steps = last["step"] - first["step"]
-    # One skipped step among fewer than SKIPPED_ONE_IN steps says nothing about the share.
+    # One skipped step among fewer than SKIPPED_ONE_IN steps does not show the share.
     if SKIPPED_ONE_IN * skipped <= max(SKIPPED_ONE_IN, steps):
         return None
     return (
@@ -195,7 +197,7 @@ def _check_skipped_steps(inputs: WarningInputs) -> str | None:
 
 
 def _check_scale_floor(inputs: WarningInputs) -> str | None:
-    """Return the sentence on a dynamic loss scale that is at its floor; None without it."""
+    """Return the sentence about a dynamic loss scale that is at its floor, or None without it."""
     floor = inputs.smallest_scale
     if floor is None or not inputs.train or inputs.train[-1]["loss_scale"] > floor:
         return None
@@ -203,7 +205,10 @@ def _check_scale_floor(inputs: WarningInputs) -> str | None:
 
 
 def _check_spike_after_scale_change(inputs: WarningInputs) -> str | None:
-    """Return the sentence on a loss that rose after a change of the loss scale; None without it."""
+    """Return the sentence about a loss that rose after a change of the loss scale.
+
+    The result is None without such a rise.
+    """
     recent = _select_finite(inputs.train[-RECENT_RECORDS:], "loss")
     change = None
     for index in range(1, len(recent)):
@@ -224,9 +229,11 @@ def _check_spike_after_scale_change(inputs: WarningInputs) -> str | None:
 
 
 def _check_amax_history(inputs: WarningInputs) -> str | None:
-    """Return the sentence on operands whose amax is far beyond their scale; None without them.
+    """Return the sentence about operands whose amax is far beyond their scale.
 
-    Only delayed scaling can miss an amax so far: its scale is from earlier steps.
+    The result is None without such operands.
+
+    Only delayed scaling can miss an amax by so much, because its scale is from earlier steps.
     """
     ratios: dict[QuantisationRow, float] = {}
     for row in select_last_step(inputs.quantisation):
@@ -248,7 +255,10 @@ def _check_amax_history(inputs: WarningInputs) -> str | None:
 
 
 def _check_underflow(inputs: WarningInputs) -> str | None:
-    """Return the sentence on operands of which an unusual share became zero; None without them."""
+    """Return the sentence about operands of which an unusual share became zero.
+
+    The result is None without such operands.
+    """
     last_rows = select_last_step(inputs.quantisation)
     medians = _compute_underflow_medians(inputs.quantisation, last_rows)
     rising = []
@@ -262,13 +272,13 @@ def _check_underflow(inputs: WarningInputs) -> str | None:
     if not rising:
         return None
     worst = max(rising, key=lambda row: row.underflow)
-    text = f"{100 * worst.underflow:.3g} % of {worst.location} became zero at step {worst.step}"
+    sentence = f"{100 * worst.underflow:.3g} % of {worst.location} became zero at step {worst.step}"
     if worst.location in medians:
         usual = medians[worst.location]
-        text += f", {100 * usual:.3g} % in the median of the measurements before"
+        sentence += f", {100 * usual:.3g} % in the median of the measurements before"
     if len(rising) > 1:
-        text += f"; too much of {len(rising) - 1} other operands, too"
-    return f"{text}."
+        sentence += f"; too much of {len(rising) - 1} other operands, too"
+    return f"{sentence}."
 
 
 def _compute_underflow_medians(
@@ -291,7 +301,7 @@ def _compute_underflow_medians(
 
 
 def _check_stale_weights(inputs: WarningInputs) -> str | None:
-    """Return the sentence on modules that multiplied an older weight; None without them."""
+    """Return the sentence about modules that multiplied an older weight, or None without them."""
     stale = []
     for row in inputs.health:
         if not row.is_fresh:
@@ -310,7 +320,7 @@ class EarlyWarning(NamedTuple):
     threshold: str
     """The condition of the warning, for the documentation."""
     check: Callable[[WarningInputs], str | None]
-    """Returns the sentence of the warning on a run; None for a run without the sign."""
+    """Returns the sentence of the warning about a run, or None for a run without the sign."""
 
 
 EARLY_WARNINGS = {

@@ -1,4 +1,4 @@
-"""The formats of recorded GEMMs as text: of a whole model, a layer, a module."""
+"""Functions that write the formats of recorded GEMMs as text, for a model, a layer or a module."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ HIGH_PRECISION_FORMATS = frozenset({"bf16", "fp16", "fp32", "fp64"})
 
 
 def format_gemms(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of all GEMMs; layers with the same formats are listed together.
+    """Return the formats of all GEMMs. Layers with the same formats are listed together.
 
     For example ``layers 2-5: ...; layers 1, 6, output: bf16``. The text is empty without rows.
     """
@@ -36,7 +36,7 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
 
 
 def _format_layer_gemms(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of one layer; modules are named if they differ or are in low precision."""
+    """Return the formats of a layer. Modules are named if they differ or are in low precision."""
     rows_of: dict[str, list[GemmRow]] = {}
     for row in rows:
         rows_of.setdefault(row.module, []).append(row)
@@ -52,7 +52,7 @@ def _format_layer_gemms(rows: Sequence[GemmRow]) -> str:
 
 
 def _format_module_gemms(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of one module; in low precision each GEMM is named."""
+    """Return the formats of a module. In low precision each GEMM is named."""
     schemes: dict[str, None] = {}
     formats: dict[str, None] = {}
     operands_of: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The inputs of early warnings from a log of another trainer, as far as the log has them."""
+"""`make_log_warning_inputs`: the inputs of early warnings, from the log of another trainer."""
 
 from collections.abc import Collection
 
@@ -7,10 +7,10 @@ from bridge.runtime.audit.run_log import RunLog
 
 
 def make_log_warning_inputs(log: RunLog, *, silenced: Collection[str] = ()) -> WarningInputs:
-    """Return the values of a log that early warnings are computed from.
+    """Return the values of a log from which early warnings are computed.
 
-    The floor of a dynamic loss scale is read from the arguments in the log. No log has operands or
-    weights, so that the warnings about these are never given.
+    The floor of a dynamic loss scale is read from the arguments in the log. A log has no operands
+    and weights, so the warnings about them are never given.
 
     Args:
         log: The log.

@@ -46,10 +46,10 @@ class Mismatch:
     tensors: str = ""
     """Kind of tensor, for a row of the census."""
     cause: str = ""
-    """A clause on the cause; empty if the cause is not known."""
+    """A clause about the cause; empty if the cause is not known."""
 
     def __str__(self) -> str:
-        text = MISMATCH_TEXTS[self.column].format(planned=self.planned, ran=self.ran)
+        difference = MISMATCH_TEXTS[self.column].format(planned=self.planned, ran=self.ran)
         layers = ", ".join(self.layers)
         if count_layer_numbers(self.layers):
             layers = f"{format_layer_noun(len(self.layers))} {format_ranges(self.layers)}"
@@ -58,8 +58,8 @@ class Mismatch:
             parts += self.gemms
         location = ", ".join(filter(None, parts))
         if self.cause:
-            return f"{text}: {location}; {self.cause}."
-        return f"{text}: {location}."
+            return f"{difference}: {location}; {self.cause}."
+        return f"{difference}: {location}."
 
 
 def count_layer_numbers(labels: Iterable[str]) -> int:
@@ -80,7 +80,7 @@ def make_location(layer: str, module: str, gemm: str) -> dict[str, Any]:
 
 
 def fold_mismatches(unfolded: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
-    """Return mismatches in which those that differ in only one part of their location are one.
+    """Return the mismatches, and join those that differ in only one part of their location.
 
     The layers are folded first, then the GEMMs, then the modules.
     """

@@ -1,4 +1,4 @@
-"""The audit: the rows of a plan compared with those of a record."""
+"""`compare_with_plan`: the audit, which compares the rows of a plan with the rows of a record."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,11 +12,11 @@ from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches, make_locati
 from bridge.runtime.audit.record import GemmRow, Record
 
 GEMM_MODULE_KINDS = frozenset({"linear", "head", "router", "gate"})
-"""Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""
+"""Kinds of modules whose GEMMs are recorded. Attention cores, convolutions and norms are not."""
 
 
 def compare_with_plan(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
-    """Return every row in which a record differs from the plan, equal mismatches folded.
+    """Return every row in which a record differs from the plan, with equal mismatches folded.
 
     Args:
         plan: The plan of the step, with the layers of all pipeline stages.
@@ -43,7 +43,7 @@ def lacks_low_precision(plan: PrecisionPlan, record: Record) -> bool:
 
 
 def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
-    """Yield the differences between the GEMMs of a plan and those that ran."""
+    """Yield the differences between the GEMMs of a plan and the GEMMs that ran."""
     unmatched: dict[tuple[str, str, str], list[GemmRow]] = {}
     for row in recorded:
         unmatched.setdefault((row.layer, row.module, row.gemm), []).append(row)
@@ -56,7 +56,7 @@ def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator
                 if not rows and module.module.is_absorbed and plan.settings.absorbs:
                     # The attention multiplies with this module's weight, outside of its GEMMs.
                     continue
-                # A GEMM without a row in the plan may run: Megatron's own layers also compute the
+                # A GEMM without a row in the plan may run. Megatron's local layers also compute the
                 # dgrad of a layer whose input needs no gradient.
                 if module.row(gemm) is not None:
                     yield from _compare_gemm(layer, module, gemm, rows)
@@ -101,7 +101,7 @@ def _compare_gemm(
 
 
 def _is_exact_product(row: GemmRow, planned: str) -> bool:
-    """Return whether a GEMM has the result that it has with FP32 copies of its operands.
+    """Return whether a GEMM has the same result as with FP32 copies of its operands.
 
     A product of two BF16 or two FP16 values is exact in FP32. Megatron Core gives Transformer
     Engine the tensors of a router with `moe_router_dtype=fp32` as they are, and requests an FP32
@@ -115,7 +115,7 @@ def _is_exact_product(row: GemmRow, planned: str) -> bool:
 
 
 def _get_planned_scheme(module: PlanModule, gemm: str) -> str | None:
-    """Return the scaling scheme in which a GEMM is planned; None for high precision."""
+    """Return the scaling scheme in which a GEMM is planned, or None for high precision."""
     if module.copies is not None:
         return module.copies.get_gemm_scheme(gemm)
     return module.scheme
@@ -194,7 +194,7 @@ def _find_cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
 
 
 def _find_high_precision_cause(module: PlanModule, row: GemmRow) -> str:
-    """Return why a GEMM ran in a high precision that is not the planned format; may be empty."""
+    """Return why a GEMM ran in another high precision than planned; empty if unknown."""
     if module.scheme is not None:
         if row.context == "off":
             return "the autocast was not entered"
@@ -211,7 +211,7 @@ def _find_high_precision_cause(module: PlanModule, row: GemmRow) -> str:
 
 
 def _check_health(record: Record) -> Iterator[Mismatch]:
-    """Yield the modules whose error is above its limit, or whose weight is an older one."""
+    """Yield the modules whose error is above its limit, or that multiplied an older weight."""
     for row in record.health:
         location = make_location(row.layer, row.module, "fprop")
         if not row.error <= row.limit:  # also true for NaN

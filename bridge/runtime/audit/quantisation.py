@@ -1,6 +1,7 @@
-"""The errors of a run's quantisers as rows, kept as CSV.
+"""`QuantisationRow`: the errors of a run's quantisers as rows of a CSV file.
 
-There is a row per operand, layer, module and measured step.
+There is a row per operand, layer, module and measured step. Telemetry writes the rows, and the
+reports, early warnings and proposals read them.
 """
 
 import csv
@@ -32,7 +33,7 @@ class QuantisationRow:
     amax: float
     """Largest magnitude before quantisation."""
     scale: float | None
-    """Factor on the whole tensor before it was rounded; None under a scheme with a scale per tile."""
+    """Factor on the whole tensor before rounding. None: the scheme has a scale per tile."""
     underflow: float
     """Share of the nonzero elements that became zero, 0 to 1."""
     saturated: float
@@ -62,7 +63,7 @@ COLUMN_TYPES = {field.name: field.type for field in fields(QuantisationRow)}
 
 
 def select_last_step(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
-    """Return the rows of the last measured step, none of no rows."""
+    """Return the rows of the last measured step. The result is empty without rows."""
     if not rows:
         return []
     last = max(row.step for row in rows)
@@ -107,7 +108,7 @@ def parse_rows(text: str) -> list[QuantisationRow]:
     A last line without a line end is left out: the run is still writing it.
 
     Raises:
-        ValueError, TypeError, KeyError, csv.Error: The text is no table of such rows.
+        ValueError, TypeError, KeyError, csv.Error: The text is not a table of such rows.
     """
     complete_lines = text[: text.rfind("\n") + 1]
     rows = []

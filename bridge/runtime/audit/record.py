@@ -1,8 +1,8 @@
-"""The record: one row per GEMM and per kind of tensor, with the formats that a run really had.
+"""`Record`: one row per GEMM and per kind of tensor, with the formats that a run really had.
 
-Rows hold only text and numbers, so that two records can be compared, saved as JSON and sent between
-ranks. An empty text means that the source of the row cannot see the column, and a comparison skips
-the column.
+Rows have only text and numbers, so that two records can be compared, saved as JSON and sent between
+ranks. An empty text means that the source of the row cannot see the column. A comparison skips such
+a column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORD_VERSION = 1
 class GemmRow:
     """One GEMM of one linear layer.
 
-    Equal rows of several experts, micro-batches or ranks are one.
+    Equal rows of several experts, micro-batches or ranks are merged into one row.
     """
 
     layer: str
@@ -93,7 +93,7 @@ class CensusRow:
     For activations it is the size of the outputs of all linear layers in one micro-batch.
     """
     read_from: str
-    """The object that the dtype was read from, for people."""
+    """A description of the object from which the dtype was read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -110,7 +110,7 @@ class HealthRow:
     limit: float
     """Largest error of a healthy GEMM in the format."""
     is_fresh: bool = True
-    """Whether the GEMM multiplied the weight of this step, and not that of an earlier step."""
+    """Whether the GEMM multiplied the weight of this step. False: the weight of an earlier step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ class Record:
     backend: str = ""
     """te, te_cpu, emulated, or local for a run in high precision."""
     step: int | None = None
-    """Number of the step; None for a step that was recorded outside of a run."""
+    """Number of the step. None: a step that was recorded outside of a run."""
     audit: tuple[str, ...] = ()
     """Mismatches with the plan, as sentences."""
 
@@ -155,7 +155,7 @@ class Record:
         """Return the record of a file.
 
         Raises:
-            RunConfigError: The file cannot be read, or is no record.
+            RunConfigError: The file cannot be read, or is not a record.
         """
         try:
             if path.exists() and not path.is_file():  # a pipe or a device could block for ever
@@ -174,7 +174,7 @@ class Record:
         """Return the record of the content of its file.
 
         Raises:
-            ValueError, KeyError, TypeError: The content is no record.
+            ValueError, KeyError, TypeError: The content is not a record.
         """
         gemms, census, health = [], [], []
         for row in content["gemms"]:
@@ -208,10 +208,10 @@ def _format_table(name: str, rows: Iterable[Any]) -> str:
 def _require_text_columns(row: dict[str, Any]) -> dict[str, str]:
     """Return the columns of a `GemmRow` that a row of a file has.
 
-    Other columns are ignored: release 0.1.0 wrote further ones.
+    Other columns are ignored, because release 0.1.0 wrote more columns.
 
     Raises:
-        ValueError: A column is no text.
+        ValueError: A column is not text.
     """
     columns = {}
     for field in fields(GemmRow):

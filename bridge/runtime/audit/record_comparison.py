@@ -1,4 +1,4 @@
-"""Two records of steps compared: every GEMM and kind of tensor in which they differ."""
+"""`compare_records`: every GEMM and kind of tensor in which the records of two steps differ."""
 
 from dataclasses import replace
 

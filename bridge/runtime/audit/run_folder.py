@@ -1,4 +1,4 @@
-"""`RunFolder`: the files of a run, read as data while it goes on or after its end."""
+"""`RunFolder`: the files of a run as data, for readers during the run or after its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunFolder:
         """Return the folder of a run.
 
         Raises:
-            RunConfigError: The path is no folder of a run.
+            RunConfigError: The path is not the folder of a run.
         """
         if not cls.is_run(path):
             rule = f"must be the folder of a run, which has a {CONFIG_FILE}"
@@ -91,12 +91,12 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The metrics at the end; None for a run that has not come to its end."""
+        """The metrics at the end. None: the run has not come to its end."""
         return self.read_json(SUMMARY_FILE) or None
 
     @property
     def stopped(self) -> str | None:
-        """A clause on the signal that ended the run before its last step; None without a signal."""
+        """A clause about the signal that ended the run before its last step. None: no signal."""
         summary = self.summary or {}
         number = summary.get("stop_signal")
         if number is None:
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def record(self) -> Record | None:
-        """The record of the last audited step; None before the first one."""
+        """The record of the last audited step. None: no step was audited yet."""
         path = self.path / RECORD_FILE
         if not path.is_file():
             return None
@@ -143,8 +143,8 @@ class RunFolder:
         """Return all records of steps and validations so far, in the order of the file.
 
         Args:
-            on_torn_line: Called with the number of each line, from 1, that is no record. The run
-                may be writing the last line now. Other lines are from a run that was killed.
+            on_torn_line: Called with the number of each line, from 1, that is not a record. The run
+                may be writing the last line now. Other such lines are from a run that was killed.
         """
         path = self.path / METRICS_FILE
         if not path.is_file():
@@ -178,7 +178,7 @@ class RunFolder:
         return content
 
     def read_text(self, path: Path) -> str:
-        """Return the text of a file of the folder; bytes that are no UTF-8 are replaced.
+        """Return the text of a file of the folder. Bytes that are not UTF-8 are replaced.
 
         Raises:
             RunConfigError: The file cannot be read, or is larger than `MAX_JSON_BYTES`.

@@ -1,4 +1,4 @@
-"""`RunLog`: the metrics of a run that another trainer logged, whatever the log's format.
+"""`RunLog`: the metrics of a run that another trainer logged, in any format of log.
 
 `read.logs` makes it. Its records have the names of ``metrics.jsonl``, so that early warnings,
 reports and comparisons read a log as they read a run of this project.
@@ -23,7 +23,7 @@ METRIC_NOUNS = {
 THROUGHPUT_METRICS = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
 """Metrics of the throughput. A log with any of them has the throughput."""
 MAX_SHOWN_STEPS = 3
-"""Steps that a sentence on losses that are not finite lists at most."""
+"""The largest number of steps that a sentence about non-finite losses lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class LogRecord:
     step: int
     """The last step of the record."""
     loss: float | None = None
-    """In nats per token; NaN or infinity if it was not finite; None if every step was skipped."""
+    """In nats per token. It may be NaN or infinity. None: every step was skipped."""
     grad_norm: float | None = None
     """Norm of the gradients before clipping."""
     loss_scale: float | None = None
@@ -55,7 +55,7 @@ class RunLog:
 
     path: Path
     name: str
-    """The run's name in the log, or that of the file or folder."""
+    """The run's name in the log, or the name of the file or folder."""
     source: str
     """The kind of log, with its article: "a log of Megatron-LM", for example."""
     train: tuple[LogRecord, ...]
@@ -63,17 +63,17 @@ class RunLog:
     validation: tuple[tuple[int, float], ...] = ()
     """(step, loss) of each validation."""
     is_sampled: bool
-    """Whether a loss is that of a single step, and not the mean since the record before."""
+    """Whether a loss is the loss of a single step. False: it is the mean since the last record."""
     train_iters: int | None = None
-    """Steps that the run was to make; None if the log does not state them."""
+    """Steps that the run was to make. None: the log does not state them."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Megatron-LM's arguments by name; empty if the log has none."""
     described_by: Path | None = None
-    """The file with these arguments; None without arguments."""
+    """The file with these arguments. None: no arguments."""
     is_policy: bool = False
-    """Whether the loss is that of a policy gradient, which need not fall."""
+    """Whether the loss is the loss of a policy gradient, which need not fall."""
     notes: tuple[str, ...] = ()
-    """Sentences on the parts of the log that were left out."""
+    """Sentences about the parts of the log that were left out."""
 
     @property
     def missing(self) -> list[str]:
@@ -90,7 +90,7 @@ class RunLog:
 
     @property
     def missing_sentence(self) -> str:
-        """A sentence on the metrics that the log lacks; empty if it has all of them."""
+        """A sentence about the metrics that the log lacks; empty if it has all of them."""
         if not self.missing:
             return ""
         return f"Not in this log: {', '.join(self.missing)}."
@@ -102,7 +102,7 @@ class RunLog:
 
     @property
     def skipped_steps(self) -> int | None:
-        """Number of all skipped steps; None if the log does not count them."""
+        """Number of all skipped steps. None: the log does not count them."""
         counts = self.list_values("skipped")
         if not counts:
             return None
@@ -123,9 +123,10 @@ class RunLog:
         return values
 
     def compute_mean_throughput(self, metric: str) -> float | None:
-        """Return the mean of a metric of `THROUGHPUT_METRICS`; None if the log lacks it.
+        """Return the mean of a metric of `THROUGHPUT_METRICS`, or None if the log lacks it.
 
-        The first record does not count, unless it is the only one: its step compiles and allocates.
+        The first record does not count, unless it is the only record. Its step compiles and
+        allocates.
         """
         values = self.list_values(metric)
         if not values:
@@ -133,7 +134,7 @@ class RunLog:
         return fmean(values[1:] or values)
 
     def get_seed(self) -> int | None:
-        """Return the seed of the run; None if no argument states it."""
+        """Return the seed of the run, or None if no argument states it."""
         seed = self.arguments.get("seed")
         if isinstance(seed, int):
             return seed
@@ -218,14 +219,14 @@ def _format_steps(steps: Sequence[int]) -> str:
 
 
 def _drop_non_finite(value: float | None) -> float | None:
-    """Return a finite value as it is, and None for NaN, infinity and None."""
+    """Return a finite value unchanged, or None for NaN, infinity and None."""
     if value is None or not math.isfinite(value):
         return None
     return value
 
 
 def _describe_not_finite(record: LogRecord) -> str | None:
-    """Return the location of a gradient that was not finite: its step, the only one a log has."""
+    """Return the location of a non-finite gradient. A log has only its step."""
     if record.grad_norm is None or math.isfinite(record.grad_norm):
         return None
     return f"at step {record.step}"

@@ -1,4 +1,6 @@
-"""One key of a run's config, for `explain`: its value, who set it, and its trace in the records.
+"""`Setting`: one key of a run's config, with its value, its source and its trace in the records.
+
+`explain` shows it.
 
 The trace of a field of the precision is the dtypes and GEMMs of the last record that it decides.
 The report of the sync has the fields that the precision wrote, with the values that it replaced.
@@ -43,18 +45,18 @@ class Setting:
     key: str
     """Section and field, for example ``optimizer.lr``."""
     value: Any
-    """The value of the run, after the sync and Megatron's own checks."""
+    """The value of the run, after the sync and Megatron's checks."""
     default: Any
     """The default of the section's class."""
     set_by: dict[str, Any]
     """File, or the command line -> the value that it set, in the order of composition."""
     by: str
-    """Who decided the value.
+    """The source that decided the value.
 
-    It is the last file that set it, the sync, the default, or Megatron Core's own derivation.
+    It is the last file that set the value, the sync, the default, or a derivation of Megatron Core.
     """
     ran: str
-    """One sentence on the trace in the run's records; empty without a trace."""
+    """One sentence about the trace in the run's records; empty without a trace."""
 
     @classmethod
     def from_run(cls, folder: RunFolder, key: str) -> Setting | None:
@@ -65,7 +67,7 @@ class Setting:
             key: Section and field, or a field that only one section has.
 
         Returns:
-            The setting; None if the run's config has no such section.
+            The setting, or None if the run's config has no such section.
 
         Raises:
             RunConfigError: The section has no such field, or several sections have the field.
@@ -105,7 +107,7 @@ class Setting:
 
 
 def _find_section(folder: RunFolder, field: str) -> str | None:
-    """Return the section that has a field; None if no section has it.
+    """Return the section that has a field, or None if no section has it.
 
     Raises:
         RunConfigError: Several sections have the field.
@@ -130,7 +132,7 @@ def _is_written_by_sync(folder: RunFolder, key: str) -> bool:
 
 
 def describe_trace(key: str, train: Sequence[Mapping[str, Any]]) -> str:
-    """Return one sentence on the trace of a key in the records of steps; empty without a trace."""
+    """Return a sentence about the trace of a key in the records of steps; empty without a trace."""
     if not train:
         return ""
     if key in {"optimizer.lr", "optimizer.min_lr"}:
@@ -181,7 +183,7 @@ def _describe_tensors(record: Record, kinds: tuple[str, ...]) -> str:
 
 
 def describe_loss_scale(train: Sequence[Mapping[str, Any]]) -> str:
-    """Return one sentence on the loss scale in the records of steps; empty without records."""
+    """Return a sentence about the loss scale in the records of steps; empty without records."""
     if not train:
         return ""
     first, last = train[0], train[-1]

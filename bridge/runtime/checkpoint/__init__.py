@@ -1,6 +1,6 @@
 """The files of a checkpoint, without Megatron Core.
 
-    folder.py             `iter_0000100/` of each step, Megatron's pointer to the newest one
+    folder.py             `iter_0000100/` of each step, Megatron's pointer to the newest step
     manifest.py           `Manifest`: the run that wrote it, bytes and checksum of each file
     pickles.py            `Listing` of `.metadata`: tensors and objects; no code of a file runs
     contents.py           `Contents`: manifest and listing for people; `Difference` of two

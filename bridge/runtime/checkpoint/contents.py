@@ -1,4 +1,4 @@
-"""The contents of a checkpoint for people: its run, and the tensors by part and dtype."""
+"""`Contents`: the run and the tensors of a checkpoint, which `checkpoint` commands show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE_PART_NAMES = {
 }
 """Megatron's name in the optimizer's state -> the part of the training state."""
 MODE_SETTINGS = ("bf16", "fp16", *DTYPE_FIELDS)
-"""Settings that follow from the mode; they are not listed if a change of mode is."""
+"""Settings that follow from the mode. They are not listed if a change of mode is listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Contents:
     run: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the run that wrote the checkpoint; empty without a manifest."""
     manifest_digest: str | None = None
-    """SHA-256 of the manifest in hexadecimal; None without a manifest."""
+    """SHA-256 of the manifest in hexadecimal. None: no manifest."""
     files: int
     """Number of files, without the manifest."""
     bytes: int
@@ -180,7 +180,7 @@ def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest checkpoint of a folder of checkpoints.
 
     Raises:
-        CheckpointError: The path is neither, or cannot be read.
+        CheckpointError: The path is neither of them, or cannot be read.
     """
     iterations: list[int] = []
     try:
@@ -199,7 +199,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _get_part(key: str) -> str:
-    """Return the part of the training state that a tensor with this key belongs to."""
+    """Return the part of the training state to which a tensor with this key belongs."""
     if key.startswith(OPTIMIZER_STATE_PREFIX):
         name = key.removeprefix(OPTIMIZER_STATE_PREFIX).partition(".")[0]
         return STATE_PART_NAMES.get(name, f"optimizer {name}")

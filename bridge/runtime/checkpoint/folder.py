@@ -1,4 +1,4 @@
-"""A folder of checkpoints: ``iter_0000100/`` per step, and Megatron's pointer to the newest one."""
+"""Functions that read a folder of checkpoints: its steps, and Megatron's pointer to the newest."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from bridge.runtime.checkpoint.manifest import MANIFEST_FILE
 LATEST_FILE = "latest_checkpointed_iteration.txt"
 """The pointer, by Megatron's name: a file with the step of the newest complete checkpoint."""
 MAX_POINTER_DIGITS = 19
-"""Digits of the largest step that a pointer may name; Megatron's steps have 64 bits."""
+"""Digits of the largest step that a pointer may name. Megatron's steps have 64 bits."""
 _STEP_FOLDER_PATTERN = re.compile(r"iter_(\d{7,})\Z")
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def is_finished(checkpoint: Path) -> bool:
 
 
 def find_newest_finished(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint that was written to its end; None without it."""
+    """Return the step of the newest finished checkpoint, or None without a finished checkpoint."""
     for iteration in list_iterations(folder):
         if is_finished(get_step_folder(folder, iteration)):
             return iteration
@@ -52,16 +52,16 @@ def find_newest_finished(folder: Path) -> int | None:
 
 
 def read_latest_iteration(folder: Path) -> int | None:
-    """Return the step that the pointer of a folder names; None without a readable pointer."""
+    """Return the step that the pointer of a folder names, or None without a readable pointer."""
     pointer = folder / LATEST_FILE
     if not pointer.is_file():
         return None
-    text = ""
+    step_text = ""
     with suppress(OSError), pointer.open(errors="replace") as stream:
-        text = stream.read(100).strip()
-    if not text.isdecimal() or len(text) > MAX_POINTER_DIGITS:
+        step_text = stream.read(100).strip()
+    if not step_text.isdecimal() or len(step_text) > MAX_POINTER_DIGITS:
         return None
-    return int(text)
+    return int(step_text)
 
 
 def list_resumable_iterations(folder: Path) -> list[int]:
@@ -84,7 +84,7 @@ def list_resumable_iterations(folder: Path) -> list[int]:
 
 
 def find_load_fault(folder: Path) -> Finding | None:
-    """Return the fault of a folder that has no checkpoint to resume from; None for others."""
+    """Return the fault of a folder, or None if it has a checkpoint to resume from."""
     if list_iterations(folder):
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
@@ -94,7 +94,7 @@ def find_load_fault(folder: Path) -> Finding | None:
 
 
 def find_pointer_fault(folder: Path, key: str) -> Finding | None:
-    """Return the fault of a pointer that a run cannot replace; None if it can.
+    """Return the fault of a pointer that a run cannot replace, or None if it can.
 
     Args:
         folder: Folder of checkpoints.
@@ -109,7 +109,7 @@ def find_pointer_fault(folder: Path, key: str) -> Finding | None:
 
 
 def rename_aside(checkpoint: Path, why: str) -> None:
-    """Rename a checkpoint whose folder a new checkpoint needs, and log it; no file is deleted.
+    """Rename a checkpoint whose folder a new checkpoint needs, and log it. No file is deleted.
 
     Args:
         checkpoint: The checkpoint.

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint's linear layers as matrices.
+"""Functions that find and load the weights of a checkpoint's linear layers as matrices.
 
 A weight is read from its FP32 master if the checkpoint has one.
 """
@@ -28,7 +28,7 @@ LINEAR_WEIGHT_PATTERN = re.compile(
 MASTER_PREFIXES = (f"{OPTIMIZER_STATE_PREFIX}param.", f"{OPTIMIZER_STATE_PREFIX}fp32_param.")
 """Beginnings of the name of a weight's master, before the name of the weight."""
 MAX_TENSOR_BYTES = 8 * 2**30
-"""FP32 bytes of the largest tensor that is read; a checkpoint has one tensor for all layers."""
+"""FP32 bytes of the largest tensor that is read. A checkpoint has one tensor for all layers."""
 
 
 def find_linear_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -57,14 +57,17 @@ def find_linear_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def _is_linear_weight(key: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is the weight of a linear layer, and no state of the optimizer."""
+    """Return whether a tensor is the weight of a linear layer, and not a state of the optimizer."""
     if key.startswith(OPTIMIZER_STATE_PREFIX):
         return False
     return LINEAR_WEIGHT_PATTERN.search(key) is not None and len(tensor.shape) >= 2
 
 
 def _find_master(key: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the key of a weight's FP32 master with the weight's shape; None without a master."""
+    """Return the key of a weight's FP32 master with the weight's shape.
+
+    The result is None without a master.
+    """
     for prefix in MASTER_PREFIXES:
         master = prefix + key
         if master in tensors and tensors[master].shape == tensors[key].shape:
@@ -79,7 +82,7 @@ def load_matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torc
 
     Args:
         checkpoint: The checkpoint.
-        tensors: Tensors that `find_linear_weights` returned for this checkpoint: it has checked the
+        tensors: Tensors that `find_linear_weights` returned for this checkpoint. It has checked the
             pickles, which torch reads without a list of allowed names.
     """
     import torch  # heavy, and only for the values of a checkpoint
@@ -89,7 +92,7 @@ def load_matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torc
     for key, tensor in tensors.items():
         state = {key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that a single process reads
+            warnings.simplefilter("ignore")  # torch warns about reading in a single process
             load(state, storage_reader=FileSystemReader(checkpoint), no_dist=True)
         yield from state[key].reshape(-1, *tensor.shape[-2:])
 

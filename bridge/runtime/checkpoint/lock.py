@@ -18,19 +18,19 @@ from bridge.errors import CheckpointError
 
 LOCK_FILE = ".precision-bridge.lock"
 _HOLDER_PATTERN = re.compile(r"process \d+ on [\w.-]+")
-"""Content of the lock, which a message can quote."""
+"""The pattern of the lock's content, which a message can quote."""
 
 
 @contextmanager
 def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
-    """Hold the lock of a folder in a ``with`` block; the folder is made if it does not exist.
+    """Hold the lock of a folder in a ``with`` block. The folder is made if it does not exist.
 
     Args:
         folder: The folder.
         key: Setting that names the folder, for the messages.
 
     Yields:
-        A sentence if the lock of a dead run was replaced, else None.
+        A sentence if the lock of a dead run was replaced, or None otherwise.
 
     Raises:
         CheckpointError: Another run holds the lock, or the folder cannot be written to.
@@ -62,7 +62,7 @@ def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
 
 
 def require_unlocked(folder: Path, key: str) -> None:
-    """Refuse a folder whose lock another process holds; no folder or file is made.
+    """Refuse a folder whose lock another process holds. No folder or file is made.
 
     A lock that cannot be read is accepted here. `lock_folder` reports it when the run begins.
 
@@ -91,9 +91,9 @@ def _make_in_use_error(folder: Path, key: str) -> CheckpointError:
 
 
 def _read_holder(path: Path) -> str | None:
-    """Return the process that a lock names, "process 7 on host"; None if it names no process."""
+    """Return the process that a lock names, "process 7 on host", or None if it names no process."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(4096)
-    if _HOLDER_PATTERN.fullmatch(text):
-        return text
+        holder = file.read(4096)
+    if _HOLDER_PATTERN.fullmatch(holder):
+        return holder
     return None

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its run, and name, size and checksum of each file.
+"""`Manifest`: the run of a checkpoint, and name, size and checksum of each of its files.
 
 The manifest is written after all files. A checkpoint without a manifest was not finished, or
 another program wrote it. A checkpoint whose files do not match the manifest is damaged, and is not
@@ -28,11 +28,11 @@ MANIFEST_FORMAT = 1
 """Version of the manifest's form. A manifest of another version is not read."""
 CHECKSUM_ALGORITHM = "sha256"
 CHECKSUM_THREADS = 8
-"""Files that one process reads at the same time; hashing releases Python's lock."""
+"""Files that one process reads at the same time. Hashing releases Python's lock."""
 _WRITER_RANK_PATTERN = re.compile(r"__(\d{1,9})_")
-"""Begins the name of a file of tensors, with the number of the rank that wrote it."""
+"""The beginning of the name of a file of tensors, with the number of the rank that wrote it."""
 _MAX_MANIFEST_BYTES = 64 * 2**20
-"""Bytes of the largest manifest that is read; a checkpoint of 100,000 files has one of 15 MB."""
+"""Bytes of the largest manifest that is read. 100,000 files have a manifest of 15 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +89,10 @@ class Manifest:
         return cls(sizes=sizes, checksums=checksums, run=dict(content.get("run") or {}))
 
     def is_sound(self) -> bool:
-        """Return whether the manifest can be that of a checkpoint.
+        """Return whether the manifest can belong to a checkpoint.
 
-        It names at least one file. All files are in the checkpoint's folder. Either all files have
-        a checksum, or none has.
+        Such a manifest names at least one file. All files are in the checkpoint's folder. Either
+        all files have a checksum, or none has.
         """
         for name in self.sizes:
             path = PurePosixPath(name)
@@ -122,7 +122,10 @@ class Manifest:
         scratch.replace(checkpoint / MANIFEST_FILE)
 
     def find_outline_fault(self, checkpoint: Path) -> str | None:
-        """Return a clause on a missing, resized or unlisted file; None without such a file."""
+        """Return a clause about a missing, resized or unlisted file.
+
+        The result is None without such a file.
+        """
         try:
             present = list_file_sizes(checkpoint)
         except OSError as error:
@@ -138,7 +141,7 @@ class Manifest:
         return None
 
     def find_content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
-        """Return a clause on a file whose content is not what was written; None without it.
+        """Return a clause about a file with changed content, or None without such a file.
 
         Args:
             checkpoint: The checkpoint.
@@ -159,7 +162,7 @@ def _read_manifest_bytes(checkpoint: Path) -> bytes:
     """Return the content of a checkpoint's manifest.
 
     Raises:
-        DamagedCheckpointError: The file is missing, too large, no regular file, or cannot be read.
+        DamagedCheckpointError: The file is missing, too large or not regular, or cannot be read.
     """
     path = checkpoint / MANIFEST_FILE
     try:
@@ -179,7 +182,10 @@ def _read_manifest_bytes(checkpoint: Path) -> bytes:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return a clause on the damage of a checkpoint; None if every file is as it was written."""
+    """Return a clause about the damage of a checkpoint.
+
+    The result is None if no file has changed.
+    """
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
@@ -196,7 +202,10 @@ def compute_manifest_digest(checkpoint: Path) -> str:
 
 
 def list_file_sizes(checkpoint: Path) -> dict[str, int]:
-    """Return path -> bytes of every regular file of a checkpoint but the manifest, sorted by path."""
+    """Return path -> bytes of every regular file of a checkpoint, sorted by path.
+
+    The manifest is left out.
+    """
     sizes = {}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
@@ -240,7 +249,7 @@ def compute_checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _describe_read_error(error: OSError) -> str:
-    """Return the clause on a checkpoint of which a file cannot be read."""
+    """Return the clause about a checkpoint of which a file cannot be read."""
     reason = error.strerror or type(error).__name__
     return f"it cannot be read ({reason.lower()})"
 

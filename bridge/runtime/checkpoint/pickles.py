@@ -1,4 +1,4 @@
-"""The pickles of a checkpoint, read without running code.
+"""Functions that read the pickles of a checkpoint without running their code.
 
 A pickle names the classes and functions that make its objects, and reading it calls them.
 Megatron's checkpoints have pickles in three places:
@@ -100,7 +100,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredObject:
-    """An object of a checkpoint, and the bytes of a file that hold its pickle."""
+    """An object of a checkpoint, and the position of its pickle in a file."""
 
     key: str
     file: str
@@ -133,7 +133,7 @@ class _PlaceholderType(type):
 
 
 class _Placeholder(metaclass=_PlaceholderType):
-    """Stands for an object of a class that is not imported, with the values that the pickle sets."""
+    """Replaces an object of a class that is not imported, with the values that the pickle sets."""
 
     def __new__(cls, *arguments: object, **_named: object) -> Self:
         placeholder = super().__new__(cls)
@@ -141,7 +141,7 @@ class _Placeholder(metaclass=_PlaceholderType):
         return placeholder
 
     def __init__(self, *arguments: object, **named: object) -> None:
-        """Take any arguments: the signature of the real class is not known here."""
+        """Accept any arguments, because the signature of the real class is not known here."""
 
     def __setstate__(self, state: object) -> None:
         vars(self)["state"] = state
@@ -149,11 +149,11 @@ class _Placeholder(metaclass=_PlaceholderType):
             vars(self).update(state)
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Take the items of a mapping, and forget them."""
+        """Accept an item of a mapping, and drop it."""
 
 
 class _PlainBytes(_Placeholder):
-    """Stands for ``torch.storage._load_from_bytes``, and checks its argument, a `torch.save` file."""
+    """Replaces ``torch.storage._load_from_bytes``, and checks its argument, a `torch.save` file."""
 
     def __new__(cls, *arguments: object, **named: object) -> Self:
         for data in arguments:
@@ -189,7 +189,7 @@ class _AllowListUnpickler(pickle.Unpickler):
         self.placeholders: dict[tuple[str, str], type] = {}
 
     def find_class(self, module: str, name: str) -> type:
-        """Return the placeholder of an allowed class; no class that a pickle names is imported.
+        """Return the placeholder of an allowed class. Classes that a pickle names are not imported.
 
         Raises:
             _NotAllowedError: The class is not allowed.
@@ -204,7 +204,7 @@ class _AllowListUnpickler(pickle.Unpickler):
 
 
 def read_listing(checkpoint: Path) -> Listing:
-    """Return the tensors, objects and files that ``.metadata`` lists; torch is not imported.
+    """Return the tensors, objects and files that ``.metadata`` lists. Torch is not imported.
 
     Raises:
         DamagedCheckpointError: The file is missing, damaged, or names other classes.
@@ -225,7 +225,10 @@ def read_listing(checkpoint: Path) -> Listing:
 
 
 def find_pickle_fault(checkpoint: Path) -> str | None:
-    """Return a clause on why Megatron must not read the pickles of a checkpoint; None if it may."""
+    """Return a clause about why Megatron must not read the pickles of a checkpoint.
+
+    The result is None if it may read them.
+    """
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
             return f"{path.name:.80} is no regular file"
@@ -242,7 +245,10 @@ def find_pickle_fault(checkpoint: Path) -> str | None:
 
 
 def _find_object_fault(checkpoint: Path, listing: Listing) -> str | None:
-    """Return a clause on an object that is damaged or more than plain data, or a missing file."""
+    """Return a clause about a missing file, or an object that is damaged or not plain data.
+
+    The result is None without such a fault.
+    """
     name = ""  # of the file or the object that is read
     try:
         for path in sorted(checkpoint.glob("*.pt")):
@@ -266,7 +272,7 @@ def _find_object_fault(checkpoint: Path, listing: Listing) -> str | None:
 
 
 def _describe_foreign_name(pickle_name: str, foreign_name: str) -> str:
-    """Return the clause on a pickle that names a class or function that is not allowed."""
+    """Return the clause about a pickle that names a class or function that is not allowed."""
     return (
         f"{pickle_name} names {foreign_name:.80}, which no checkpoint needs; nothing of it was run"
     )
@@ -280,7 +286,7 @@ def _require_plain_data(data: bytes, *, is_module_state: bool = False) -> None:
         is_module_state: Whether uint8 tensors are pickles of Transformer Engine, to be checked too.
 
     Raises:
-        Exception: Of any class; torch's reader and a damaged pickle decide it.
+        Exception: The file is refused or damaged. Torch's reader or the pickle decides the class.
     """
     import torch  # heavy, and only for the objects of a checkpoint that is read
 

@@ -1,4 +1,4 @@
-"""Resuming in another precision: the differences from the checkpoint, and their meaning.
+"""`find_precision_changes`: the changes of precision when a run resumes, and their meaning.
 
 A checkpoint has the weights in the dtype of the mode, FP32 master weights if the mode is half
 precision, the moments of the optimizer, and the scales of delayed scaling. A change of precision
@@ -15,7 +15,7 @@ from bridge.precision.subjects import IMPOSSIBLE, NEEDS_PERMISSION, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
 MODE_PATH = "mixed_precision mode"
-"""Path of a change of mode; the mode is no field."""
+"""Path of a change of mode. The mode is not a field."""
 _STORED_WEIGHTS_MEANING = (
     "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
 )
@@ -45,7 +45,7 @@ _ROUTES_OF_FIELD = _group_routes_by_field()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionChange:
-    """A difference between the precision of a checkpoint and that of the run that resumes it."""
+    """A difference in precision between a checkpoint and the run that resumes it."""
 
     path: str
     """Path of the setting, for example ``model.fp8_recipe``."""
@@ -56,7 +56,7 @@ class PrecisionChange:
     outcome: str
     """One of `OUTCOMES`."""
     meaning: str
-    """A clause on what the change does to the state of the checkpoint."""
+    """A clause about the effect of the change on the state of the checkpoint."""
 
     def __str__(self) -> str:
         return (
@@ -71,8 +71,8 @@ def find_precision_changes(
     """Return the differences in precision between two runs, the most severe outcome first.
 
     Args:
-        before: Path -> value of the settings of the run that wrote the checkpoint. Without
-            settings, as in a checkpoint without a manifest, no difference is known.
+        before: Path -> value of the settings of the run that wrote the checkpoint. They are empty
+            for a checkpoint without a manifest. Then no difference is known.
         now: The settings of the run that resumes.
     """
     if not before:
@@ -102,7 +102,7 @@ def _list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator
 def _find_field_change(
     route: Route, before: Mapping[str, str], now: Mapping[str, str]
 ) -> PrecisionChange | None:
-    """Return the change of a field in an owner; None without a change.
+    """Return the change of a field in an owner, or None without a change.
 
     A change is reported if the field has an effect in one of the runs. A field of the amax history
     needs an effect in both runs, and a scheme needs an effect in the run that resumes.

@@ -1,11 +1,11 @@
-"""Comparison of finished runs: twins, and the gap between their losses. Imports no torch.
+"""Comparison of finished runs: twins, and the gap between their losses. It imports no torch.
 
     arm.py              `Arm`: one finished run with its precision, other fields, seed and loss
     gap.py              `LossCurve` of a run; `Gap` of a recipe, and the verdict on it
-    comparison.py       `Comparison` of twins: runs with equal fields but for precision and seeds
-    log_comparison.py   `compare_logs`: the same for runs of which there is only a log
+    comparison.py       `Comparison` of twins: runs with equal fields except precision and seeds
+    log_comparison.py   `compare_logs`: the same for runs that are known only by a log
       logged_run.py       `LoggedRun`: the log of a run, and its arm
-      log_notes.py        sentences on what the logs do not show
+      log_notes.py        sentences about what the logs do not show
     band.py             `Band`: the error of each GEMM between two precisions, and its bound
     proposal.py         `Proposal`: a module that another precision suits better
 

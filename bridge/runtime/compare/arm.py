@@ -18,9 +18,9 @@ PRECISION_SECTIONS = ("mixed_precision", "precision_backend", "precision_schedul
 PRECISION_FIELDS = frozenset(
     f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute
 )
-"""The fields that the sync writes a precision to, for example "model.fp8"; they may differ too."""
+"""The fields into which the sync writes a precision, such as "model.fp8". They may differ too."""
 SEED_FIELDS = ("train.seed", "data.seed")
-"""Arms of a recipe may differ in these."""
+"""Fields of the seeds, in which arms of a recipe may differ."""
 FIELDS_WITHOUT_EFFECT = (
     "logging",
     "silence",
@@ -58,7 +58,7 @@ class Arm:
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     """Operand -> mean signal-to-quantisation-noise ratio of the last measured step, in dB."""
     failure: str | None = None
-    """A sentence on why the run failed; None for a success, and for a run that did not end."""
+    """A sentence about why the run failed. None: the run succeeded, or did not end."""
 
     @property
     def is_complete(self) -> bool:
@@ -67,7 +67,7 @@ class Arm:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean seconds of a step after the first; None if unknown."""
+        """Mean seconds of a step after the first. None: they are not known."""
         measured: float | None = self.summary.get("step_seconds")
         if measured is not None:
             return measured
@@ -80,7 +80,7 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder; None if it was refused before it began.
+    """Return the run in a folder, or None if it was refused before it began.
 
     Raises:
         RunConfigError: The files of the run cannot be read.
@@ -122,7 +122,7 @@ def _make_arm(folder: RunFolder) -> Arm:
 
 
 def _read_curve(folder: RunFolder) -> LossCurve:
-    """Return the training loss of a run; a loss that was not finite is NaN."""
+    """Return the training loss of a run. A loss that was not finite is NaN."""
     steps: list[int] = []
     losses: list[float] = []
     for record in folder.read_metrics("train"):

@@ -1,16 +1,15 @@
-"""One batch in two precisions: the error of each GEMM's result, and the band that bounds it.
+"""`compute_band`: the error of each GEMM's result between two precisions, with its bound.
 
 With the same weights and the same batch, the results of two precisions differ only by roundings.
-The relative error of a gradient grows with each layer that the backward pass has been through: for
-layer l of L it stays below k C^(L + 1 - l) u, with C close to 1. The error of an activation grows
-with the layers of the forward pass, and its bound is k C^l u. u is the largest relative error of
-one rounding, half of a format's epsilon, summed over the two precisions. The coarsest format of the
-pass counts.
+The relative error of a gradient grows with each layer of the backward pass: for layer l of L it
+stays below k C^(L + 1 - l) u, with C close to 1. The error of an activation grows with the layers
+of the forward pass, and its bound is k C^l u. u is the largest relative error of one rounding, half
+of a format's epsilon, summed over the two precisions. The coarsest format of the pass counts.
 
 Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py
 (d98e8a64), which takes the whole epsilon of BF16 and compares two layouts in one precision.
-*Differs*: half the epsilon. With the whole epsilon of E5M2 the bound is above 1, and 1 is the error
-of a gradient that is wrongly zero.
+*Differs*: half of the epsilon is used. With the whole epsilon of E5M2 the bound would be above 1,
+which is the error of a gradient that is wrongly zero.
 """
 
 import math
@@ -45,7 +44,7 @@ class BandRow(GemmLocation):
     """One GEMM's result in two runs."""
 
     error: float
-    """|a - b| / |a| in Frobenius norms, a in the first precision; NaN and infinity are outside."""
+    """|a - b| / |a| in Frobenius norms, a in the first precision. NaN and infinity are outside."""
     bound: float
     """Largest error that roundings explain."""
     control: float
@@ -66,12 +65,15 @@ class Band:
     rerouted: float | None = None
     """Share of the tokens that the second precision would have sent to other experts, 0 to 1.
 
-    Both precisions compute with the experts that the first one chose. None without experts.
+    Both precisions compute with the experts that the first precision chose. None: no experts.
     """
 
     @property
     def first_outside(self) -> BandRow | None:
-        """The first result outside of the band; None without it. Later results inherit its error."""
+        """The first result outside of the band. None: no result is outside.
+
+        Later results inherit its error.
+        """
         for row in self.rows:
             if not row.is_inside:
                 return row
@@ -121,7 +123,7 @@ def compute_band(
         num_layers: Layers of the model.
         forward: u of a forward GEMM: the rounding error of both precisions, summed.
         backward: u of a backward GEMM.
-        rerouted: Share of the tokens that would go to other experts; None without experts.
+        rerouted: Share of the tokens that would go to other experts. None: no experts.
     """
     rows = []
     for location, error in errors.items():

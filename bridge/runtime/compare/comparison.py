@@ -1,7 +1,7 @@
-"""The comparison of finished runs: twins are grouped by recipe, and compared with the baseline.
+"""`compare_arms`: groups finished runs into twins, and compares each recipe with the baseline.
 
-Twins are runs that are equal in every field but those of precision and the seeds. The baseline is
-the recipe of the first run.
+Twins are runs that are equal in every field except the fields of precision and the seeds. The
+baseline is the recipe of the first run.
 """
 
 import json
@@ -16,7 +16,7 @@ from bridge.runtime.compare.gap import DEFAULT_GATE, LOG_INTERVAL_SETTING, Gap, 
 EXIT_OUTSIDE = 1
 """Exit code of a comparison with a recipe outside the gate."""
 EXIT_CANNOT_TELL = 3
-"""Exit code of a comparison with no recipe outside the gate, and one that cannot be judged."""
+"""Exit code if no recipe is outside the gate, and a recipe cannot be judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class RecipeRow:
     arms: tuple[Arm, ...]
     """One arm per seed."""
     gap: Gap | None
-    """The gap to the baseline; None for the baseline."""
+    """The gap to the baseline. None: the baseline."""
     differs_in: tuple[str, ...]
-    """Fields of precision that differ from those of the baseline."""
+    """Fields of precision whose values differ from the baseline's."""
     loss: float | None = None
-    """Mean loss over seeds and judged steps; None if nothing was judged."""
+    """Mean loss over seeds and judged steps. None: nothing was judged."""
 
     @property
     def curves(self) -> list[LossCurve]:
@@ -56,9 +56,9 @@ class RecipeRow:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Name -> metric over all seeds; None if no seed has the metric.
+        """Name -> metric over all seeds. None: no seed has the metric.
 
-        The metrics are means, but for the sum of the skipped steps and the largest peak of memory.
+        Most metrics are means. Skipped steps are summed, and the largest peak of memory is taken.
         """
         seconds = []
         for arm in self.arms:
@@ -130,19 +130,19 @@ class Comparison:
     """A set of twins, a row per recipe."""
 
     rows: tuple[RecipeRow, ...]
-    """Rows of the recipes; the first is that of the baseline."""
+    """Rows of the recipes. The first row is the baseline."""
     gate: float
     """Share of the baseline's loss that a gap may reach."""
     equal_fields: int
     """Number of fields that have the same value in every run."""
     where: Mapping[str, Any]
-    """Dotted name -> value of the fields that differ from those of the sweep's other comparisons."""
+    """Dotted name -> value of the fields that differ between the sweep's comparisons."""
     notes: tuple[str, ...] = ()
-    """Sentences on what the logs show of their runs; empty for runs of this project."""
+    """Sentences about the facts that the logs show; empty for runs of this project."""
 
     @property
     def baseline(self) -> RecipeRow:
-        """The recipe that the others are compared with."""
+        """The recipe with which the other recipes are compared."""
         return self.rows[0]
 
     @property
@@ -156,7 +156,7 @@ class Comparison:
 
 
 def get_exit_code(comparisons: Iterable[Comparison]) -> int:
-    """Return the exit code of a command that printed comparisons; 0 if every gap is within."""
+    """Return the exit code of a command that printed comparisons. 0: every gap is within."""
     verdicts: set[str] = set()
     for comparison in comparisons:
         verdicts.update(comparison.verdicts)
@@ -172,8 +172,8 @@ def compare_arms(
 ) -> list[Comparison]:
     """Return a comparison for each set of twins among the runs, in the order of their first runs.
 
-    The baseline is the recipe of the first of all runs. A set without this recipe has its own first
-    recipe as the baseline.
+    The baseline is the recipe of the first of all runs. In a set without this recipe, the set's
+    first recipe is the baseline.
 
     Args:
         arms: The runs.
@@ -270,7 +270,7 @@ def _compute_gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_set
 
 
 def _make_labels(arms: Sequence[Arm]) -> list[str]:
-    """Return a label for each recipe; equal labels get the fields of precision that differ.
+    """Return a label for each recipe. Equal labels get the fields of precision that differ.
 
     Args:
         arms: One arm per recipe.
@@ -286,7 +286,7 @@ def _make_labels(arms: Sequence[Arm]) -> list[str]:
 
 
 def find_varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names that do not have the same value in all rows; a missing name counts as None."""
+    """Return the names whose values differ between rows. A missing name counts as None."""
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
@@ -303,7 +303,7 @@ def _make_key(fields: Mapping[str, Any]) -> str:
 
 
 def compute_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None without such a value."""
+    """Return the mean of the values that are not None, or None without such a value."""
     present = []
     for value in values:
         if value is not None:

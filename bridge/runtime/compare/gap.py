@@ -1,6 +1,6 @@
-"""The gap between the losses of two recipes, and the verdict on it.
+"""`judge_gap`: the gap between the losses of two recipes, and the verdict on it.
 
-Two runs of one seed see the same batches from the same weights. Their difference is free of the
+Two runs of one seed begin with the same weights and see the same batches. Their difference has no
 noise of the data, so the gap is estimated from differences, one per seed:
 
     d_s   mean over the window of (loss of the recipe - loss of the baseline), of seed s
@@ -8,12 +8,12 @@ noise of the data, so the gap is estimated from differences, one per seed:
     t-interval of n seeds:   gap +- t(0.95, n - 1) * sd(d_s) / sqrt(n)
 
 The interval leaves 5 % on each side (90 % in all), since both verdicts are one-sided tests at that
-level; *within* needs two of them (TOST, two one-sided tests).
+level. *within* needs two such tests (TOST, two one-sided tests).
 
 The window is the last half of the steps after the warm-up, so that a gap that opens late counts in
 full. The verdict is *outside* if the whole interval is beyond the gate, *within* if the whole
 interval is inside the gate, and *cannot tell* otherwise. It is never *within* if the baseline
-itself learned little: a recipe that learns nothing would pass.
+learned little, because a recipe that learns nothing would pass.
 """
 
 import math
@@ -38,15 +38,15 @@ DEFAULT_GATE = 0.01
 CONFIDENCE = 0.90
 """Probability with which the interval contains the gap."""
 WINDOW_SHARE = 0.5
-"""Share of the steps after the warm-up that is judged: the last ones."""
+"""Share of the steps after the warm-up that is judged. The last steps are judged."""
 MIN_RECORDS = 3
-"""Fewest records in the window that are judged."""
+"""The smallest number of records in the window that is judged."""
 MIN_LOSS_FALL_IN_GATES = 2
-"""Least fall of the baseline's loss, in gates: more than a recipe may lose."""
+"""The smallest fall of the baseline's loss, in gates, at which a gap can be judged as within."""
 MAX_SEEDS = 100
-"""Most seeds that `estimate_seeds_needed` returns."""
+"""The largest number of seeds that `estimate_seeds_needed` returns."""
 MAX_CURVE_POINTS = 24
-"""Most points of a `GapCurve`."""
+"""The largest number of points of a `GapCurve`."""
 LOG_INTERVAL_SETTING = "logging.log_interval"
 """The setting of this project's runs that decides how often a loss is recorded."""
 
@@ -63,14 +63,14 @@ class LossCurve:
     losses: tuple[float, ...]
     """In nats per token; NaN if the loss was not finite."""
     is_sampled: bool = False
-    """Whether each loss is that of a single step, and not the mean since the record before."""
+    """Whether each loss is the loss of a single step. False: the mean since the last record."""
 
     def average_losses(self, boundaries: Sequence[int]) -> Losses:
         """Return the loss of each interval that ends at a boundary.
 
         The loss is the mean over the interval. A skipped step has a separate record, so that two
-        runs can have records at different steps, and only their means over common intervals
-        compare. The loss of a curve of single steps is that of the boundary.
+        runs can have records at different steps. Only their means over common intervals can be
+        compared. For a curve of single steps the loss is the loss of the boundary.
 
         Args:
             boundaries: Steps at which the curve has a record, increasing.
@@ -86,7 +86,7 @@ class LossCurve:
         return sums[:-1] / np.bincount(interval_numbers, weights=weights, minlength=count)[:-1]
 
     def find_first_lost(self) -> int | None:
-        """Return the step of the first record without a finite loss; None if all are finite."""
+        """Return the step of the first record without a finite loss, or None if all are finite."""
         for step, loss in zip(self.steps, self.losses, strict=True):
             if not math.isfinite(loss):
                 return step
@@ -109,16 +109,16 @@ Pairs = Sequence[tuple[LossCurve, LossCurve]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapCurve:
-    """The gap over the steps, in shares of the baseline's loss; each point is a block of steps."""
+    """The gap over the steps, in shares of the baseline's loss. Each point is a block of steps."""
 
     steps: tuple[int, ...]
     """Last step of each block."""
     mean: tuple[float, ...]
     """Mean over the seeds."""
     low: tuple[float, ...]
-    """Lower end of the interval; the mean with one seed."""
+    """Lower end of the interval. With one seed it is the mean."""
     high: tuple[float, ...]
-    """Upper end of the interval; the mean with one seed."""
+    """Upper end of the interval. With one seed it is the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,32 +127,35 @@ class Gap:
 
     verdict: Verdict
     reason: str
-    """A sentence on the reason of the verdict."""
+    """The reason of the verdict, as a sentence."""
     seeds: int
     """Number of seeds that both recipes ran."""
     gate: float
     """Share of the baseline's loss that a gap may reach."""
     window: tuple[int, int] | None = None
-    """First and last step that were judged; None if no step was judged."""
+    """First and last step that were judged. None: no step was judged."""
     baseline_loss: float | None = None
-    """Mean loss of the baseline over seeds and window; None if no step was judged."""
+    """Mean loss of the baseline over seeds and window. None: no step was judged."""
     loss: float | None = None
-    """Mean loss of the recipe over seeds and window; None if no step was judged."""
+    """Mean loss of the recipe over seeds and window. None: no step was judged."""
     share: float | None = None
-    """The gap as a share of the baseline's loss; positive if the recipe's loss is higher.
+    """The gap as a share of the baseline's loss. It is positive if the recipe's loss is higher.
 
-    None if nothing was judged, or the baseline's loss is not above zero.
+    None: nothing was judged, or the baseline's loss is not above zero.
     """
     low: float | None = None
-    """Lower end of the interval of the share; None with one seed."""
+    """Lower end of the interval of the share. None: there is only one seed."""
     high: float | None = None
-    """Upper end of the interval of the share; None with one seed."""
+    """Upper end of the interval of the share. None: there is only one seed."""
     bit_equal: bool = False
     """Whether every record of the recipe equals the baseline's."""
     seeds_needed: int | None = None
-    """Seeds that would decide with this spread; None if none are missing, or more than `MAX_SEEDS`."""
+    """Seeds that would decide with this spread.
+
+    None: there are enough seeds, or more than `MAX_SEEDS` would be needed.
+    """
     over_steps: GapCurve | None = None
-    """The gap over the steps; None if nothing was judged."""
+    """The gap over the steps. None: nothing was judged."""
 
 
 def judge_gap(
@@ -196,7 +199,10 @@ class _Decision(NamedTuple):
 
 
 def _decide_without_gap(pairs: Pairs) -> _Decision | None:
-    """Return the verdict without a gap: on no seed, or on lost losses; None for finite losses."""
+    """Return the verdict if there is no gap, because a seed is missing or a loss is not finite.
+
+    The result is None if all losses are finite.
+    """
     lost: list[LossCurve] = []
     lost_baselines: list[LossCurve] = []
     for baseline, recipe in pairs:
@@ -234,7 +240,9 @@ def _select_window(steps: Sequence[int], warm_up: int) -> list[int]:
 def describe_too_short(
     steps: Sequence[int], warm_up: int, interval_setting: str = LOG_INTERVAL_SETTING
 ) -> str | None:
-    """Return a sentence on why runs are too short and how long they must be; None if long enough.
+    """Return a sentence about why runs are too short and how long they must be.
+
+    The result is None if they are long enough.
 
     Args:
         steps: Steps at which all runs have a record.
@@ -310,7 +318,10 @@ def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate:
 
 
 def _compute_fall(first_loss: float, loss: float) -> float:
-    """Return the share of its first value by which a loss has fallen; 0 if that is not positive."""
+    """Return the share by which a loss has fallen from its first value.
+
+    The share is 0 if the first value is not positive.
+    """
     if first_loss <= 0:
         return 0.0
     return 1 - loss / first_loss
@@ -358,8 +369,8 @@ def _decide(
 
     Args:
         per_seed: The gap of each seed, a share of the baseline's loss.
-        low: Lower end of the interval; None with one seed.
-        high: Upper end of the interval; None with one seed.
+        low: Lower end of the interval. None: there is only one seed.
+        high: Upper end of the interval. None: there is only one seed.
         gate: Share of the baseline's loss that a gap may reach.
         fall: Fall of the baseline's loss from the first record to the window, a share of the first.
         bit_equal: Whether every record of the recipe equals the baseline's.
@@ -394,7 +405,7 @@ def parse_gate(text: str) -> float:
     """Return the share of a text such as "1%" or "0.5%".
 
     Raises:
-        RunConfigError: The text is no share between 0 and 100 %.
+        RunConfigError: The text is not a share between 0 and 100 %.
     """
     share = math.nan
     if re.fullmatch(r"\d*\.?\d+%", text):
@@ -407,7 +418,10 @@ def parse_gate(text: str) -> float:
 
 
 def compute_interval(values: Losses) -> tuple[float | None, float | None]:
-    """Return both ends of the t-interval of the mean of independent values, Nones for one value."""
+    """Return both ends of the t-interval of the mean of independent values.
+
+    Both are None for a single value.
+    """
     if len(values) < 2:
         return None, None
     half = _compute_half_width(float(np.std(values, ddof=1)), len(values))
@@ -448,7 +462,7 @@ def _make_gap_curve(baseline_losses: Losses, differences: Losses, steps: Sequenc
 
     Args:
         baseline_losses: (seeds, steps).
-        differences: (seeds, steps), loss of the recipe minus that of the baseline.
+        differences: (seeds, steps), loss of the recipe minus loss of the baseline.
         steps: Steps of the columns.
     """
     weights = np.diff(steps, prepend=0).astype(np.float64)

@@ -1,8 +1,9 @@
-"""`compare_logs`: the comparison of runs of which there are only logs.
+"""`compare_logs`: the comparison of runs that are known only by their logs.
 
 The folder of a run of this project has every field, and so proves that the run is the twin of
-another. A log has losses, and perhaps arguments. So a comparison of logs has notes on the arguments
-that are equal, on the steps at which the losses were compared, and on the facts that no log has.
+another run. A log has losses, and perhaps arguments. So a comparison of logs has notes about the
+equal arguments, about the steps at which the losses were compared, and about the facts that no log
+has.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ POLICY_LOSS_REASON = (
     "The loss of a policy gradient need not fall, and its gap is no measure of the policy. "
     "Compare the rewards."
 )
-"""Why the loss of a policy is not judged."""
+"""The reason why the loss of a policy is not judged."""
 
 
 def compare_logs(runs: Sequence[LoggedRun], *, gate: float = DEFAULT_GATE) -> Comparison:
-    """Return the comparison of logs; the first log is that of the baseline.
+    """Return the comparison of logs. The first log is the baseline.
 
     Logs of equal precision and different seeds are one recipe. If a seed is unknown, each log is a
     separate recipe.
@@ -38,14 +39,14 @@ def compare_logs(runs: Sequence[LoggedRun], *, gate: float = DEFAULT_GATE) -> Co
 
 
 def _adapt_row(row: RecipeRow, runs: Sequence[LoggedRun]) -> RecipeRow:
-    """Return a row as it is shown: without keys that are no fields, and without a policy's verdict."""
+    """Return a row as it is shown, without keys that are not fields and a policy's verdict."""
     differs_in = []
     for name in row.differs_in:
         if name not in IDENTITY_KEYS:
             differs_in.append(name)
     gap = row.gap
     is_policy = any(run.log.is_policy for run in runs)
-    # A gap without a window is that of a loss that is not finite, which is outside for a policy too.
+    # A gap without a window has a loss that is not finite. It is outside for a policy too.
     if is_policy and gap is not None and gap.window is not None:
         gap = replace(gap, verdict="cannot tell", reason=POLICY_LOSS_REASON)
     return replace(row, differs_in=tuple(differs_in), gap=gap)

@@ -1,4 +1,4 @@
-"""The notes on a comparison of logs: the facts that the logs show of their runs, and those they lack."""
+"""`make_log_notes`: the facts that the logs of a comparison show of their runs, or lack."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from bridge.runtime.compare.gap import LossCurve, find_common_steps
 from bridge.runtime.compare.logged_run import LoggedRun, find_warm_up
 
 MAX_NAMES = 8
-"""Most names that a sentence lists."""
+"""The largest number of names that a sentence lists."""
 PUBLISHED_GATE_NATS = 0.01
 """Difference of the loss that other projects accept, in nats per token.
 
@@ -21,7 +21,7 @@ Megatron-LM issue 1152 expects less than 1e-2 after billions of tokens.
 def make_log_notes(
     runs: Sequence[LoggedRun], comparison: Comparison, rows: Sequence[RecipeRow], *, gate: float
 ) -> list[str]:
-    """Return the notes on a comparison of logs.
+    """Return the notes about a comparison of logs.
 
     Args:
         runs: The logs.
@@ -38,7 +38,7 @@ def make_log_notes(
 
 
 def _describe_twins(runs: Sequence[LoggedRun]) -> str:
-    """Return a sentence on whether the arguments of the logs show that the runs are twins."""
+    """Return a sentence about whether the arguments of the logs show that the runs are twins."""
     without_fields: list[str] = []
     fields: list[Mapping[str, Any]] = []
     all_names: set[str] = set()
@@ -95,7 +95,7 @@ def _describe_steps(comparison: Comparison) -> list[str]:
 def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
     """Return the values of `is_sampled` of some curves.
 
-    A curve with a record of each step is left out: its losses are of both kinds.
+    A curve with a record of each step is left out, because both values describe its losses.
     """
     kinds: set[bool] = set()
     for curve in curves:
@@ -105,7 +105,7 @@ def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
 
 
 def _describe_missing(runs: Sequence[LoggedRun]) -> list[str]:
-    """Return sentences on the metrics that the logs lack, and the notes of their reader."""
+    """Return sentences about the metrics that the logs lack, and the notes of their reader."""
     names_of: dict[str, list[str]] = {}  # missing metrics -> names of the logs
     notes: list[str] = []
     for run in runs:
@@ -127,7 +127,7 @@ def _describe_missing(runs: Sequence[LoggedRun]) -> list[str]:
 
 
 def _describe_gate(rows: Sequence[RecipeRow], gate: float) -> str:
-    """Return a sentence on the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
+    """Return a sentence about the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
     gaps = []
     for row in rows:
         gap = row.gap

@@ -1,4 +1,4 @@
-"""`LoggedRun`: a run of which there is only a log, and its arm in a comparison."""
+"""`LoggedRun`: a run that is known only by its log, and its arm in a comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from bridge.runtime.compare.gap import LossCurve
 LABEL_KEY = "label"
 """Key of an arm's precision for the short text of the precision."""
 LOG_KEY = "log"
-"""Key of an arm's precision for the name of the log, if the log shares its row with no other log."""
+"""Key of an arm's precision for the name of the log, if the log has a separate row."""
 IDENTITY_KEYS = (LABEL_KEY, LOG_KEY)
-"""Keys of an arm's precision that are no fields; they only decide which logs share a row."""
+"""Keys of an arm's precision that are not fields. They only decide which logs share a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class LoggedRun:
 
     log: RunLog
     name: str
-    """Name of the log; different for each log of a comparison."""
+    """Name of the log. Each log of a comparison has a different name."""
     precision: str = ""
     """Short text of the precision; empty if no argument states it."""
     fields: Mapping[str, Any]
@@ -33,9 +33,9 @@ class LoggedRun:
 def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:
     """Return an arm for each log, in the order of the logs.
 
-    Logs of the same precision and different seeds share a row. They share no row if a seed or a
-    precision is unknown, or if all logs have the same precision. If a seed is unknown, all arms get
-    the same seed, so that each log is paired with the first.
+    Logs of the same precision and different seeds share a row. Each log has a separate row if a
+    seed or a precision is unknown, or if all logs have the same precision. If a seed is unknown,
+    all arms get the same seed, so that each log is paired with the first.
     """
     seeds: list[int | None] = []
     precisions: list[str] = []
@@ -77,7 +77,7 @@ def get_log_path(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
 def _make_arm(
     log: RunLog, path: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
 ) -> Arm:
-    """Return the arm of a log, whose metrics take the place of a run's ``summary.json``."""
+    """Return the arm of a log, whose metrics replace a run's ``summary.json``."""
     validation_loss = None
     if log.validation:
         _step, validation_loss = log.validation[-1]
@@ -101,7 +101,7 @@ def _make_arm(
 
 
 def make_curve(log: RunLog) -> LossCurve:
-    """Return the training loss of a log; steps that were all skipped have no record."""
+    """Return the training loss of a log. Steps that were all skipped have no record."""
     steps: list[int] = []
     losses: list[float] = []
     for record in log.train:
@@ -112,7 +112,9 @@ def make_curve(log: RunLog) -> LossCurve:
 
 
 def find_warm_up(log: RunLog) -> int | None:
-    """Return the steps in which the learning rate rises; None if neither log nor arguments show it.
+    """Return the steps in which the learning rate rises.
+
+    The result is None if neither log nor arguments show it.
 
     The learning rates of the log decide. Without them the arguments do, as in Megatron-LM d98e8a64
     megatron/training/training.py get_optimizer_param_scheduler.

@@ -1,4 +1,4 @@
-"""Rows of `modules` that follow from the quantisation error of a run's operands.
+"""`propose_precisions`: rows of `modules` that follow from a run's quantisation errors.
 
 Under a scale that fits, an operand has nearly the signal-to-noise ratio of its format. An operand
 that is more than a bit (6 dB) below it has outliers that are too large for its tile. Its module
@@ -19,19 +19,19 @@ from bridge.runtime.audit.quantisation import QuantisationRow, select_last_step
 SCHEMES_BY_FINENESS = ("tensorwise", "blockwise", "mxfp8")
 """Schemes that a row can choose, from the coarsest tile to the finest."""
 HIGH_PRECISION = "bf16"
-"""The word of a row of `modules` for the dtype of the run."""
+"""The value of a row of `modules` for the dtype of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """One module that another precision suits better."""
+    """A module that another precision suits better."""
 
     layer: int
     """Number of the transformer layer in the whole model, from 0 on, as in a row of `modules`."""
     module: str
     """Name of the linear layer in its transformer layer."""
     operand: str
-    """The operand whose ratio is furthest below that of its format."""
+    """The operand whose ratio is furthest below the ratio of its format."""
     sqnr_db: float
     """Signal-to-quantisation-noise ratio of this operand."""
     healthy_db: float
@@ -39,16 +39,16 @@ class Proposal:
     precision: str
     """The proposed scheme, or the dtype of the run."""
     gained_db: float | None
-    """Increase of this operand's ratio; None for the dtype of the run."""
+    """Increase of this operand's ratio. None: the dtype of the run."""
 
     def __str__(self) -> str:
-        text = (
+        sentence = (
             f"layer {self.layer}, {self.module}: {self.operand} has {self.sqnr_db:.1f} dB of "
             f"{self.healthy_db:.1f}; {self.precision}"
         )
         if self.gained_db is None:
-            return text
-        return f"{text}, where it loses {self.gained_db:.0f} dB less"
+            return sentence
+        return f"{sentence}, where it loses {self.gained_db:.0f} dB less"
 
 
 def propose_precisions(
@@ -63,10 +63,10 @@ def propose_precisions(
 
     Args:
         rows: Errors of the quantisers. Of several measured steps only the last counts.
-        scheme: Scaling scheme of the run; None for high precision.
-        fp8_format: The run's `fp8`; None without FP8.
-        num_layers: Layers of the model. Prediction layers have larger numbers, and no row of
-            `modules` can select them.
+        scheme: Scaling scheme of the run. None: high precision.
+        fp8_format: The run's `fp8`. None: no FP8.
+        num_layers: Layers of the model. Prediction layers have larger numbers, and rows of
+            `modules` cannot select them.
         schemes: The schemes of `SCHEMES_BY_FINENESS` that the target can run.
     """
     operands_of: dict[tuple[int, str], list[QuantisationRow]] = {}
@@ -88,11 +88,11 @@ def propose_precisions(
 def _propose_module(
     operands: Sequence[QuantisationRow], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
-    """Return the precision that suits a module; None if its worst operand is healthy.
+    """Return the precision that suits a module, or None if its worst operand is healthy.
 
     Args:
         operands: The rows of the module's operands.
-        finer: Schemes that are finer than that of the run, the coarsest first.
+        finer: Schemes that are finer than the run's scheme, the coarsest first.
         fp8_format: As for `propose_precisions`.
     """
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
@@ -127,7 +127,7 @@ def _is_suitable(
     format_of = {"input": forward, "weight": forward, "grad_output": backward}
     for row in operands:
         healthy_db = FORMATS[format_of[row.operand]].healthy_db
-        if not _get_scheme_sqnr(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near either
+        if not _get_scheme_sqnr(row, scheme) >= healthy_db - BIT_DB:  # also true for NaN
             return False
     return _get_scheme_sqnr(worst, scheme) >= worst.sqnr_db + BIT_DB
 
@@ -138,7 +138,7 @@ def _get_scheme_sqnr(row: QuantisationRow, scheme: str) -> float:
 
 
 def make_module_rows(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
-    """Return the proposals as rows of `modules`, one for all layers of a module and precision."""
+    """Return the proposals as rows of `modules`. Layers of a module and precision share a row."""
     layers_of: dict[tuple[str, str], list[int]] = {}
     for proposal in proposals:
         layers_of.setdefault((proposal.module, proposal.precision), []).append(proposal.layer)

@@ -24,7 +24,7 @@ In the order in which a run needs them:
     checkpoint/        the state of a run, saved and loaded
     record/            the record of a run, read from live objects
     one_batch.py       GEMMs of one batch in two precisions, compared
-    patching.py        attributes of other packages replaced, for a block of code or for good
+    patching.py        functions that replace attributes of other packages
     deferred_configs.py
                        Megatron's optimizer and DDP configs, with checks that wait
 

@@ -3,9 +3,9 @@
     te         Transformer Engine, on a GPU
     te_cpu     Transformer Engine's Python, on a CPU; in a process that was declared for it
     emulated   the emulation of FP8 and FP4, on any device
-    local      Megatron's own layers, for a run without FP8 and FP4
+    local      Megatron's local layers, for a run without FP8 and FP4
 
-`choose_backend` chooses one, and `use_backend` prepares Megatron for it.
+`choose_backend` chooses a backend, and `use_backend` prepares Megatron for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Backend:
     """Implementation of a run's linear layers."""
 
     name: str
-    """te, emulated, te_cpu, or local: Megatron's own layers in the weights' dtype."""
+    """te, emulated, te_cpu, or local: Megatron's local layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
     """Sentences about the choice, for the log."""
     backward_override: str | None = None
@@ -98,7 +98,7 @@ def choose_backend(
             the emulation otherwise. te_cpu needs a process that was declared for it
             (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
-        environ: Environment variables, from which those of Transformer Engine are read.
+        environ: Environment variables. Only Transformer Engine's variables are read.
 
     Raises:
         BackendUnavailableError: The requested backend cannot run here.
@@ -144,7 +144,7 @@ def _make_local_backend(requested: str) -> Backend:
 def _make_emulated_backend(
     config: Any, reason: str, environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> Backend:
-    """Return the emulation, with notes on the choice and on Transformer Engine's variables.
+    """Return the emulation, with notes about the choice and about Transformer Engine's variables.
 
     Raises:
         BackendUnavailableError: A variable switches on a feature that the emulation does not have.
@@ -157,18 +157,20 @@ def _make_emulated_backend(
         if parse_quant_recipes(getattr(config, "quant_recipe", None)):
             formats += ", and per module"
     notes = [f"FP8/FP4 matmuls: emulated ({formats}), {reason}."]
-    for row, text in list_set_variables(environ):
+    for row, stated_value in list_set_variables(environ):
         if row.name == OVERRIDE_VARIABLE and override is not None:
-            notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
+            notes.append(f"{row.name}={stated_value}: the emulation follows it, and {row.effect}.")
         else:
-            notes.append(f"{row.name}={text}: the emulation does not read it.")
+            notes.append(f"{row.name}={stated_value}: the emulation does not read it.")
     return Backend(name="emulated", notes=tuple(notes), backward_override=override)
 
 
 def _read_backward_override(
     environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> str | None:
-    """Return the `backward_override` that the environment states for a run's schemes; None if unset.
+    """Return the `backward_override` that the environment states for a run's schemes.
+
+    The result is None if the environment states none.
 
     Raises:
         BackendUnavailableError: Another variable changes the recipe of a scheme.
@@ -177,16 +179,17 @@ def _read_backward_override(
     for scheme in dict.fromkeys(schemes):
         if scheme is None:
             continue
-        for row, text in list_scheme_variables(scheme, environ, attention=False):
-            if not row.keyword or not row.is_active(text):
+        for row, stated_value in list_scheme_variables(scheme, environ, attention=False):
+            if not row.keyword or not row.is_active(stated_value):
                 continue
             if row.name != OVERRIDE_VARIABLE:
                 raise BackendUnavailableError(
                     f"precision_backend: the emulation has no {row.keyword}, "
-                    f"which {row.name}={text} switches on for {scheme}, got 'emulated'. Unset it."
+                    f"which {row.name}={stated_value} switches on for {scheme}, got 'emulated'. "
+                    "Unset it."
                 )
             if scheme not in row.refused_by:
-                override = text
+                override = stated_value
     return override
 
 
@@ -226,7 +229,7 @@ def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) 
 
     Args:
         schemes: Schemes of the run.
-        machine: A declared machine. None means this machine.
+        machine: A declared machine. None: this machine.
     """
     missing: dict[str, None] = {}
     for scheme in schemes:
@@ -235,7 +238,7 @@ def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) 
 
 
 def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
-    """Return sentences on Transformer Engine's recipe and variables.
+    """Return sentences about Transformer Engine's recipe and variables.
 
     Raises:
         PrecisionConfigError: A variable contradicts the config.
@@ -253,7 +256,7 @@ def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 
 
 def get_te_recipe(config: Any) -> Any:
-    """Return Transformer Engine's recipe of a model config; None without FP8 and FP4."""
+    """Return Transformer Engine's recipe of a model config, or None without FP8 and FP4."""
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron reads the current device for a recipe of delayed scaling
             return get_fp8_recipe(config)

@@ -1,7 +1,7 @@
 """Megatron's optimizer and DDP configs, with checks that wait for `finalize`, as in Megatron Bridge.
 
-A script makes these configs before the sync writes a recipe into them. Between the two they may
-have values that Megatron refuses.
+A script makes these configs before the sync writes a recipe into them. Until then they may have
+values that Megatron refuses.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ __all__ = [
 
 
 class _DeferredChecks:
-    """A mix-in before a config class of Megatron's, whose checks run in `finalize`."""
+    """A mix-in before a config class of Megatron, whose checks then run in `finalize`."""
 
     def __post_init__(self) -> None:
         """Check nothing yet."""
 
     def finalize(self) -> None:
-        """Run Megatron's checks and compute its derived values; it may be called several times."""
+        """Run Megatron's checks and compute its derived values. Several calls are allowed."""
         super().__post_init__()  # type: ignore[misc]  # that of Megatron's class, the next base
 
 

@@ -1,10 +1,10 @@
-"""Comparison of the GEMMs of a model's linear layers between two passes over the same batch.
+"""Functions that compare the GEMMs of a model's linear layers in two passes over the same batch.
 
 `capture_linear_results` keeps the results of a forward and a backward pass, and
 `compute_relative_errors` compares two of them. The results are read by hooks of torch, so that the
 layers may be Megatron's, Transformer Engine's or emulated. A sample of each result is kept, at even
-distances, in FP32 on the CPU. The results are those of the first micro-batch. Weight gradients are
-the sum over micro-batches.
+distances, in FP32 on the CPU. The results come from the first micro-batch. Weight gradients are the
+sum over micro-batches.
 
 An expert has another number of tokens in another precision, since FP8 adds rows of zeros. So the
 first elements of an expert's results are kept. `RouterReplays` gives the experts of two passes the
@@ -45,7 +45,7 @@ def capture_linear_results(
 
     Yields:
         The samples, complete at the end of the block, in the order of execution. The gradient of a
-        weight follows that of the layer's input.
+        weight follows the gradient of the layer's input.
     """
     captured: CapturedResults = {}
     linears: dict[Any, tuple[int, str]] = {}
@@ -87,7 +87,9 @@ def _capture_forward(
     inputs: tuple[Any, ...],
     output: Any,
 ) -> None:
-    """Keep a sample of a layer's output, and later of the gradient of its input; a hook of torch.
+    """Keep a sample of a layer's output, and later of the gradient of its input.
+
+    It is a hook of torch.
 
     Under recomputation only the second forward pass has an input with a gradient.
     """
@@ -163,7 +165,7 @@ class _RouterReplay:
     chosen: list[torch.Tensor] = field(default_factory=list)
     """Experts of each call of the first pass, (tokens, topk)."""
     calls: int | None = None
-    """Number of calls so far in this pass; None in the first pass, in which the router chooses."""
+    """Number of calls so far in this pass. None: the first pass, in which the router chooses."""
     tokens: int = 0
     """Tokens of the last pass."""
     rerouted: int = 0
@@ -180,7 +182,7 @@ class _RouterReplay:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores of the experts that the first pass chose, and the experts.
 
-        Megatron calls it in place of its own choice of experts. The arguments are Megatron's.
+        Megatron calls it instead of choosing the experts itself. The arguments are Megatron's.
         """
         values, preferred = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk
@@ -197,7 +199,7 @@ class _RouterReplay:
 
 
 class RouterReplays:
-    """The experts that the routers of a model choose in the first pass; later passes follow them.
+    """The experts that the routers choose in the first pass. Later passes follow them.
 
     Nearly equal scores have another order in another precision, and an expert then multiplies other
     tokens. With equal routes the results of every GEMM are of the same tokens. Megatron calls the
@@ -211,7 +213,7 @@ class RouterReplays:
 
     @contextmanager
     def follow(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
-        """Let the routers of a model choose, or follow, the experts in a ``with`` block, a pass.
+        """Let the routers of a model choose or follow the experts in a ``with`` block of one pass.
 
         In the first pass the routers choose. In later passes they follow.
         """

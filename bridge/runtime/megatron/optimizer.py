@@ -20,15 +20,15 @@ from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatib
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's distributed optimizer over torch's Adam.
 
-    The state of this Adam has a "step" per parameter, and a checkpoint has one step for all.
-    Without this class, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every
-    key of the state from the checkpoint).
+    The state of this Adam has a "step" per parameter, and a checkpoint has one step for all
+    parameters. Without this class, loading raises a KeyError, because distrib_optimizer.py:938 in
+    0.16.1 copies every key of the state from the checkpoint.
     """
 
     def _set_main_param_and_optimizer_states(
         self, model_param: Any, tensors: dict[str, torch.Tensor], *others: Any, **named: Any
     ) -> None:
-        """Set the state of a parameter; without a step in the checkpoint its step stays."""
+        """Set the state of a parameter. Without a step in the checkpoint its step stays."""
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         if "step" in state and "step" not in tensors:
@@ -84,7 +84,7 @@ def _drop_dequantised_shards(part: Any) -> None:
 
 
 def list_chained_optimizers(optimizer: Any) -> list[Any]:
-    """Return the optimizers of a `ChainedOptimizer`, or an optimizer that is no chain."""
+    """Return the optimizers of a `ChainedOptimizer`, or a list of any other optimizer."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
@@ -99,8 +99,8 @@ def unshare_steps(optimizer: Any) -> None:
     """Give every parameter a separate step tensor after a checkpoint was loaded.
 
     `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, and Adam increments
-    it once per parameter. Resumed at step 5 with 53 parameters, it is 217 instead of 9 after four
-    steps, without an error.
+    it once per parameter. In a run with 53 parameters that resumes at step 5, the step is 217
+    instead of 9 after four steps, without an error.
     """
     for inner in list_torch_optimizers(optimizer):
         for state in inner.state.values():

@@ -1,12 +1,14 @@
-"""Attributes of torch, Transformer Engine and Megatron replaced, for a block of code or for good.
+"""Functions that replace attributes of torch, Transformer Engine and Megatron.
+
+They replace an attribute for a block of code or for the rest of the process.
 
 `cpu/cuda_shim.py` and `te_cpu/patches.py` have tables of replacements. The YAML file of the same
 name has the caller that needs each row, and the failure without it. This file imports neither
 Megatron nor Transformer Engine.
 
 Most of the callables are private, and a later release may change them. So a replacement passes on
-the arguments that it does not know. If the callable is gone, or no longer has the parameters that
-the replacement names, it is not replaced, and the log has a line on it.
+the arguments that it does not know. If the callable is missing, or lacks parameters that the
+replacement names, it is not replaced, and a line is logged.
 """
 
 import functools
@@ -66,7 +68,7 @@ def keep_compatible(changes: Iterable[Patch]) -> Iterator[Patch]:
 
 
 def find_incompatibility(original: object, replacement: object) -> str | None:
-    """Return a clause on why a function cannot take the place of another; None if it can.
+    """Return a clause about why a function cannot take the place of another, or None if it can.
 
     Each parameter that the replacement names must be a parameter of the original, and the
     replacement must accept all parameters of the original. Classes fit, and so do functions of
@@ -105,7 +107,7 @@ def find_incompatibility(original: object, replacement: object) -> str | None:
 
 
 def _is_compatible(path: str, original: object, replacement: object) -> bool:
-    """Return whether a replacement fits its original; a misfit is logged."""
+    """Return whether a replacement fits its original. A misfit is logged."""
     reason = find_incompatibility(original, replacement)
     if reason is not None:
         log_skipped_patch(path, reason)
@@ -121,7 +123,7 @@ def log_skipped_patch(path: str, reason: str) -> None:
 
 
 def _replace_cuda_device(argument: Any) -> Any:
-    """Return "cpu" for an argument that names a CUDA device, any other argument as it is."""
+    """Return "cpu" for an argument that names a CUDA device, and any other argument unchanged."""
     if isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda"):
         return "cpu"
     return argument
@@ -143,7 +145,7 @@ def redirect_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument of a call, by position or by name; None without arguments."""
+    """Return the first argument of a call, by position or by name, or None without arguments."""
     if args:
         return args[0]
     for value in kwargs.values():

@@ -38,14 +38,14 @@ class StepResult:
     skipped: bool
     """Whether a gradient of any rank had NaN or Inf, so that no weight was updated."""
     not_finite: str | None
-    """A clause on the first NaN or Inf of the backward pass; None unless the step was skipped."""
+    """A clause about the first NaN or Inf of the backward pass. None: the step was not skipped."""
     is_stuck: bool
     """Whether the step was skipped and the loss scale cannot be lowered.
 
     There is no loss scale, or it is constant, or it is at its floor.
     """
     grad_norm: float | None
-    """Norm of the gradients before clipping; None for a skipped step, and without clipping."""
+    """Norm of the gradients before clipping. None: the step was skipped, or nothing is clipped."""
     loss_scale: float
     """Factor of the loss in this step; 1 without a loss scale."""
     learning_rate: float
@@ -59,9 +59,9 @@ def _compute_loss(
     """Return the loss to be differentiated and the loss to be reported, both of the unmasked tokens.
 
     Without context parallelism both are the mean over the tokens. With it, the first is this rank's
-    part of the mean, and the second is that part times the number of context-parallel ranks, so
-    that its mean over these ranks is the mean loss. The schedule multiplies the first by the number
-    of these ranks and divides it by the number of micro-batches, in place.
+    part of the mean. The second is this part times the number of context-parallel ranks, so that
+    its mean over these ranks is the mean loss. The schedule multiplies the first by the number of
+    these ranks and divides it by the number of micro-batches, in place.
 
     Args:
         loss_mask_BS: 1 for a token that counts, 0 for any other.
@@ -99,7 +99,7 @@ class Trainer:
     """The model, its optimizer and its schedule, which take steps together."""
 
     config: Any
-    """The model config that the model was built with.
+    """The model config with which the model was built.
 
     The loss scale and the gradient reduction are set in it.
     """
@@ -146,7 +146,7 @@ class Trainer:
                 rank to stop, or 0.
         """
         losses = self.forward_backward(batches)
-        # The optimizer changes these values, and the result has those of this step.
+        # The optimizer changes these values, and the result needs the values of this step.
         learning_rate = self._get_learning_rate()
         loss_scale = self.loss_scale
         loss_scale_may_fall = self.loss_scale_may_fall
@@ -171,8 +171,8 @@ class Trainer:
         """Take a step of optimizer and schedule, unless a gradient of any rank is not finite.
 
         Returns:
-            Whether the weights were updated, and the norm of the gradients before clipping; None
-            without it.
+            Whether the weights were updated, and the norm of the gradients before clipping, or
+            None if it was not computed.
         """
         if not self._checks_gradients:
             is_finite = are_finite(self._list_gradient_buffers())
@@ -245,9 +245,8 @@ class Trainer:
     def gather_parameters(self) -> Iterator[None]:
         """Gather the weights before a ``with`` block, and not during its forward passes.
 
-        Without `overlap_param_gather` they are gathered already. Megatron's own forced gather is
-        not used: it would leave MXFP8 weights in the buffer, and the weights of the last step in
-        use.
+        Without `overlap_param_gather` they are gathered already. Megatron's forced gather is not
+        used. It would leave MXFP8 weights in the buffer, and the weights of the last step in use.
         """
         if not self.model[0].ddp_config.overlap_param_gather:
             yield
@@ -321,11 +320,13 @@ class Trainer:
         return any(bool(scaler.scale > scaler.min_scale) for scaler in dynamic)
 
     def _is_true_on_all_ranks(self, holds: bool) -> bool:
-        """Return whether a condition is true on every rank; a collective call."""
+        """Return whether a condition is true on every rank in a collective call."""
         return not self.find_largest(int(not holds))
 
     def _average_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
-        """Return the mean loss over all micro-batches and the largest stop signal; a collective call.
+        """Return the mean loss over all micro-batches and the largest stop signal.
+
+        This is a collective call.
 
         Args:
             losses: Losses of this rank's micro-batches; empty on all pipeline stages but the last.
@@ -343,7 +344,7 @@ class Trainer:
         return float(mean) / last_stages, self.find_largest(stop)
 
     def find_largest(self, number: int) -> int:
-        """Return the largest of the ranks' numbers; a collective call."""
+        """Return the largest of the ranks' numbers in a collective call."""
         if self.process.world_size == 1:
             return number
         largest = torch.tensor(number, device=self.process.device)

@@ -1,11 +1,11 @@
-"""Repairs of Megatron's layers where Transformer Engine is not installed.
+"""Patches that repair Megatron's layers where Transformer Engine is not installed.
 
 The layers are experts, latent attention and prediction layers. In them Megatron 0.16.1 names
 functions of Transformer Engine that it has not imported, and compares the version of Transformer
 Engine, which is None. The layers do not need these functions: Megatron's own or emulated linear
 layers multiply.
 
-Line numbers are those of megatron-core 0.16.1.
+Line numbers refer to megatron-core 0.16.1.
 """
 
 from megatron.core.transformer import (

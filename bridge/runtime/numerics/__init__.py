@@ -1,4 +1,4 @@
-"""Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes.
+"""Low-precision arithmetic in plain torch, with the same bits as Transformer Engine.
 
     spec.py       `GemmPrecision` of a linear layer -> `QuantSpec` of an operand, from the rows of
                   `bridge.precision`
@@ -12,7 +12,7 @@
 Below them, dispatch.py gives each pass over memory to tiles.py (plain torch) or, by the choice of
 native.py, to kernel.py. It calls kernel.c (the same bits, faster), which kernel_build.py compiles.
 grid.py, scaling.py and hadamard.py have the formulas. quantisation_error.py and round_trip.py measure errors.
-`scripts/reference_quantisers.py` is the slow, obvious version that all of them are compared with.
+The tests compare all of them with the slow, simple version in `scripts/reference_quantisers.py`.
 """
 
 from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors

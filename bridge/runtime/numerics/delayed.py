@@ -1,8 +1,8 @@
-"""Delayed scaling: the scale of a step comes from the amaxes of earlier steps.
+"""`DelayedScaling`: the scale of a step comes from the amaxes of earlier steps.
 
 A quantiser that knows its scale beforehand reads the tensor only once. So each operand has a scale
-and a history of amaxes. A step quantises with the stored scale, and entry 0 of the history becomes
-the maximum of itself and the step's amax. Between steps `update_scaling_factors` computes:
+and a history of amaxes. A step quantises with the stored scale. Entry 0 of the history becomes the
+maximum of itself and the step's amax. Between steps `update_scaling_factors` computes:
 
     last    = amax of this step, the maximum over the ranks
     history = roll left by one, `last` at the end, 0 at entry 0
@@ -54,7 +54,7 @@ def update_scaling_factors(
         maximum: (n,) FP32, format_max * 2^-margin of each column.
         algo: max or most_recent.
         reduced_amax: (n,) FP32, the amaxes since the last update, each the maximum over the ranks.
-            A value of 0 is replaced by entry 0 of the history. None means entry 0 for all.
+            A value of 0 is replaced by entry 0 of the history. None: all are entry 0.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
@@ -79,14 +79,14 @@ def update_layers_together(
     algo: str,
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Update several layers at once, in place; the result is that of an update of each layer.
+    """Update several layers at once, in place, with the same result as an update of each layer.
 
     Args:
         histories: A history per layer, all of the same length.
         scales: Scales per layer, as many as the history has columns.
         maximum: format_max * 2^-margin.
         algo: max or most_recent.
-        reduced_amax: FP32, the amaxes of all layers, one after the other. None means entry 0 of each
+        reduced_amax: FP32, the amaxes of all layers, one after the other. None: entry 0 of each
             history.
     """
     history = torch.cat(list(histories), dim=1)
@@ -127,7 +127,7 @@ class DelayedScaling(torch.nn.Module):
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), **options))
         self._stashed: torch.Tensor | None = None
-        """Scales that replace `scale` inside `use_scales`; None outside."""
+        """Scales that replace `scale` inside a `use_scales` block. None: no such block runs."""
 
     def get_scale(self, operand: str) -> float:
         """Return the scale with which an operand is quantised now."""
@@ -147,7 +147,7 @@ class DelayedScaling(torch.nn.Module):
                 entry.fill_(amax)
 
     def record_stored_scale(self) -> None:
-        """Record the present scale of the weight as that of its codes, except inside `use_scales`."""
+        """Record the weight's present scale as the scale of its codes, unless `use_scales` runs."""
         if self._stashed is None:
             self.stored_scale.copy_(self.scale[OPERAND_SLOTS["weight"]])
 
@@ -163,11 +163,15 @@ class DelayedScaling(torch.nn.Module):
             yield
 
     def get_pending_amaxes(self, pass_name: str) -> torch.Tensor:
-        """Return a copy of the amaxes that the next update of a pass, forward or backward, will read."""
+        """Return a copy of the amaxes that the next update of a pass reads.
+
+        Args:
+            pass_name: forward or backward.
+        """
         return self.amax_history[0, PASS_SLOTS[pass_name]].clone()
 
     def merge_pending_amaxes(self, pass_name: str, amaxes: torch.Tensor) -> None:
-        """Make the pending amaxes of a pass the maximum of themselves and those of other ranks."""
+        """Make the pending amaxes of a pass the maximum over this rank and other ranks."""
         pending = self.amax_history[0, PASS_SLOTS[pass_name]]
         torch.maximum(pending, amaxes, out=pending)
 
@@ -188,7 +192,7 @@ class DelayedScaling(torch.nn.Module):
             states: The layers' states.
             pass_name: forward or backward.
             reduced_amax: The pending amaxes of all layers, one after the other, reduced over ranks.
-                None means that they are not reduced.
+                None: they are not reduced.
         """
         columns, precision = PASS_SLOTS[pass_name], states[0].precision
         operands = list(OPERAND_SLOTS)[columns]
@@ -222,8 +226,8 @@ class DelayedScaling(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the buffers to another device with the module, and keep them in FP32.
 
-        torch calls it for `module.to(...)`, `module.bfloat16()` and the like. A scale that is
-        rounded to BF16 is another scale.
+        torch calls it for `module.to(...)`, `module.bfloat16()` and similar methods. Rounding to
+        BF16 would change a scale.
         """
 
         def apply_without_cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -236,5 +240,5 @@ class DelayedScaling(torch.nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or pickle, which is outside of every `use_scales` block."""
+        """Return the state for a copy or pickle, without the scales of a `use_scales` block."""
         return {**self.__dict__, "_stashed": None}

@@ -27,7 +27,7 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
         return 0.0
     if hadamard:
         return compute_amax(transform_columns(x_MK))
-    # aminmax is several times faster than abs().amax(), and returns only NaN if there is a NaN.
+    # aminmax is several times faster than abs().amax(). If there is a NaN, it returns only NaN.
     smallest, largest = x_MK.aminmax()
     if not math.isnan(smallest.item()):
         return max(-smallest.item(), largest.item())
@@ -38,7 +38,7 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
 
 
 def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-    """Run a quantisation pass over a matrix; `tiles.py` defines it."""
+    """Run a quantisation pass, which `tiles.py` defines, over a matrix."""
     kernel = native.get_kernel(x_MK)
     if kernel is not None and kernel.can_run(tile_pass):
         return kernel.run(x_MK, tile_pass)
@@ -50,12 +50,12 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
 def decode_stored(stored: Quantised, *, columnwise: bool, range_multiplier: float) -> torch.Tensor:
     """Return code * scale_inv * range_multiplier of a stored copy, (M, K) in BF16, not transposed.
 
-    Under a scheme with a single scale the result is the values of the codes: the scale is applied
-    to the result of the GEMM.
+    Under a scheme with a single scale the result has the values of the codes, because the scale is
+    applied to the result of the GEMM.
 
     Args:
         stored: The codes and scales.
-        columnwise: Which copy is read.
+        columnwise: Whether the column-wise copy is read.
         range_multiplier: A power of two.
     """
     codes, _ = stored.get_copy(columnwise)

@@ -1,19 +1,19 @@
-"""The emulated GEMM: a native BF16 product of two operands, summed in FP32, times a factor.
+"""`multiply_operands`: the emulated GEMM, a BF16 product summed in FP32, times a factor.
 
     result = bf16( factor * sum over k of left * right + bias )
 
-The factor is the `alpha` and the bias is the summand of `addmm`, which applies both to the FP32 sum
-and rounds once. Applied to the BF16 result, they would round it a second time, and read and write
-it once more.
+The factor is the `alpha` of `addmm`, and the bias is its summand. `addmm` applies both to the FP32
+sum and rounds once. If they were applied to the BF16 result, it would be rounded a second time, and
+read and written once more.
 
 The factor is the product of the operands' factors. For NVFP4 it is
-amax_left * amax_right * (1 / (6 * 448)^2), in this order, which rounds differently. An infinite amax
-makes the factor infinite, and with it the result. It is the only case in which infinity in a tensor
-is visible after quantisation.
+amax_left * amax_right * (1 / (6 * 448)^2), in this order, because another order rounds differently.
+An infinite amax makes the factor infinite, and so the result. Only in this case is infinity in a
+tensor visible after quantisation.
 
-*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here they are
-in the operands. The sums are those of this machine's BF16 GEMM, and Hopper and Ada truncate theirs
-(docs/explain/low-precision.md). Results for FP32 and FP16 tensors pass through BF16.
+*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here the
+operands contain them. This machine's BF16 GEMM computes the sums, and Hopper and Ada truncate their
+sums (docs/explain/low-precision.md). Results for FP32 and FP16 tensors pass through BF16.
 
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446,
 common/recipe/nvfp4.cu:72-79.
@@ -46,12 +46,12 @@ def multiply_operands(
         left: Operand with the result's first axis.
         right: Operand with the result's last axis.
         bias: (N,), a value per column of the result. It is rounded to BF16 before it is added, as
-            in Transformer Engine. None means no bias.
+            in Transformer Engine. None: no bias.
 
     Returns:
         The product. An element is NaN if a NaN is among its summands, and infinite beyond BF16's
-        maximum. Without summands, or with the factor zero, the product is zero: cuBLAS does not
-        read the operands of a zero factor.
+        maximum. Without summands, or with a factor of zero, the product is zero, because cuBLAS
+        does not read the operands of a zero factor.
     """
     sides = GEMMS[gemm]
     a = left.values

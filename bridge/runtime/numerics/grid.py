@@ -1,13 +1,13 @@
-"""Rounding FP32 values onto the grid of a small format, and its codes, in plain torch.
+"""`round_to_grid`, `encode` and `decode`: the grid of a small format and its codes, in plain torch.
 
-Between 2^E and 2^(E+1) a format with m mantissa bits has the step q = 2^(E-m); below its smallest
-normal value the step stays that of the smallest normal. FP32 rounds to a step by itself when a
-large enough number is added: from 2^k on, FP32 has the step 2^(k-23), so with k = E - m + 23
+Between 2^E and 2^(E+1) a format with m mantissa bits has the step q = 2^(E-m). Below its smallest
+normal value the step no longer falls. FP32 rounds to a step by itself when a large enough number is
+added: from 2^k on, FP32 has the step 2^(k-23), so with k = E - m + 23
 
     rounded = (|x| + 2^k) - 2^k
 
-is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not
-be simplified away, which is why the C kernel is never compiled with -ffast-math. The steps:
+is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. A compiler must not
+simplify the addition away. So the C kernel is never compiled with -ffast-math. The steps:
 
 1. Saturate: |x| = min(|x|, max). Values above the maximum, and infinity, become the maximum, as
    under `cvt.satfinite`.
@@ -33,8 +33,8 @@ from bridge.precision.formats import Format
 RANDOM_BITS = 16
 """Bits of a random number of stochastic rounding.
 
-They are few enough for the FP32 sum |x| / q + u to stay below the next integer if |x| / q is an
-integer, so that a value on the grid is not changed.
+If |x| / q is an integer, the FP32 sum |x| / q + u stays below the next integer with this number of
+bits. So a value on the grid is not changed.
 """
 
 
@@ -49,8 +49,8 @@ def round_to_grid(
     Args:
         x: FP32 values, already scaled.
         element: The format.
-        units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding. None
-            means rounding to nearest.
+        units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding. None:
+            rounding to nearest.
     """
     magnitude = x.abs().clamp_(max=element.max)
     exponent = magnitude.view(torch.int32) & 0x7F800000
@@ -156,6 +156,6 @@ def list_code_values(element: Format) -> tuple[float, ...]:
 def decode(
     codes: torch.Tensor, element: Format, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return the values of codes (uint8, one per value); BF16 and FP32 hold all of them exactly."""
+    """Return the values of codes (uint8, one per value), exactly in BF16 or FP32."""
     table = torch.tensor(list_code_values(element), dtype=dtype, device=codes.device)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)

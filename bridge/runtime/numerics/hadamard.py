@@ -1,18 +1,18 @@
-"""The random Hadamard transform of NVFP4's column-wise copies.
+"""`transform_columns`: the random Hadamard transform of NVFP4's column-wise copies.
 
-FP4 has eight magnitudes, and one outlier among 16 values that share a scale pushes the others to
-zero. The transform mixes the 16 values so that each result has a share of the outlier:
+FP4 has eight magnitudes. One outlier among 16 values that share a scale pushes the other values to
+zero. The transform mixes the 16 values, so that each result has a share of the outlier:
 
     y = H d x / 4        H_ij = (-1)^(number of 1s in i & j), d a fixed vector of signs
 
-H / 4 is orthogonal, so both operands of the weight gradient can be transformed along the dimension
-that is summed over (M) and the product is unchanged: (H d a)^T (H d b) / 16 = a^T b. d keeps a
-constant input from piling up in one place.
+H / 4 is orthogonal. So both operands of the weight gradient can be transformed along the summed
+dimension M without a change of the product: (H d a)^T (H d b) / 16 = a^T b. Without d, a constant
+input would be collected in a single result.
 
 1. Multiply by the signs, which is exact.
 2. Compute four rounds of butterflies, (a, b) -> (a + b, a - b), over distances 1, 2, 4 and 8, in
-   FP32. This order of additions is part of the definition here: a tensor core of a GPU adds in an
-   order that is not documented.
+   FP32. This order of additions is part of the definition here. A tensor core of a GPU adds in an
+   undocumented order.
 3. Multiply by 1/4, which is exact, and round to BF16. Amax and codes are taken of the BF16 values,
    as in Transformer Engine.
 
@@ -28,9 +28,9 @@ import torch
 from bridge.runtime.numerics.tiles import iterate_row_chunks
 
 HADAMARD_SIZE = 16
-"""Rows that are mixed."""
+"""The number of rows that are mixed."""
 HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""Must be the same on all ranks that multiply their results together."""
+"""The signs d. They must be equal on all ranks whose results are multiplied together."""
 
 
 def transform_columns(x_MK: torch.Tensor) -> torch.Tensor:

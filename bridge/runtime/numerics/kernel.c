@@ -65,6 +65,7 @@ ALWAYS float load(const void *x, int64_t i, const int dtype) {
  * shift makes the first one of the lower half. So a loop over pairs has two FP32 numbers per lane of a vector, and
  * neither widens nor narrows, which takes shuffles across the vector. */
 typedef uint32_t pair __attribute__((aligned(2), may_alias));
+typedef uint16_t code_pair __attribute__((aligned(1), may_alias)); /* two codes, likewise */
 #define SIGNS 0x80008000u /* of both */
 
 ALWAYS float first_of(uint32_t both) { return as_float(both << 16); }
@@ -191,15 +192,29 @@ ALWAYS void store_row(const pass *p, const line *given, const int dtype, const i
                   stochastic);
 }
 
-/* `store_one` for the magnitude of a BF16 number and an operand value. `has_nan`: whether the format has a NaN; without
- * one NaN becomes the maximum. */
+/* The magnitude of a BF16 number, scaled and on the grid; NaN becomes the maximum. */
+ALWAYS float rounded_magnitude(const row_rule *q, float magnitude, uint32_t key, float scale, const int stochastic) {
+    const float y = magnitude * scale;
+    if (stochastic) return random_neighbour(y, q->g, (uint32_t)q->mantissa_bits, unit(key, q->second));
+    return nearest(y, q->g);
+}
+
+/* `store_one` for the magnitude of a BF16 number and an operand value. `has_nan`: whether the format has a NaN. */
 ALWAYS float operand_magnitude(const row_rule *q, float magnitude, uint32_t key, float scale, float back,
                                const int stochastic, const int has_nan) {
-    const float y = magnitude * scale;
-    float r = nearest(y, q->g);
-    if (stochastic) r = random_neighbour(y, q->g, (uint32_t)q->mantissa_bits, unit(key, q->second));
+    float r = rounded_magnitude(q, magnitude, key, scale, stochastic);
     if (has_nan) r = as_bits(magnitude) > 0x7F800000 ? as_float(q->nan_bits) : r;
     return r * back;
+}
+
+/* `store_one` for the magnitude of a BF16 number and a code, without its sign. */
+ALWAYS uint32_t code_of_magnitude(const row_rule *q, float magnitude, uint32_t key, float scale, const int stochastic,
+                                  const int has_nan) {
+    const float r = rounded_magnitude(q, magnitude, key, scale, stochastic);
+    const int32_t small = (int32_t)(r * q->steps), large = (int32_t)(as_bits(r) >> (23 - q->mantissa_bits)) - q->rebias;
+    const uint32_t code = (uint32_t)(r < q->normal ? small : large);
+    if (has_nan) return as_bits(magnitude) > 0x7F800000 ? q->nan_code : code;
+    return code;
 }
 
 /* `store_one` for TILE BF16 numbers and operand values. `key` is that of the first column. */
@@ -218,6 +233,44 @@ ALWAYS void operand_tile(const row_rule *q, const pair *x, pair *value, uint32_t
                                           back[second], stochastic, has_nan);
         value[k] = pair_of(a, b) | signs;
     }
+}
+
+/* `store_one` for TILE BF16 numbers and their codes: two codes in the lowest bytes of each integer, as a loop that also
+ * narrowed them would have vectors of half the width. `key` is that of the first column. */
+ALWAYS void code_tile(const row_rule *q, const pair *x, uint32_t *codes, uint32_t key, const float *scale,
+                      const int stochastic, const int is_wide, const int has_nan) {
+    const int half = TILE / 2;
+#pragma GCC unroll 1 /* unrolled, the loop would not become vectors */
+#pragma GCC ivdep
+    for (int k = 0; k < half; k++) {
+        const int first = is_wide ? 0 : k, second = is_wide ? 0 : half + k;
+        const uint32_t magnitudes = x[k] & ~SIGNS;
+        const uint32_t signs = x[k] & ~(magnitudes + 0x007F007F) & SIGNS; /* as in `operand_tile` */
+        const uint32_t a = code_of_magnitude(q, first_of(magnitudes), key ^ (uint32_t)(2 * k), scale[first], stochastic,
+                                             has_nan);
+        const uint32_t b = code_of_magnitude(q, second_of(magnitudes), key ^ (uint32_t)(2 * k + 1), scale[second],
+                                             stochastic, has_nan);
+        const uint32_t first_sign = (signs << 16) >> q->sign_shift, second_sign = signs >> q->sign_shift;
+        codes[k] = (a | first_sign) | (b | second_sign) << 8;
+    }
+}
+
+/* `store_row` for BF16 numbers and codes. */
+ALWAYS void code_row(const pass *p, const line *l, const int stochastic, const int is_wide, const int has_nan) {
+    const row_rule q = row_rule_of(p, l);
+    const uint16_t *x = (const uint16_t *)l->x + l->from;
+    const float *scale = is_wide ? l->scale : l->paired_scale;
+    uint32_t codes[PANEL / 2];
+    uint8_t *code = (uint8_t *)p->out + l->to;
+    code_pair *pairs = (code_pair *)code;
+    const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = l->n / TILE * TILE;
+    for (int start = 0; start < whole; start += TILE)
+        code_tile(&q, (const pair *)(x + start), codes + start / 2, q.first ^ (uint32_t)start, scale + (start >> shift),
+                  stochastic, is_wide, has_nan);
+    for (int k = 0; k < whole / 2; k++) pairs[k] = (code_pair)codes[k];
+    for (int c = whole; c < l->n; c++)
+        store_one(&q, l, c, q.first ^ (uint32_t)c, l->scale[c >> shift], l->back[c >> shift], code, NULL, BF16, 1,
+                  stochastic);
 }
 
 /* `store_row` for BF16 numbers and operand values. */
@@ -774,30 +827,31 @@ static const measure measures[3] = {amax_FP32, amax_BF16, amax_FP16};
     }
 #define STORES(dtype, codes) \
     STORE(dtype, codes, 0, 0) STORE(dtype, codes, 0, 1) STORE(dtype, codes, 1, 0) STORE(dtype, codes, 1, 1)
-STORES(FP32, 0) STORES(FP32, 1) STORES(BF16, 1) STORES(FP16, 0) STORES(FP16, 1)
+STORES(FP32, 0) STORES(FP32, 1) STORES(FP16, 0) STORES(FP16, 1)
 
-#define OPERAND(stochastic, is_wide, has_nan) \
-    static __attribute__((noinline)) void operand_##stochastic##_##is_wide##_##has_nan(const pass *p, const line *l) { \
-        operand_row(p, l, stochastic, is_wide, has_nan); \
+#define BF16_ROW(kind, stochastic, is_wide, has_nan) \
+    static __attribute__((noinline)) void kind##_##stochastic##_##is_wide##_##has_nan(const pass *p, const line *l) { \
+        kind##_row(p, l, stochastic, is_wide, has_nan); \
     }
-#define OPERANDS(stochastic) \
-    OPERAND(stochastic, 0, 0) OPERAND(stochastic, 0, 1) OPERAND(stochastic, 1, 0) OPERAND(stochastic, 1, 1)
-OPERANDS(0) OPERANDS(1)
+#define BF16_ROWS(kind, stochastic) \
+    BF16_ROW(kind, stochastic, 0, 0) BF16_ROW(kind, stochastic, 0, 1) \
+    BF16_ROW(kind, stochastic, 1, 0) BF16_ROW(kind, stochastic, 1, 1)
+BF16_ROWS(operand, 0) BF16_ROWS(operand, 1) BF16_ROWS(code, 0) BF16_ROWS(code, 1)
 
 /* The function that stores a row of a dtype. */
 static store store_for(const pass *p, int dtype) {
 #define PAIRS(d, codes) \
     {{store_##d##_##codes##_0_0, store_##d##_##codes##_0_1}, {store_##d##_##codes##_1_0, store_##d##_##codes##_1_1}}
-#define WIDTHS(stochastic) \
-    {{operand_##stochastic##_0_0, operand_##stochastic##_0_1}, {operand_##stochastic##_1_0, operand_##stochastic##_1_1}}
-    static const store codes[3][2][2] = {PAIRS(FP32, 1), PAIRS(BF16, 1), PAIRS(FP16, 1)};
+#define WIDTHS(kind, stochastic) \
+    {{kind##_##stochastic##_0_0, kind##_##stochastic##_0_1}, {kind##_##stochastic##_1_0, kind##_##stochastic##_1_1}}
+    static const store codes[3][2][2] = {PAIRS(FP32, 1), {{NULL}}, PAIRS(FP16, 1)};
     static const store values[3][2][2] = {PAIRS(FP32, 0), {{NULL}}, PAIRS(FP16, 0)};
-    static const store bf16_values[2][2][2] = {WIDTHS(0), WIDTHS(1)};
+    static const store bf16_codes[2][2][2] = {WIDTHS(code, 0), WIDTHS(code, 1)};
+    static const store bf16_values[2][2][2] = {WIDTHS(operand, 0), WIDTHS(operand, 1)};
     const int stochastic = p->stochastic != 0, is_wide = p->tile_columns >= TILE;
     const int has_nan = p->nan_bits != (int32_t)as_bits(p->max);
-    if (p->codes) return codes[dtype][stochastic][is_wide];
-    if (dtype == BF16) return bf16_values[stochastic][is_wide][has_nan];
-    return values[dtype][stochastic][is_wide];
+    if (dtype == BF16) return (p->codes ? bf16_codes : bf16_values)[stochastic][is_wide][has_nan];
+    return (p->codes ? codes : values)[dtype][stochastic][is_wide];
 }
 
 void bridge_quantise(pass *p) {
@@ -845,6 +899,7 @@ typedef struct {
 
 #define WIDE 256
 typedef uint8_t bytes __attribute__((vector_size(GROUP)));
+typedef uint64_t longs __attribute__((vector_size(GROUP)));
 
 /* GROUP x GROUP bytes transposed: a perfect shuffle of all of them, four times. */
 ALWAYS void transpose(const uint8_t *in, int64_t in_stride, uint8_t *out, int64_t out_stride) {
@@ -874,8 +929,9 @@ ALWAYS void unpack(const uint8_t *restrict in, uint8_t *restrict to, int count, 
 
 /* `unpack` for GROUP packed codes. */
 ALWAYS void unpack_group(const uint8_t *in, uint8_t *to) {
-    bytes both = {0};
-    memcpy(&both, in, GROUP / 2);
+    uint64_t packed;
+    memcpy(&packed, in, sizeof packed);
+    const bytes both = (bytes)(longs){packed, 0}; /* in registers: a load after a shorter store would wait for it */
     const bytes low = both & 15, high = both >> 4, codes = ZIP(low, high, 0);
     memcpy(to, &codes, sizeof codes);
 }
@@ -902,39 +958,92 @@ ALWAYS void read_codes(const stored *p, int64_t row, int64_t column, int rows, i
     }
 }
 
-/* Scales of n columns of a row of the tensor: each rounded to BF16, as torch's product of two BF16 numbers has them. */
+/* Scales of the tiles in n columns of a row of the tensor: each rounded to BF16, as torch's product of two BF16 numbers
+ * has them. */
 ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, float *scale) {
     const int size = (int)p->tile_columns; /* divides WIDE, and so `column` */
     const int64_t first = row / p->tile_rows * p->scale_row + column / size * p->scale_column;
     const int tiles = (n + size - 1) / size;
-    float tile[WIDE];
     if (p->rule == RULE_FP32) {
         const float *from = (const float *)p->scale_inv + first;
-        for (int t = 0; t < tiles; t++) tile[t] = from[t * p->scale_column];
+        for (int t = 0; t < tiles; t++) scale[t] = from[t * p->scale_column];
     } else {
         const uint8_t *from = (const uint8_t *)p->scale_inv + first;
         uint32_t code[WIDE];
         for (int t = 0; t < tiles; t++) code[t] = from[t * p->scale_column];
-        for (int t = 0; p->rule == RULE_E8M0 && t < tiles; t++) tile[t] = as_float(code[t] == 0 ? 0x400000 : code[t] << 23);
+        for (int t = 0; p->rule == RULE_E8M0 && t < tiles; t++) scale[t] = as_float(code[t] == 0 ? 0x400000 : code[t] << 23);
         for (int t = 0; p->rule != RULE_E8M0 && t < tiles; t++) /* E4M3, never negative */
-            tile[t] = as_float((code[t] & 0x7F) << 20) * 0x1p120f;
+            scale[t] = as_float((code[t] & 0x7F) << 20) * 0x1p120f;
     }
-    for (int t = 0; t < tiles; t++) tile[t] = as_float((uint32_t)bf16(tile[t] * p->range_multiplier) << 16);
-    spread(tile, scale, n, size);
+    for (int t = 0; t < tiles; t++) scale[t] = as_float((uint32_t)bf16(scale[t] * p->range_multiplier) << 16);
 }
 
-static __attribute__((noinline)) void decode_row(const stored *p, const uint8_t *restrict code, int n,
-                                                 const float *restrict scale, uint16_t *restrict out) {
-    const uint32_t sign_bit = 1u << (p->bits - 1), infinity = (uint32_t)p->infinity, nan = (uint32_t)p->nan;
-    const int up = 23 - p->mantissa_bits, sign_shift = 32 - p->bits;
-    const float rebias = as_float((uint32_t)(254 - p->bias) << 23); /* exact for subnormals, see `load` */
-    for (int c = 0; c < n; c++) {
-        const uint32_t magnitude = code[c] & (sign_bit - 1);
-        uint32_t bits = as_bits(as_float(magnitude << up) * rebias);
-        bits = magnitude == infinity ? 0x7F800000 : bits;
-        bits = (magnitude >= nan ? 0x7FC00000 : bits) | (code[c] & sign_bit) << sign_shift;
-        out[c] = bf16_of_number(as_float(bits) * scale[c]);
+/* What holds for all codes of a format. */
+typedef struct { uint32_t sign_bit, infinity, nan, normal, lift; int up, sign_shift; float rebias, step; } code_rule;
+
+ALWAYS code_rule code_rule_of(const stored *p) {
+    const int m = p->mantissa_bits;
+    const code_rule q = {
+        1u << (p->bits - 1), (uint32_t)p->infinity, (uint32_t)p->nan, 1u << m, (uint32_t)(127 - p->bias) << 23,
+        23 - m, 32 - p->bits, as_float((uint32_t)(254 - p->bias) << 23), as_float((uint32_t)(128 - p->bias - m) << 23)};
+    return q;
+}
+
+/* Bits of a code's value times a scale, rounded to BF16 in the upper half; the lower one is to be cut off.
+ * `is_scaled`: without a scale the value is exact in BF16. `has_special`: whether the format has NaN or infinity. */
+ALWAYS uint32_t value_of(const code_rule *q, uint32_t code, float scale, const int is_scaled, const int has_special) {
+    const uint32_t magnitude = code & (q->sign_bit - 1);
+    uint32_t bits = as_bits(as_float(magnitude << q->up) * q->rebias); /* exact for subnormals, see `load` */
+    /* Half of the codes without special values are these subnormals, of which a multiplication is slow. */
+    if (!has_special) bits = magnitude < q->normal ? as_bits((float)(int32_t)magnitude * q->step) : (magnitude << q->up) + q->lift;
+    if (has_special) bits = magnitude == q->infinity ? 0x7F800000 : bits;
+    if (has_special) bits = magnitude >= q->nan ? 0x7FC00000 : bits;
+    bits |= (code & q->sign_bit) << q->sign_shift;
+    if (!is_scaled) return bits;
+    bits = as_bits(as_float(bits) * scale);
+    return bits + 0x7FFF + ((bits >> 16) & 1);
+}
+
+/* Values of n <= WIDE codes of a row. `scale` is per tile or, where tiles are narrow, per column: whole tiles in the order
+ * of `pair_up`. */
+ALWAYS void decode_row(const stored *p, const uint8_t *code, int n, const float *scale, uint16_t *out, const int is_scaled,
+                       const int is_wide, const int has_special) {
+    const code_rule q = code_rule_of(p);
+    const int half = TILE / 2, shift = __builtin_ctz((unsigned)p->tile_columns), whole = n / TILE * TILE;
+    uint32_t two[WIDE / 2]; /* codes of an integer; a loop that also widened them would have vectors of half the width */
+    for (int k = 0; k < whole / 2; k++) two[k] = ((const code_pair *)code)[k];
+    for (int start = 0; start < whole; start += TILE) {
+        const uint32_t *in = two + start / 2;
+        const float *from = is_wide ? scale + (start >> shift) : scale + start;
+        pair *to = (pair *)(out + start);
+#pragma GCC unroll 1 /* as in `operand_tile` */
+#pragma GCC ivdep
+        for (int k = 0; k < half; k++) {
+            const float first_scale = from[is_wide ? 0 : k], second_scale = from[is_wide ? 0 : half + k];
+            const uint32_t first = value_of(&q, in[k] & 0xFF, first_scale, is_scaled, has_special);
+            const uint32_t second = value_of(&q, in[k] >> 8, second_scale, is_scaled, has_special);
+            to[k] = first >> 16 | (second & 0xFFFF0000);
+        }
     }
+    for (int c = whole; c < n; c++)
+        out[c] = (uint16_t)(value_of(&q, code[c], scale[is_wide ? c >> shift : c], is_scaled, has_special) >> 16);
+}
+
+#define DECODE(is_scaled, is_wide, has_special) \
+    static __attribute__((noinline)) void decode_##is_scaled##_##is_wide##_##has_special( \
+        const stored *p, const uint8_t *code, int n, const float *scale, uint16_t *out) { \
+        decode_row(p, code, n, scale, out, is_scaled, is_wide, has_special); \
+    }
+DECODE(0, 1, 1) DECODE(1, 0, 0) DECODE(1, 0, 1) DECODE(1, 1, 0) DECODE(1, 1, 1)
+
+static void decode_for(const stored *p, const uint8_t *code, int n, const float *scale, uint16_t *out) {
+    const int has_special = (p->infinity < p->nan ? p->infinity : p->nan) < 1 << (p->bits - 1);
+    const int is_wide = p->tile_columns >= TILE;
+    if (p->rule == RULE_TENSOR) decode_0_1_1(p, code, n, scale, out);
+    else if (is_wide && has_special) decode_1_1_1(p, code, n, scale, out);
+    else if (is_wide) decode_1_1_0(p, code, n, scale, out);
+    else if (has_special) decode_1_0_1(p, code, n, scale, out);
+    else decode_1_0_0(p, code, n, scale, out);
 }
 
 /* The blocks of GROUP x WIDE that decoding and laying out work on, as a loop over them all. */
@@ -958,13 +1067,18 @@ void bridge_decode(const stored *p) {
     for (int64_t i = 0; i < blocks_of(p); i++) {
         const block b = block_of(p, i);
         uint8_t code[GROUP][WIDE];
-        float scale[WIDE];
+        float tile[WIDE], scale[WIDE], paired[WIDE];
+        const int is_narrow = p->tile_columns < TILE;
         read_codes(p, b.row, b.column, b.rows, b.n, code);
-        for (int c = 0; p->rule == RULE_TENSOR && c < b.n; c++) scale[c] = 1;
         for (int r = 0; r < b.rows; r++) {
             const int64_t row = b.row + r;
-            if (p->rule != RULE_TENSOR && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
-            decode_row(p, code[r], b.n, scale, p->out + row * p->columns + b.column);
+            if (p->rule != RULE_TENSOR && (r == 0 || row % p->tile_rows == 0)) {
+                read_scales(p, row, b.column, b.n, tile);
+                if (is_narrow) spread(tile, scale, b.n, (int)p->tile_columns);
+                if (is_narrow) pair_up(scale, paired, b.n);
+                for (int c = b.n / TILE * TILE; is_narrow && c < b.n; c++) paired[c] = scale[c];
+            }
+            decode_for(p, code[r], b.n, is_narrow ? paired : tile, p->out + row * p->columns + b.column);
         }
     }
 }

@@ -30,15 +30,15 @@ _PANEL_COLUMNS = 1024
 _BF16_NAN_AS_FP32 = 0x7FC00000
 """Bits of the NaN that operand values get."""
 _NO_CODE = 256
-"""Stands for a code that a format does not have; it is above all codes."""
+"""The number for a code that a format does not have. It is above all codes."""
 _SIGNS_ARRAY = (ctypes.c_int32 * HADAMARD_SIZE)(*HADAMARD_SIGNS)
 
 
 def _make_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Return the fields of a C structure that have the same type, in the order of their names.
 
-    Python and C identify a field only by its position, so that every edit of a structure here needs
-    the same edit in kernel.c.
+    Python and C identify a field only by its position. So every edit of a structure here needs the
+    same edit in kernel.c.
     """
     return [(name, kind) for name in names.split()]
 
@@ -116,7 +116,7 @@ class Kernel:
         """Run a quantisation pass over a matrix, as `tiles.run_torch_pass` does.
 
         Args:
-            x_MK: FP32, BF16 or FP16 on the CPU. It is not transformed yet: the kernel does it.
+            x_MK: FP32, BF16 or FP16 on the CPU. The kernel transforms it if the pass needs that.
             tile_pass: Parameters of the pass.
         """
         x_MK = x_MK.contiguous()
@@ -125,7 +125,7 @@ class Kernel:
         if tile_pass.has_transform:
             rows += -rows % HADAMARD_SIZE
         tile = spec.tile(tile_pass.columnwise)
-        if spec.has_single_scale:  # any tiles do: all of them have the scale of the tensor
+        if spec.has_single_scale:  # any tiles can be used, because all have the scale of the tensor
             tile = (1, _PANEL_COLUMNS)
         values = torch.empty(rows, columns, dtype=tile_pass.result_dtype)
         scale_inv = _allocate_scales(spec, tile, rows, columns)
@@ -200,7 +200,8 @@ def _make_pass_arguments(
         tile_pass: Parameters of the pass.
         tile: Rows and columns of a tile.
         values: Codes or operand values, to be written.
-        scale_inv: Dequantisation scales of the tiles, to be written; None for a single scale.
+        scale_inv: Dequantisation scales of the tiles, to be written. None: the tensor has a single
+            scale.
     """
     scale_pointer = None
     if scale_inv is not None:
@@ -228,7 +229,7 @@ def _make_pass_arguments(
 
 
 def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
-    """Return an uninitialised scale per tile; None if the whole tensor has a single scale."""
+    """Return an uninitialised scale per tile, or None if the whole tensor has a single scale."""
     if spec.scale_rule == "tensor":
         return None
     dtype = torch.uint8
@@ -241,7 +242,7 @@ def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> to
 def _get_format_arguments(element: Format) -> dict[str, Any]:
     """Return the fields of `pass` about the element format."""
     nan_code, nan_bits = element.nan, _BF16_NAN_AS_FP32
-    if nan_code is None:  # the largest value stands for NaN
+    if nan_code is None:  # NaN becomes the largest value
         nan_code = (1 << (element.bits - 1)) - 1
         nan_bits = struct.unpack("<I", struct.pack("<f", element.max))[0]
     return {
@@ -288,7 +289,7 @@ def _get_scale_arguments(
 ) -> dict[str, Any]:
     """Return the fields of `stored` about the scales of a copy.
 
-    A scale of the whole tensor is not read: it is applied to the result of the GEMM.
+    A scale of the whole tensor is not read, because it is applied to the result of the GEMM.
     """
     arguments = {
         "rule": _SCALE_RULE_CODES[stored.spec.scale_rule],

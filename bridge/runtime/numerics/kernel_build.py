@@ -1,23 +1,23 @@
-"""Compilation of the C kernel, once per machine, in the background, into the user's cache.
+"""`KernelBuild`: compiles the C kernel once per machine, in the background, into the user's cache.
 
 A run does not wait for the compilation. The first call asks the compiler for its macros (some
 milliseconds; at most `MACROS_TIMEOUT_SECONDS`), starts it in a thread (about a second of a core) and
 returns. Until the library is ready, plain torch computes the same values. The name of the file in
 the cache has two hashes. The hash of source, compiler, flags and processor gives machines with the
-same home directory separate files. The other hash is that of the file's content. Several processes
-may compile at the same time: each writes a separate file and renames it into place.
+same home directory separate files. The other hash is the hash of the file's content. Several
+processes may compile at the same time: each writes a separate file and renames it into place.
 
-A library is code. It is loaded only if no other user can have written it: the folder belongs to
-this user and is closed to all others, and the content has the hash in the name. Any other file is
-removed and compiled again. Without such a folder each process compiles into a private temporary
-folder.
+A library is code. It is loaded only if no other user can have written it. The folder must belong to
+this user and be closed to all other users, and the content must have the hash in the name. Any
+other file is removed and compiled again. Without such a folder each process compiles into a private
+temporary folder.
 
-The kernel uses torch's threads: its OpenMP symbols resolve against the runtime that torch has
-loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
+The kernel uses torch's threads, because its OpenMP symbols resolve against the runtime that torch
+has loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
 cores.
 
 `torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers
-too, lets the first call wait for the compiler, and loads a library without a check of who wrote it.
+too, lets the first call wait for the compiler, and loads a library without a check of its author.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ class KernelBuild:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """A sentence on why the library cannot be compiled; None without a problem."""
+        """A sentence about why the library cannot be compiled. None: no problem."""
         self._library: ctypes.CDLL | None = None
         self._load_error = ""
         """The loader's message about the last library that could not be loaded."""
@@ -70,7 +70,7 @@ class KernelBuild:
         self._lock = threading.Lock()
 
     def get_library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library; None if it cannot be compiled.
+        """Return the loaded library, or None if it cannot be compiled.
 
         Args:
             wait: Whether the call waits for the compiler. Otherwise the result is None while the
@@ -112,7 +112,7 @@ class KernelBuild:
         self._thread.start()
 
     def _compile(self, compiler: str, folder: Path | None, stem: str) -> None:
-        """Compile the library into the cache, or without a cache into a temporary folder; load it."""
+        """Compile the library into the cache or a temporary folder, and load it."""
         fault = ""
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
@@ -122,7 +122,7 @@ class KernelBuild:
                     if not fault:
                         if folder is not None:
                             library = library.replace(folder / f"{stem}-{_hash_file(library)}.so")
-                        self._load(library)  # a library that is loaded needs its file no longer
+                        self._load(library)  # a loaded library no longer needs its file
                         break
         except OSError as error:
             fault = str(error)
@@ -153,7 +153,7 @@ class KernelBuild:
 
 
 def _compile_and_link(compiler: str, openmp_flags: tuple[str, ...], library: Path) -> str:
-    """Compile and link the kernel; return the compiler's message, empty for a success."""
+    """Compile and link the kernel, and return the compiler's message. Empty: it succeeded."""
     compiled = f"{library}.o"
     fault = _run_compiler(
         [compiler, *COMPILER_FLAGS, *openmp_flags, "-c", str(KERNEL_SOURCE), "-o", compiled]
@@ -197,7 +197,7 @@ def get_cache_folder() -> Path | None:
 
 
 def _is_sound_library(library: Path, stem: str) -> bool:
-    """Return whether only this user can have written a library, and its content has its name's hash.
+    """Return whether only this user can have written a library, and its hash is in its name.
 
     Args:
         library: A file in the cache.
@@ -224,12 +224,12 @@ def _hash_file(path: Path) -> str:
 
 
 def _find_compiler() -> str | None:
-    """Return the path of a C compiler; None without one."""
+    """Return the path of a C compiler, or None without one."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def _get_openmp_arguments(threads: tuple[str, ...]) -> list[str]:
-    """Return the linker's arguments for the OpenMP runtime, by preference that of torch."""
+    """Return the linker's arguments for the OpenMP runtime, which is torch's if it is found."""
     if not threads:
         return ["-lm"]
     of_torch = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
@@ -239,7 +239,7 @@ def _get_openmp_arguments(threads: tuple[str, ...]) -> list[str]:
 
 
 def _run_compiler(command: list[str]) -> str:
-    """Run a compiler; return its last line of output, an empty string for a success."""
+    """Run a compiler, and return its last line of output. Empty: it succeeded."""
     try:
         done = _run_command(command, COMPILE_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -251,7 +251,7 @@ def _run_compiler(command: list[str]) -> str:
 
 
 def _run_command(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command of fixed words, without a shell.
+    """Run a command of fixed arguments, without a shell.
 
     Raises:
         TimeoutExpired: The command did not end in time. A compiler may wait for a licence.

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A linear layer whose three GEMMs run in low precision: `scaled_linear`, by one `LinearCall`.
+"""`scaled_linear`: a linear layer whose three GEMMs run in low precision, as a `LinearCall` states.
 
     forward    x_row, w_row  -> y_MN  = x w^T          keep x_col for the backward pass
     backward   dy_row, w_col -> dx_MK = dy w
@@ -8,10 +8,10 @@
 `_row` and `_col` are the row-wise and the column-wise copy of a tensor. The row of a scheme in
 `bridge.precision.schemes` has format and tile of each copy.
 
-The forward pass keeps the column-wise operand of x for the backward pass, a BF16 matrix as large as
-x, where a BF16 layer keeps x. The weight is not kept a second time: the backward pass rounds it
-again, under a scheme with a single scale with the scale of the forward pass. A `WeightCache` keeps
-the weight's operands from micro-batch to micro-batch.
+A BF16 layer keeps x for the backward pass. Here the forward pass keeps the column-wise operand of x
+instead, a BF16 matrix of the same size. The weight is not kept a second time. The backward pass
+rounds it again. Under a scheme with a single scale it uses the scale of the forward pass. A
+`WeightCache` keeps the weight's operands from micro-batch to micro-batch.
 
 Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the
 original tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
@@ -38,10 +38,13 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class Observer:
-    """Base class of observers of operands and GEMMs, for telemetry and the audit; it does nothing."""
+    """Base class of observers of operands and GEMMs. It does nothing.
+
+    Telemetry and the audit derive from it.
+    """
 
     def after_quantisation(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Observe an operand and the high-precision matrix that it was made from.
+        """Observe an operand and the high-precision matrix from which it was made.
 
         An observer must not keep the tensors.
         """
@@ -59,7 +62,7 @@ class Observer:
 _GLOBAL_OBSERVERS: list[Observer] = []
 """Observers of all calls."""
 _NO_VALUES = torch.empty(0)
-"""Takes the place of an operand's values while autograd keeps them."""
+"""Replaces an operand's values while autograd keeps them."""
 
 
 @contextmanager
@@ -83,7 +86,7 @@ class WeightCache:
     columnwise: GemmOperand | None = None
 
     def get(self, *, columnwise: bool) -> GemmOperand | None:
-        """Return the row-wise or the column-wise operand; None if it is not kept."""
+        """Return the row-wise or the column-wise operand, or None if it is not kept."""
         if columnwise:
             return self.columnwise
         return self.rowwise
@@ -103,7 +106,7 @@ class WeightCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearCall:
-    """The precision of one call of `scaled_linear`, and everything else that is no tensor of it.
+    """The precision of one call of `scaled_linear`, and all other arguments except its tensors.
 
     Its methods make the operands of the call, run its GEMMs, and report both to the observers.
     """
@@ -111,9 +114,9 @@ class LinearCall:
     precision: GemmPrecision
     """Recipe of the three GEMMs."""
     state: DelayedScaling | None = None
-    """Scales and histories of delayed scaling; None for other schemes. The caller updates them."""
+    """Scales and histories of delayed scaling. None: another scheme. The caller updates them."""
     cache: WeightCache | None = None
-    """Cache of the weight's operands between micro-batches. None means no cache."""
+    """Cache of the weight's operands between micro-batches. None: no cache."""
     first_microbatch: bool = True
     """Whether the weight is quantised and put into the cache, or read from the cache."""
     stored_weight: Quantised | None = None
@@ -152,27 +155,27 @@ class LinearCall:
         Args:
             x_MK: FP32, BF16 or FP16.
             role: input or grad_output.
-            columnwise: Which copy is made.
+            columnwise: Whether the column-wise copy is made.
         """
-        scale = None
+        tensor_scale = None
         if self.state is not None:
-            scale = self.state.get_scale(role)
+            tensor_scale = self.state.get_scale(role)
         spec = self.precision.spec(role)
-        operand = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
+        operand = make_operand(x_MK, spec, role, columnwise=columnwise, tensor_scale=tensor_scale)
         self._record_amax(operand)
         self._report_operand(x_MK, operand)
         return operand
 
     def make_weight_operand(
-        self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
+        self, w_NK: torch.Tensor, *, columnwise: bool = False, tensor_scale: float | None = None
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
         Args:
             w_NK: The weight. With a stored weight it is not read.
-            columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the
-                column-wise.
-            scale: Scale of the forward pass, for the backward pass; None for the forward pass.
+            columnwise: Whether the column-wise copy is returned. fprop reads the row-wise copy, and
+                dgrad the column-wise copy.
+            tensor_scale: Scale of the forward pass, for the backward pass. None: the forward pass.
         """
         if self.cache is not None:
             if self.first_microbatch and not columnwise:
@@ -183,36 +186,38 @@ class LinearCall:
         if self.stored_weight is not None:
             operand = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
-            operand = self._quantise_weight(w_NK, columnwise=columnwise, scale=scale)
+            operand = self._quantise_weight(w_NK, columnwise=columnwise, tensor_scale=tensor_scale)
         if self.cache is not None:
             self.cache.put(operand)
         return operand
 
     def _quantise_weight(
-        self, w_NK: torch.Tensor, *, columnwise: bool, scale: float | None
+        self, w_NK: torch.Tensor, *, columnwise: bool, tensor_scale: float | None
     ) -> GemmOperand:
-        """Return the weight's operand, quantised now; the arguments are those of the caller."""
-        if scale is None and self.state is not None:
-            scale = self.state.get_scale("weight")
+        """Return the weight's operand, quantised now. `make_weight_operand` has the arguments."""
+        if tensor_scale is None and self.state is not None:
+            tensor_scale = self.state.get_scale("weight")
         spec = self.precision.spec("weight")
-        operand = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
+        operand = make_operand(
+            w_NK, spec, "weight", columnwise=columnwise, tensor_scale=tensor_scale
+        )
         if not columnwise:  # the forward pass has recorded the amax already
             self._record_amax(operand)
         self._report_operand(w_NK, operand)
         return operand
 
     def get_backward_weight(
-        self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
+        self, w_NK: torch.Tensor, dtype: torch.dtype, tensor_scale: float | None
     ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`, (N, K).
 
-        It is the original or the dequantised weight. A stored weight has no original: it is
+        It is the original or the dequantised weight. A stored weight has no original. It is
         dequantised, and `w_NK` is not read.
 
         Args:
             w_NK: The weight.
             dtype: Dtype of the result.
-            scale: Scale of the forward pass; None for a scheme with a scale per tile.
+            tensor_scale: Scale of the forward pass. None: the scheme has a scale per tile.
         """
         if self.stored_weight is not None:
             return make_stored_operand(self.stored_weight, "weight").dequantise(dtype)
@@ -222,13 +227,14 @@ class LinearCall:
         if self.cache is not None:
             w_row = self.cache.get(columnwise=False)
         if w_row is None:
-            w_row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
+            spec = self.precision.spec("weight")
+            w_row = make_operand(w_NK, spec, "weight", tensor_scale=tensor_scale)
         return w_row.dequantise(dtype)
 
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run a GEMM and report it to the observers; the arguments are those of `multiply_operands`."""
+        """Run a GEMM like `multiply_operands`, and report it to the observers."""
         observers = self._list_observers()
         for observer in observers:
             observer.before_gemm(gemm, left, right)
@@ -267,7 +273,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         w_row = call.make_weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
-        ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
+        ctx.weight_scale, ctx.weight_dtype = w_row.tensor_scale, weight.dtype
         kept_input = kept_weight = None
         if ctx.needs_input_grad[1]:
             kept_input = _choose_saved_input(ctx, x_MK, x_row)
@@ -298,8 +304,8 @@ class ScaledLinearFunction(torch.autograd.Function):
 def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
     """Return the matrix of the input that the backward pass needs.
 
-    It is the input itself, or the values of an operand. The rest of the operand is put into `ctx`:
-    autograd keeps the values, and only the values.
+    It is the input itself, or the values of an operand. Autograd keeps only the values, so the rest
+    of the operand is put into `ctx`.
     """
     call: LinearCall = ctx.call
     override = call.precision.backward_override
@@ -324,18 +330,18 @@ def _compute_low_precision_grads(
         ctx: The context that the forward pass has filled.
         dy_MN: Gradient of the output.
         x_values: (M, K) BF16, values of the column-wise operand of x, for dw.
-        weight: (N, K), for dx; None for a stored weight.
+        weight: (N, K), for dx. None: a stored weight.
 
     Returns:
-        dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that
-        nothing needs is None.
+        dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient is None if
+        it is not needed.
     """
     call: LinearCall = ctx.call
     dx = dw_NK = None
     dy_row = None
     if ctx.needs_input_grad[0]:
         dy_row = call.make_activation_operand(dy_MN, "grad_output")
-        w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+        w_col = call.make_weight_operand(weight, columnwise=True, tensor_scale=ctx.weight_scale)
         dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
         del w_col  # freed before the next operand is made
     if ctx.needs_input_grad[1]:
@@ -355,9 +361,9 @@ def _compute_high_precision_grads(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight under a `backward_override`.
 
-    The GEMMs multiply in the dtype of x. Arguments and results are those of
-    `_compute_low_precision_grads`, but for `x_values`: the input itself under high_precision, and
-    the values of its row-wise operand under dequantized.
+    The GEMMs multiply in the dtype of x. Arguments and results are the same as for
+    `_compute_low_precision_grads`, except `x_values`. They are the input itself under
+    high_precision, and the values of its row-wise operand under dequantized.
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and
         `inputmat_total`.
@@ -390,12 +396,12 @@ def scaled_linear(
         x: (..., K) FP32, BF16 or FP16. If autocast is on, it is cast to autocast's dtype first.
         weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are
             not read.
-        bias: (N,), added to the FP32 product. None means no bias.
+        bias: (N,), added to the FP32 product. None: no bias.
         call: Precision, state and cache of this call.
 
     Returns:
         (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity
-        saturates as in Transformer Engine; `quantise.py` has the table.
+        saturates as in Transformer Engine. `quantise.py` has the table.
 
     Raises:
         PrecisionTypeError: The state or the stored weight does not fit the precision.

@@ -1,8 +1,8 @@
-"""The choice between the C kernel and plain torch.
+"""`get_kernel`: the choice between the C kernel and plain torch for a tensor.
 
 `BRIDGE_NUMERICS` is `auto` (the default: the C kernel as soon as it is compiled), `native` (wait
 for the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all
-three, and only the speed differs.
+three choices. Only the speed differs.
 """
 
 import os
@@ -25,13 +25,13 @@ class _Selection(NamedTuple):
     setting: str
     origin: str
     remedy: str
-    """How `auto` is chosen instead."""
+    """A clause about how to choose `auto`."""
 
 
 _build = KernelBuild()
 _kernel: Kernel | None = None
 _selection: _Selection | None = None
-"""The choice of this process; None before the first call."""
+"""The choice of this process. None: it is not made yet."""
 
 
 def get_kernel_choice() -> str:
@@ -45,12 +45,7 @@ def get_kernel_choice() -> str:
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         choice = os.environ.get("BRIDGE_NUMERICS", "auto")
-        if choice not in _KERNEL_CHOICES:
-            message = (
-                f"BRIDGE_NUMERICS: must be auto, native or torch, got {choice!r} (environment). "
-                "Use one of these."
-            )
-            raise RunConfigError(message, close_matches(choice, _KERNEL_CHOICES))
+        _require_known_choice(choice, setting="BRIDGE_NUMERICS", origin="environment")
         _selection = _Selection(
             choice=choice,
             setting="BRIDGE_NUMERICS",
@@ -64,9 +59,13 @@ def use(choice: str) -> str | None:
     """Choose auto, native or torch for this process.
 
     Returns:
-        A sentence on why the C kernel cannot be compiled; None if the choice can be used.
+        A sentence about why the C kernel cannot be compiled, or None if the choice can be used.
+
+    Raises:
+        RunConfigError: There is no such choice. The earlier choice stays.
     """
     global _selection  # noqa: PLW0603
+    _require_known_choice(choice, setting="use", origin="call of use")
     _selection = _Selection(
         choice=choice, setting="use", origin="call of use", remedy='call use("auto")'
     )
@@ -75,8 +74,27 @@ def use(choice: str) -> str | None:
     return None
 
 
+def _require_known_choice(choice: str, *, setting: str, origin: str) -> None:
+    """Refuse a choice that does not exist.
+
+    Args:
+        choice: The choice.
+        setting: The variable or function that states it, for the message.
+        origin: The origin of the choice, for the message.
+
+    Raises:
+        RunConfigError: There is no such choice.
+    """
+    if choice not in _KERNEL_CHOICES:
+        message = (
+            f"{setting}: must be auto, native or torch, got {choice!r} ({origin}). "
+            "Use one of these."
+        )
+        raise RunConfigError(message, close_matches(choice, _KERNEL_CHOICES))
+
+
 def get_kernel(x: torch.Tensor) -> Kernel | None:
-    """Return the kernel for a tensor; None if plain torch is used.
+    """Return the kernel for a tensor, or None if plain torch is used.
 
     Plain torch is used on other devices and dtypes, under the choice `torch`, and until the kernel
     is compiled.
@@ -101,14 +119,14 @@ def get_kernel(x: torch.Tensor) -> Kernel | None:
 
 
 def load_kernel(*, wait: bool) -> Kernel | None:
-    """Return the kernel; the first call starts its compilation.
+    """Return the kernel. The first call starts its compilation.
 
     Args:
         wait: Whether the call waits for the compiler. Otherwise the result is None while the kernel
             is compiled.
 
     Returns:
-        The kernel; None if it cannot be compiled.
+        The kernel, or None if it cannot be compiled.
     """
     global _kernel  # noqa: PLW0603  (one library per process)
     if _kernel is None:

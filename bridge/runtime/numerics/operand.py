@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Operands of an emulated GEMM: a quantised tensor as BF16 values and a factor.
+"""`make_operand`: a quantised tensor as an operand of an emulated GEMM, BF16 values and a factor.
 
     dequantised tensor = factor * values
 
@@ -13,10 +13,10 @@ operands to the FP32 sums (`gemm.py`):
 | blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below) |
 | nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax / (6 * 448)                 |
 
-BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127, and
-their products with codes would leave BF16 at both ends. The values of a tensor with such scales are
+BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127. Their
+products with codes would leave BF16 at both ends. The values of a tensor with such scales are
 multiplied by a power of two (`choose_range_multiplier`), and the factor is its inverse. A tensor
-with values at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
+with values at *both* ends, more than 2^200 apart, keeps its large values and loses its tiny values.
 """
 
 import math
@@ -45,15 +45,16 @@ class GemmOperand:
     values: torch.Tensor
     """(M, K) BF16, in the axes of the tensor, not transposed."""
     factor: float
-    """Factor on the values that gives the dequantised tensor, an FP32 number."""
+    """The FP32 number that multiplies the values to give the dequantised tensor."""
     nvfp4_amax: float | None = None
-    """Under NVFP4 the amax that the factor comes from, since a GEMM multiplies the amaxes of both
-    operands. None for other schemes.
+    """The amax from which the factor is computed. A GEMM multiplies the amaxes of both operands.
+
+    None: another scheme than NVFP4.
     """
     amax: float | None
-    """Largest magnitude before quantisation; None for stored codes."""
-    scale: float | None = None
-    """Scale of the whole tensor; None for a scheme with a scale per tile, and for stored codes."""
+    """Largest magnitude before quantisation. None: the operand was decoded from stored codes."""
+    tensor_scale: float | None = None
+    """Scale of the whole tensor. None: the scheme has scales per tile, or codes were stored."""
 
     @property
     def has_stored_codes(self) -> bool:
@@ -71,7 +72,7 @@ def make_operand(
     role: str,
     *,
     columnwise: bool = False,
-    scale: float | None = None,
+    tensor_scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
     """Round a matrix to the grid of its scheme, as an operand of a GEMM.
@@ -83,13 +84,15 @@ def make_operand(
         x_MK: FP32, BF16 or FP16.
         spec: Format, scale rule and tiles.
         role: input, weight or grad_output.
-        columnwise: Which copy is made. After a Hadamard transform its rows are padded to a multiple
-            of 16.
-        scale: Stored scale of delayed scaling. None means that the scale is computed.
-        generator: Stochastic rounding draws its seed from it. None means torch's default generator.
+        columnwise: Whether the column-wise copy is made. After a Hadamard transform its rows are
+            padded to a multiple of 16.
+        tensor_scale: Scale of the whole tensor, such as the stored scale of delayed scaling. None:
+            the scale is computed.
+        generator: The generator of the seed of stochastic rounding. None: torch's default
+            generator.
     """
     tensor_scale, amax = choose_tensor_scale(
-        x_MK, spec, scale, hadamard=spec.is_transformed(columnwise)
+        x_MK, spec, tensor_scale, hadamard=spec.is_transformed(columnwise)
     )
     seed = None
     if spec.stochastic:
@@ -104,13 +107,14 @@ def make_operand(
     result = dispatch.run_tile_pass(x_MK, tile_pass)
     if amax is None:
         amax = result.amax
-    scale_of_operand, scale_inv = None, 1.0
+    operand_scale, scale_inv = None, 1.0
     if spec.has_single_scale:
-        scale_of_operand, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
+        operand_scale, scale_inv = tensor_scale, round_to_fp32(1.0 / tensor_scale)
     factors = _choose_factors(spec, scale_inv, amax, result.scale_range)
     values = result.values
     if factors.range_multiplier != 1.0:
-        # Rare: the scales are known only after a pass, and the multiplier needs a second pass.
+        # The scales are known only after a pass, so the multiplier needs a second pass. This is
+        # rare.
         second_pass = replace(tile_pass, range_multiplier=factors.range_multiplier)
         values = dispatch.run_tile_pass(x_MK, second_pass).values
     return GemmOperand(
@@ -121,7 +125,7 @@ def make_operand(
         factor=factors.factor,
         nvfp4_amax=factors.nvfp4_amax,
         amax=amax,
-        scale=scale_of_operand,
+        tensor_scale=operand_scale,
     )
 
 
@@ -131,7 +135,7 @@ def make_stored_operand(stored: Quantised, role: str, *, columnwise: bool = Fals
     Args:
         stored: The codes and scales.
         role: input, weight or grad_output.
-        columnwise: Which copy is returned.
+        columnwise: Whether the column-wise copy is returned.
 
     Raises:
         PrecisionTypeError: The copy was not made.
@@ -166,9 +170,10 @@ def _measure_scale_range(spec: QuantSpec, scales: torch.Tensor) -> ScaleRange | 
 
     The result is None without tiles, and for a scheme whose values cannot leave BF16's range.
 
-    Tiles of zeros count here, and they do not count for `TileResult.scale_range`: stored scales do
-    not show them. The scale of such a tile, 2^-127 under MXFP8, only leads to a multiplier that is
-    not needed. Multiplier and factor are powers of two, so that they change no result.
+    Tiles of zeros count here, because stored scales do not show them. They do not count for
+    `TileResult.scale_range`. The scale of such a tile is 2^-127 under MXFP8. It only leads to a
+    multiplier that is not needed. Multiplier and factor are powers of two, so they change no
+    result.
     """
     if spec.scale_rule not in ("fp32", "e8m0") or not scales.numel():
         return None
@@ -185,7 +190,7 @@ class _Factors(NamedTuple):
     factor: float
     nvfp4_amax: float | None = None
     range_multiplier: float = 1.0
-    """Power of two that values are multiplied by; the factor takes it back."""
+    """Power of two that multiplies the values. The factor divides by it again."""
 
 
 def _choose_factors(
@@ -226,7 +231,7 @@ def choose_range_multiplier(scale_range: ScaleRange, element: Format) -> float:
     if largest_log2 > highest_exact_log2:
         return 2.0 ** (highest_exact_log2 - largest_log2)
     if smallest_log2 < lowest_exact_log2:
-        # The large values keep their bits if both ends cannot.
+        # If the values at one end must lose bits, the large values keep them.
         needed_log2 = lowest_exact_log2 - smallest_log2
         return 2.0 ** min(needed_log2, highest_exact_log2 - largest_log2)
     return 1.0

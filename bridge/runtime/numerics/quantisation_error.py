@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation error of a tensor: noise, underflow and saturation.
+"""`measure_quantisation_error`: noise, underflow and saturation of a quantised tensor.
 
     noise     x - dequantised(x)
     SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
@@ -9,9 +9,9 @@
 Under blockwise, MXFP8 and NVFP4 scaling only infinity saturates, since the scale of a tile follows
 its maximum.
 
-A rounding to m mantissa bits, of numbers whose logarithms are spread evenly over a binade, has an
-SQNR of about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A tensor under a
-scale that fits has nearly this SQNR.
+Rounding to m mantissa bits has an SQNR of about 6.02 (m + 1) + 7.4 dB, if the logarithms of the
+numbers are spread evenly over a binade. This is 31.5 for E4M3, 25.5 for E5M2 and 19.4 for E2M1. A
+tensor under a scale that fits has nearly this SQNR.
 """
 
 import math
@@ -27,9 +27,9 @@ from bridge.runtime.numerics.spec import EMULATED_SCHEMES, GemmPrecision
 from bridge.runtime.numerics.tiles import iterate_row_chunks
 
 MAX_SAMPLED_VALUES = 2**18
-"""About the number of elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
+"""The approximate number of elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
 BLOCK_ROWS = 128
-"""Rows that are sampled together: the tallest tile."""
+"""The number of rows that are sampled together, the height of the tallest tile."""
 
 
 def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
@@ -37,17 +37,17 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
     Args:
         source_MK: The matrix before quantisation, FP32, BF16 or FP16.
-        operand: The operand that was made of it, without a Hadamard transform.
+        operand: The operand that was made of the matrix, without a Hadamard transform.
 
     Returns:
         amax: Largest magnitude before quantisation, NaN not counted; NaN if it is not known.
-        scale: Scale of the whole tensor; None for a scheme with a scale per tile.
+        scale: Scale of the whole tensor, or None for a scheme with a scale per tile.
         underflow, saturated: Shares, 0 to 1.
         sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """
     largest_representable = math.inf
-    if operand.scale is not None:
-        largest_representable = operand.spec.element.max / operand.scale
+    if operand.tensor_scale is not None:
+        largest_representable = operand.spec.element.max / operand.tensor_scale
     sums = torch.zeros(5, dtype=torch.float64)
     for start, end in iterate_row_chunks(source_MK, 1):
         x = source_MK[start:end].float()
@@ -70,7 +70,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
         amax = operand.amax
     return {
         "amax": amax,
-        "scale": operand.scale,
+        "scale": operand.tensor_scale,
         "underflow": _compute_share(underflow, nonzero),
         "saturated": _compute_share(saturated, source_MK.numel()),
         "sqnr_db": _compute_sqnr_db(signal, noise_power),
@@ -78,7 +78,7 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
 
 
 def _compute_share(part: float, total: float) -> float:
-    """Return part / total, 0 if the total is 0."""
+    """Return part / total, or 0 if the total is 0."""
     if not total:
         return 0.0
     return part / total
@@ -118,10 +118,12 @@ def compute_what_if_sqnr(
         precision = ModulePrecision(family=EMULATED_SCHEMES[scheme].family, scheme=scheme)
         format_ = str(precision.resolve_in_run(fp8_format).format)
         spec = GemmPrecision(scheme=scheme, format=format_).spec(role)
-        scale = None
+        tensor_scale = None
         if spec.has_single_scale:
-            scale = compute_tensor_scale(amax, spec)
+            tensor_scale = compute_tensor_scale(amax, spec)
         generator = torch.Generator(sample_MK.device).manual_seed(0)
-        operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)
+        operand = make_operand(
+            sample_MK, spec, role, tensor_scale=tensor_scale, generator=generator
+        )
         ratios[scheme] = measure_quantisation_error(sample_MK, operand)["sqnr_db"]
     return ratios

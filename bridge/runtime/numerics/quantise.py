@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation: `quantise(x, spec)` gives codes and scales with the bits of Transformer Engine.
+"""`quantise`: a tensor -> codes and scales with the same bits as Transformer Engine.
 
-The results for special values, per scheme (Transformer Engine 2.20, by its kernels and not its
-Python references):
+The results for special values, per scheme (as in the kernels of Transformer Engine 2.20, and not as
+in its Python references):
 
 |            | NaN element | infinity in a tile     | tile of zeros    | -0.0 | tiny tile          |
 |------------|-------------|------------------------|------------------|------|--------------------|
@@ -12,11 +12,12 @@ Python references):
 | mxfp8      | NaN         | scale 2^127, +-max     | scale 2^-127     | kept | scale 2^-127       |
 | nvfp4      | +6, no NaN  | +-max, infinite factor | S_dec 0          | kept | S_dec 0, subnormal |
 
-NaN has no effect on scales. +-max is the saturated value. The infinite factor is that of NVFP4's
-GEMM. The scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
+NaN has no effect on scales. +-max is the saturated value. The infinite factor is the factor of
+NVFP4's GEMM. The scale of a tiny tile is at most the largest number of FP32, or of the input's
+dtype.
 
-So an infinite value is finite after quantisation: a check for overflow has to read the tensor
-before, or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
+So an infinite value is finite after quantisation. A check for overflow has to read the tensor
+before quantisation, or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
@@ -59,7 +60,7 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the scale of a whole tensor with an amax, an FP32 number; under NVFP4 it is S_enc.
+    """Return the FP32 scale of a whole tensor with an amax. Under NVFP4 it is S_enc.
 
     Args:
         amax: Largest magnitude of the tensor.
@@ -74,12 +75,12 @@ def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
 def choose_tensor_scale(
     x_MK: torch.Tensor,
     spec: QuantSpec,
-    stored_scale: float | None,
+    tensor_scale: float | None,
     *,
     hadamard: bool = False,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> tuple[float, float | None]:
-    """Return the scale of the whole tensor, and the amax that it was computed from.
+    """Return the scale of the whole tensor, and the amax from which it was computed.
 
     The scale is 1.0 for a scheme that has only scales per tile. The amax is None if the scale was
     not computed.
@@ -87,14 +88,14 @@ def choose_tensor_scale(
     Args:
         x_MK: FP32, BF16 or FP16.
         spec: Format, scale rule and tiles.
-        stored_scale: Scale of delayed scaling, which is returned. None means that the scale is
+        tensor_scale: The stored scale of delayed scaling, which is returned. None: the scale is
             computed.
-        hadamard: Whether the transform of the matrix is quantised, which has another amax.
+        hadamard: Whether the transformed matrix is quantised, which has another amax.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
-            None means that this rank has all of it.
+            None: this rank has all of it.
     """
-    if stored_scale is not None:
-        return stored_scale, None
+    if tensor_scale is not None:
+        return tensor_scale, None
     if not spec.needs_amax:
         return 1.0, None
     amax = _compute_amax(x_MK, reduce_amax, hadamard=hadamard)
@@ -102,7 +103,7 @@ def choose_tensor_scale(
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return 63 random bits from a generator. None means torch's default generator."""
+    """Return 63 random bits from a generator. None: torch's default generator."""
     device = torch.device("cpu")
     if generator is not None:
         device = generator.device
@@ -115,7 +116,7 @@ def quantise(
     *,
     rowwise: bool = True,
     columnwise: bool = True,
-    scale: torch.Tensor | float | None = None,
+    tensor_scale: torch.Tensor | float | None = None,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise.
@@ -127,9 +128,9 @@ def quantise(
         spec: Format, scale rule and tiles.
         rowwise: Whether the row-wise copy is made.
         columnwise: Whether the column-wise copy is made.
-        scale: Stored scale of delayed scaling. None means that the scale is computed.
+        tensor_scale: Stored scale of delayed scaling. None: the scale is computed.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
-            None means that this rank has all of it.
+            None: this rank has all of it.
 
     Returns:
         Codes and scales of the copies. The table in this file's docstring has the special values.
@@ -139,14 +140,13 @@ def quantise(
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
-    if scale is None and spec.scheme == "delayed":
+    if tensor_scale is None and spec.scheme == "delayed":
         raise PrecisionTypeError(
-            "scale: delayed scaling quantises with a stored scale. Pass scale=."
+            "tensor_scale: delayed scaling quantises with a stored scale. Pass tensor_scale=."
         )
-    stored_scale = None
-    if scale is not None:
-        stored_scale = float(scale)
-    tensor_scale, amax = choose_tensor_scale(x_MK, spec, stored_scale, reduce_amax=reduce_amax)
+    if tensor_scale is not None:
+        tensor_scale = float(tensor_scale)
+    tensor_scale, amax = choose_tensor_scale(x_MK, spec, tensor_scale, reduce_amax=reduce_amax)
     row_result = None
     if rowwise or spec.copies_share_values:
         row_result = _make_codes(x_MK, spec, columnwise=False, tensor_scale=tensor_scale)
@@ -158,7 +158,9 @@ def quantise(
         spec=spec, shape=x.shape, dtype=x.dtype, amax=_make_fp32_tensor(amax, x.device)
     )
     if rowwise and row_result is not None:
-        codes, scale_inv = _lay_out_copy(row_result, spec, columnwise=False, scale=tensor_scale)
+        codes, scale_inv = _lay_out_copy(
+            row_result, spec, columnwise=False, tensor_scale=tensor_scale
+        )
         quantised = replace(quantised, codes=codes, scale_inv=scale_inv)
     if not columnwise:
         return quantised
@@ -169,7 +171,9 @@ def quantise(
             amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
             tensor_scale = compute_tensor_scale(amax, spec)
         column_result = _make_codes(x_MK, spec, columnwise=True, tensor_scale=tensor_scale)
-    codes_t, scale_inv_t = _lay_out_copy(column_result, spec, columnwise=True, scale=tensor_scale)
+    codes_t, scale_inv_t = _lay_out_copy(
+        column_result, spec, columnwise=True, tensor_scale=tensor_scale
+    )
     amax_t = _make_fp32_tensor(amax, x.device)
     return replace(quantised, codes_t=codes_t, scale_inv_t=scale_inv_t, amax_t=amax_t)
 
@@ -198,15 +202,15 @@ def _make_codes(
 
 
 def _lay_out_copy(
-    result: TileResult, spec: QuantSpec, *, columnwise: bool, scale: float
+    result: TileResult, spec: QuantSpec, *, columnwise: bool, tensor_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scale_inv of a copy in Transformer Engine's layout (`quantised.py`).
 
     Args:
         result: Codes and scales in the axes of the tensor.
         spec: Format, scale rule and tiles.
-        columnwise: Which copy it is.
-        scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
+        columnwise: Whether it is the column-wise copy.
+        tensor_scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
     """
     transposed = columnwise and spec.scheme != "mxfp8"
     rows, columns = result.values.shape
@@ -215,10 +219,11 @@ def _lay_out_copy(
     )
     scales = result.scale_inv
     if scales is None:
-        return codes, _make_fp32_tensor(round_to_fp32(1.0 / scale), codes.device)
+        return codes, _make_fp32_tensor(round_to_fp32(1.0 / tensor_scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
-        # The scale of a square tile is stored once for each of its rows (columns, column-wise).
+        # The scale of a square tile is stored for each of its rows, or for each of its columns in
+        # the column-wise copy.
         axis, size = 0, rows
         if columnwise:
             axis, size = 1, columns

@@ -1,5 +1,5 @@
 # ruff: noqa: N806  (shape suffixes are capitals)
-"""A quantised tensor: codes and scales in Transformer Engine's layout, and their dequantisation.
+"""`Quantised`: codes and scales of a tensor in Transformer Engine's layout.
 
 Shapes: M rows (all leading axes together), K columns, B and C numbers of tiles.
 
@@ -11,9 +11,9 @@ Shapes: M rows (all leading axes together), K columns, B and C numbers of tiles.
 | mxfp8      | (M, K)            | (M, K/32) exponents  | (M, K), as it is  | (M/32, K) exponents |
 | nvfp4      | (M, K/2) 2 a byte | (M, K/16) E4M3 codes | (K, M/2) 2 a byte | (K, M/16) E4M3      |
 
-Scales are compact here, one per tile; `pad_scales` gives the padded form that Transformer
-Engine's GEMMs read. NVFP4 and MXFP8 repeat the scale of a square tile for each of its rows, as
-Transformer Engine does; blockwise does not.
+Scales are compact here, one per tile. `pad_scales` returns the padded form that Transformer
+Engine's GEMMs read. As in Transformer Engine, NVFP4 and MXFP8 repeat the scale of a square tile for
+each of its rows, and blockwise does not.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Quantised:
     scale_inv_t: torch.Tensor | None = None
     """Column-wise dequantisation scales."""
     amax_t: torch.Tensor | None = None
-    """(1,) FP32: amax of the column-wise copy, that of the transform under a Hadamard transform."""
+    """(1,) FP32: amax of the column-wise copy, after a Hadamard transform if there is one."""
 
     def get_copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes and scales of the row-wise or the column-wise copy.
@@ -78,13 +78,13 @@ class Quantised:
     ) -> torch.Tensor:
         """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
-        The axes are those of the tensor, not transposed.
+        The axes are the axes of the tensor, not transposed.
         """
         codes, _ = self.get_copy(columnwise)
         if self.spec.format == "e2m1":
             rows, columns = self.get_matrix_shape(columnwise)
             row_length = columns
-            if columnwise:  # whose codes are transposed
+            if columnwise:  # these codes are transposed
                 row_length = rows
             codes = unpack_nibbles(codes, row_length)
         values = decode(codes, self.spec.element, dtype)
@@ -113,7 +113,7 @@ class Quantised:
 
         Args:
             scales: A scale per tile, in the shape of `get_tile_scales`.
-            columnwise: The copy that the scales are of.
+            columnwise: Whether the scales belong to the column-wise copy.
             dtype: Dtype of the result.
         """
         rows, columns = self.get_matrix_shape(columnwise)
@@ -145,11 +145,11 @@ class Quantised:
         """Return code * scale_inv, computed in FP32 and rounded once to `dtype`.
 
         The result has the shape of the tensor. After a Hadamard transform the column-wise copy is
-        that of the transform, (M, K) with M padded to a multiple of 16. NaN codes give NaN.
+        the transformed tensor, (M, K) with M padded to a multiple of 16. NaN codes give NaN.
 
         Args:
-            dtype: Dtype of the result. None means the dtype before quantisation.
-            columnwise: Which copy is read.
+            dtype: Dtype of the result. None: the dtype before quantisation.
+            columnwise: Whether the column-wise copy is read.
 
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's
             factors).

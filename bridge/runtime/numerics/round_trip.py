@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Counts of the codes, scales and values that change when a stored weight is quantised again.
+"""`measure_round_trips`: the codes, scales and values that change when a weight is quantised again.
 
     training    q = quantise(w)                   v = dequantised(q)
     bf16        q' = quantise(bf16(v))            the quantised values are stored in BF16
@@ -42,7 +42,7 @@ STORAGE_FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
         weight_NK.bfloat16(), BLOCKWISE_SPEC, columnwise=False
     ).dequantise(),
 }
-"""Form of the stored weight -> function of the weight and its quantised values that makes the form."""
+"""Form of storage -> function that makes the form from the weight and its quantised values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def _measure_change(
 
 
 def _collect_scales(quantised: Quantised) -> torch.Tensor:
-    """Return the scales of all tiles in FP32; under NVFP4 the amax of the tensor follows them."""
+    """Return the scales of all tiles in FP32. Under NVFP4 the amax of the tensor follows them."""
     scales = quantised.get_tile_scales().flatten()
     if quantised.spec.scheme == "nvfp4":
         return torch.cat((scales, quantised.amax))

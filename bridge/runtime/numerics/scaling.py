@@ -1,4 +1,4 @@
-"""From the largest magnitude of a tile to its scale: Transformer Engine's formulas, in its order.
+"""Functions from the largest magnitude of a tile to its scale, by Transformer Engine's formulas.
 
 Per-tensor current scaling and blockwise scaling (`compute_scale`):
 
@@ -32,9 +32,10 @@ common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
 An amax is never NaN (`tiles.compute_amax_over`). Most functions map tensors of any shape, element by
 element. `compute_scalar_scale`, `compute_nvfp4_tensor_scale` and `decode_scalar_e8m0` are the same
-formulas for one number: a dozen torch calls on one element would cost more than the rounding of a
-small tensor. They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the
-correctly rounded FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are enough.
+formulas for one number, because a dozen torch calls on one element would cost more than the
+rounding of a small tensor. They compute in FP64 and round to FP32. For a division of two FP32
+numbers the result is the correctly rounded FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are
+enough.
 """
 
 import ctypes
@@ -114,7 +115,7 @@ def decode_scalar_e8m0(exponent: int) -> float:
 def compute_scalar_scale(
     amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0
 ) -> float:
-    """Return `compute_scale` of one amax; if the division overflows, it is FP32's maximum."""
+    """Return `compute_scale` of one amax. If the division overflows, it is FP32's maximum."""
     amax = max(amax, round_to_fp32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
@@ -125,25 +126,25 @@ def compute_scalar_scale(
 
 
 def compute_nvfp4_tensor_scale(amax: float) -> float:
-    """Return S_enc, the FP32 scale of a whole NVFP4 tensor; 1 if its amax is 0 or infinite."""
+    """Return S_enc, the FP32 scale of a whole NVFP4 tensor, or 1 if its amax is 0 or infinite."""
     if amax == 0 or math.isinf(amax):
         return 1.0
     return min(round_to_fp32(NVFP4_MAX / amax), FP32_MAX)
 
 
 def round_to_fp32(x: float) -> float:
-    """Return a number rounded to FP32, infinity beyond FP32's range."""
+    """Return a number rounded to FP32, or infinity beyond FP32's range."""
     return ctypes.c_float(x).value
 
 
 def compute_nvfp4_block_scales(
     amax: torch.Tensor, tensor_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return S_dec and the scale of each tile, both in FP32; S_dec is on E4M3's grid.
+    """Return S_dec and the scale of each tile, both in FP32. S_dec is on E4M3's grid.
 
-    A tile of zeros has S_dec 0 and FP32's maximum as the scale, which leaves its zeros zeros. So
-    has a tile that is tiny relative to the tensor's largest value. Its elements saturate at 6, and
-    come back as 6 * 0.
+    A tile of zeros has S_dec 0 and FP32's maximum as the scale, and its elements stay zero. A tile
+    that is tiny relative to the tensor's largest value has the same S_dec and scale. Its elements
+    saturate at 6, and are dequantised to 6 * 0.
 
     Args:
         amax: FP32, the largest magnitude of each tile.

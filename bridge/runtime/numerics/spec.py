@@ -1,6 +1,6 @@
-"""Precision of GEMMs as plain values.
+"""`QuantSpec` and `GemmPrecision`: the quantisation of an operand, and of a linear layer's GEMMs.
 
-An operand has a `QuantSpec`, and a linear layer has a `GemmPrecision`.
+Both are plain values.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, 
 EMULATED_SCHEMES = {
     name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands
 }
-"""The schemes that have operands: all but the custom factories."""
+"""The schemes that have operands: all schemes except the custom factories."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class QuantSpec:
     format: str
     """e4m3, e5m2 or e2m1."""
     rowwise_tile: Tile = WHOLE_TENSOR
-    """Rows and columns that share a scale in the row-wise copy; (0, 0) is the whole tensor."""
+    """Rows and columns that share a scale in the row-wise copy. (0, 0) is the whole tensor."""
     columnwise_tile: Tile = WHOLE_TENSOR
     """The same for the column-wise copy, in the axes of the tensor, not transposed."""
     power_of_two_scale: bool = False
     """Whether the scale is rounded down to a power of two (current and blockwise scaling)."""
     eps: float = 0.0
-    """Smallest amax that a scale is computed from (current and blockwise scaling)."""
+    """Smallest amax from which a scale is computed (current and blockwise scaling)."""
     hadamard: bool = False
     """Whether the column-wise copy is transformed along its first axis before quantisation (NVFP4)."""
     stochastic: bool = False

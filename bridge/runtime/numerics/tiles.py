@@ -1,4 +1,4 @@
-"""One pass over a matrix in plain torch: largest magnitudes, scales, rounding.
+"""`run_torch_pass`: one pass over a matrix in plain torch: largest magnitudes, scales, rounding.
 
 It defines the result of the C kernel, bit for bit. A pass has these steps:
 
@@ -7,11 +7,11 @@ It defines the result of the C kernel, bit for bit. A pass has these steps:
 3. Multiply each element by the scale of its tile, and round it to the grid of the format.
 4. Return *codes*, a byte per value, with the scales, for storage, checkpoints and comparisons. Or
    return *operand values* in BF16, code * scale_inv, for the emulated GEMM. Code and scale_inv have
-   few enough bits for the product to be exact. If it would reach BF16's outermost binades, it is
+   so few bits that the product is exact. If the product would reach BF16's outermost binades, it is
    also multiplied by `range_multiplier`, which moves it away from them.
 
-The work is done a few rows at a time, so that there is never an FP32 copy of the whole matrix, and
-the temporaries stay in the processor's cache.
+The pass works on a few rows at a time. So there is never an FP32 copy of the whole matrix, and the
+temporaries stay in the processor's cache.
 
 Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns
 of a tile.
@@ -49,21 +49,21 @@ class TilePass:
     spec: QuantSpec
     """Format, scale rule and tiles."""
     columnwise: bool
-    """Whether the column-wise copy is made, and not the row-wise copy."""
+    """Whether the column-wise copy is made. False: the row-wise copy."""
     tensor_scale: float = 1.0
-    """FP32 scale of the whole tensor, under NVFP4 its S_enc; 1.0 if only tiles have scales."""
+    """FP32 scale of the whole tensor, under NVFP4 S_enc. It is 1.0 if only tiles have scales."""
     makes_codes: bool = False
     """Whether the result is codes rather than operand values in BF16."""
     range_multiplier: float = 1.0
-    """Power of two that operand values are multiplied by to stay in BF16's range."""
+    """Power of two that multiplies operand values, so that they stay in BF16's range."""
     seed: int | None = None
-    """Seed of stochastic rounding. None means rounding to nearest."""
+    """Seed of stochastic rounding. None: rounding to nearest."""
     measures_amax: bool = True
-    """Whether the amax is measured under the rule "tensor" too, which does not need it."""
+    """Whether the amax is also measured under the rule "tensor", which does not need it."""
 
     @property
     def has_transform(self) -> bool:
-        """Whether the random Hadamard transform of the matrix is quantised (`hadamard.py`).
+        """Whether the matrix is quantised after a random Hadamard transform (`hadamard.py`).
 
         `run_torch_pass` expects a matrix that is transformed already.
         """
@@ -91,15 +91,16 @@ class TileResult:
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""
     scale_inv: torch.Tensor | None
-    """(B, C) dequantisation scales: FP32, or uint8 under MXFP8 (biased exponents) and NVFP4 (E4M3
-    codes of S_dec). None under the rule "tensor".
+    """(B, C) dequantisation scales. None: the rule is "tensor".
+
+    They are FP32, or uint8 under MXFP8 (biased exponents) and NVFP4 (E4M3 codes of S_dec).
     """
     amax: float
-    """Largest magnitude of the matrix; 0 if it was not measured."""
+    """Largest magnitude of the matrix. It is 0 if it was not measured."""
     scale_range: ScaleRange | None = None
     """Range of scale_inv over the tiles that are not all zeros, under the rules "fp32" and "e8m0".
 
-    None without such a tile, and under the other rules.
+    None: there is no such tile, or the rule is another.
     """
 
 
@@ -125,8 +126,8 @@ def iterate_row_chunks(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int,
 
     Args:
         x_MK: The matrix.
-        multiple: Rows of a tile. Each range starts at a multiple of it, and has at least this many
-            rows, however large they are.
+        multiple: Rows of a tile. Each range starts at a multiple of this number, and has at least
+            this number of rows, even if they do not fit.
     """
     if not x_MK.numel():
         return
@@ -145,12 +146,12 @@ def run_torch_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
     NaN does not count for a scale.
 
     Args:
-        x_MK: FP32, BF16 or FP16; already transformed if the pass has a Hadamard transform.
+        x_MK: FP32, BF16 or FP16. It is transformed already if the pass has a Hadamard transform.
         tile_pass: Parameters of the pass.
     """
     rows, columns = x_MK.shape
     tile = tile_pass.spec.tile(tile_pass.columnwise)
-    if tile == WHOLE_TENSOR:  # any tiles do: all of them have the scale of the tensor
+    if tile == WHOLE_TENSOR:  # any tiles can be used, because all have the scale of the tensor
         tile = (1, max(1, columns))
     values = torch.empty(rows, columns, dtype=tile_pass.result_dtype, device=x_MK.device)
     scales, amaxes = [], []
@@ -187,7 +188,7 @@ def _quantise_chunk(
     """Quantise some rows into `out_MK`, and return amax and scale_inv of their tiles, (B, C) FP32.
 
     Args:
-        x_MK: The rows, whole tiles but at the end of the matrix.
+        x_MK: The rows. They are whole tiles, except at the end of the matrix.
         out_MK: Codes or operand values of the rows, to be written.
         tile_pass: Parameters of the pass.
         tile: Rows and columns of a tile.
@@ -219,7 +220,7 @@ def _quantise_chunk(
 
 
 def _split_into_tiles(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """Return a matrix as (B, R, C, S), padded with zeros to whole tiles; zeros change no amax."""
+    """Return a matrix as (B, R, C, S), padded with zeros to whole tiles. Zeros change no amax."""
     height, width = tile
     missing_rows, missing_columns = -x_MK.shape[0] % height, -x_MK.shape[1] % width
     if missing_rows or missing_columns:
@@ -233,7 +234,8 @@ def _compute_scales(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and scale_inv of some tiles, (B, C) in FP32.
 
-    Under the rule "tensor" scale_inv is 1: the result of the GEMM is multiplied by it instead.
+    Under the rule "tensor" scale_inv is 1, because the result of the GEMM is multiplied by the
+    tensor's scale_inv instead.
 
     Args:
         amax_BC: Largest magnitude of each tile.

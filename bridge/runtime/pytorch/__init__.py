@@ -1,4 +1,4 @@
-"""A recipe in a plain PyTorch loop.
+"""Functions that use a recipe in a plain PyTorch loop, and record a live model.
 
     config = get_mixed_precision_config("fp16_mixed")
     apply_tf32(config)

@@ -3,7 +3,7 @@
     report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
     print(report)
 
-The dtype of a parameter is that of its storage. It does not show the dtype of the computation:
+The dtype of a parameter is the dtype of its storage. It does not show the dtype of the computation:
 under autocast all parameters are FP32, and every matmul runs in BF16. So a step is recorded: the
 output of each module, and each matrix multiplication, with its formats in FP8 or FP4. The audit
 uses the same recorder (`bridge.runtime.pytorch.record`).
@@ -177,7 +177,7 @@ class PrecisionReport:
         return sentences
 
     def _check_linears(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return a sentence on each linear layer in another scheme or format than the recipe's."""
+        """Return a sentence for each linear layer in another scheme or format than the recipe's."""
         chosen = _choose_schemes(self.gemms, config)
         mismatches = []
         for row in self.gemms:
@@ -222,7 +222,9 @@ def _format_operands(scheme: SchemeChoice, gemm: str) -> str:
 def _choose_schemes(
     rows: Sequence[GemmRow], config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return key of a linear layer -> scheme that a recipe chooses for it; None for high precision.
+    """Return key of a linear layer -> scheme that a recipe chooses for it.
+
+    The result is None for high precision.
 
     A recipe without rows of `modules` chooses only for the layers that ran in a low precision.
     """
@@ -256,14 +258,14 @@ def check_precision(
 
     Args:
         model: Any module.
-        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`. None means no
+        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`. None: no
             optimizer.
         step: Runs a forward pass, and for gradients a backward pass, with everything that the
-            training loop puts around them. It is called once. None means no step, and a
-            report of the present tensors only.
+            training loop puts around them. It is called once. None: the report has the present
+            tensors only.
 
     Raises:
-        PrecisionTypeError: An argument is no module, optimizer or function.
+        PrecisionTypeError: An argument is not a module, optimizer or function.
     """
     _require_types(model, optimizer, step)
     from bridge.runtime.pytorch.record.gemm_watch import GemmWatch  # imports torch
@@ -307,7 +309,7 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
 
 
 def _make_layer_key(row: GemmRow) -> str:
-    """Return the name of a linear layer; in a Megatron model it begins with the label of its layer."""
+    """Return the name of a linear layer. In a Megatron model the label of its layer comes first."""
     if not row.layer:
         return row.module
     return f"{row.layer}.{row.module}"
@@ -339,7 +341,7 @@ def _record_outputs(model: torch.nn.Module, modules: dict[str, str]) -> Iterator
 def _record_output(
     modules: dict[str, str], name: str, _module: object, _inputs: object, output: object
 ) -> None:
-    """Write the dtype of a module's output into `modules`; a hook of torch."""
+    """Write the dtype of a module's output into `modules`. It is a hook of torch."""
     from bridge.runtime.pytorch.record.modules import get_dtype_name, list_tensors
 
     tensors = list_tensors(output)

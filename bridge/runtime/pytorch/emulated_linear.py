@@ -16,13 +16,13 @@ class EmulatedLinear(torch.nn.Linear):
 
     precision: GemmPrecision
     scaling: DelayedScaling | None
-    """Scales and histories of delayed scaling; None for other schemes."""
+    """Scales and histories of delayed scaling. None: another scheme."""
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:
         """Return an emulated layer with the parameters of a linear layer, which share their memory."""
-        # The constructor allocates and initialises a weight. The smallest one costs nothing, and is
-        # replaced below.
+        # The constructor allocates and initialises a weight. The smallest weight costs nothing. It
+        # is replaced below.
         layer = cls(1, 1, bias=False)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
         layer.weight, layer.bias = linear.weight, linear.bias

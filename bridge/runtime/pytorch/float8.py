@@ -29,11 +29,11 @@ WGRAD_CAST_OPERANDS = ("input_for_grad_weight", "grad_output_for_grad_weight")
 
 
 def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = False) -> Any:
-    """Return torchao's config for the recipe's linear layers; None without FP8 and FP4.
+    """Return torchao's config for the recipe's linear layers, or None without FP8 and FP4.
 
     Args:
         config: The recipe.
-        emulate: Compute in high precision what FP8 hardware would, for any device.
+        emulate: Whether to compute the results of FP8 hardware in high precision, on any device.
 
     Returns:
         A `Float8LinearConfig` (tensorwise) or `MXFP8TrainingOpConfig` (MXFP8).
@@ -74,21 +74,21 @@ def convert_linears(
     """Convert the linear layers of a model with torchao, each in its scheme of the recipe.
 
     Rows of `modules` and `first_last_layers_bf16` choose the layers, and
-    `bridge.precision.foreign_names` says which of Megatron's layers a layer is. The output layer
-    and routers stay as they are, as in Megatron.
+    `bridge.precision.foreign_names` has the layer of Megatron for each name. The output layer and
+    routers are not converted, as in Megatron.
 
     Args:
         model: Converted in place.
         config: The recipe.
-        emulate: Compute in high precision what FP8 hardware would, for any device.
+        emulate: Whether to compute the results of FP8 hardware in high precision, on any device.
 
     Returns:
         Scheme and format of each converted layer, by name.
 
     Raises:
-        BackendUnavailableError: torchao is not installed, or has no such scheme; nothing is
+        BackendUnavailableError: torchao is not installed, or has no such scheme. Nothing is
             converted.
-        PrecisionTypeError: A row takes no layer of the model.
+        PrecisionTypeError: A row selects no layer of the model.
     """
     schemes = linear_schemes(model, finalize_config(config))
     chosen = {name: scheme for name, scheme in schemes.items() if scheme is not None}
@@ -150,9 +150,9 @@ def emulate_linears(
         The names of the replaced layers.
 
     Raises:
-        PrecisionTypeError: `skip` names no linear layer of the model; or the model has no layer to
-            replace, is itself an `nn.Linear`, or was converted before; or a row of `modules` takes
-            no layer of it.
+        PrecisionTypeError: `skip` names no linear layer of the model. Or the model has no layer to
+            replace, is itself an `nn.Linear`, or was converted before. Or a row of `modules`
+            selects none of its layers.
     """
     rows = get_field_value(require_config(config), "modules")
     if get_scheme(config) is None and not rows:
@@ -201,8 +201,8 @@ def _find_linears_to_replace(
     """Return name -> linear layer of a model, including the skipped layers.
 
     Raises:
-        PrecisionTypeError: A skipped name is no linear layer, or the model has no layer to replace,
-            is a linear layer, or was converted before.
+        PrecisionTypeError: A skipped name is not a linear layer, or the model has no layer to
+            replace, is a linear layer, or was converted before.
     """
     import torch
 
@@ -251,7 +251,7 @@ def make_torchao_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, A
         for name, scaling_type in scaling_types.items():
             cast = {"scaling_type": scaling_type}
             if config.fp8 == "e4m3":
-                # torchao wants the same dtype in both casts of an operand, even if one is off.
+                # torchao needs the same dtype in both casts of an operand, even if one is off.
                 cast["target_dtype"] = "e4m3"
             float8[f"cast_config_{name}"] = cast
     float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather

@@ -1,6 +1,6 @@
-"""The scaling scheme of each linear layer of a PyTorch model.
+"""`linear_schemes`: the scaling scheme of each linear layer of a PyTorch model under a recipe.
 
-The rows of `modules` of a recipe decide it, and the layers that the recipe keeps in high precision.
+It follows from the rows of `modules`, and from the layers that the recipe keeps in high precision.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return name -> scheme and format of each `nn.Linear` of a model; None for high precision.
+    """Return name -> scheme and format of each `nn.Linear` of a model, or None for high precision.
 
-    In high precision are the layers that Megatron never runs in FP8 or FP4, such as the output
-    layer and a router, and every layer whose name is not in `bridge.precision.foreign_names`.
+    Some layers are always in high precision: the layers that Megatron never runs in FP8 or FP4,
+    such as the output layer and a router, and every layer whose name is not in
+    `bridge.precision.foreign_names`.
 
     Args:
         model: A model of transformers, torchtitan or another whose linear layers have such names.
@@ -35,8 +36,8 @@ def linear_schemes(
             `linear_qkv` for `q_proj`.
 
     Raises:
-        PrecisionTypeError: No name is known, a row takes no layer, or the model has no layer that a
-            row names.
+        PrecisionTypeError: No name is known, a row selects no layer, or the model lacks a layer
+            that a row names.
     """
     import torch
 
@@ -67,7 +68,7 @@ def resolve_module_schemes(
         config: The recipe.
 
     Raises:
-        PrecisionTypeError: The recipe needs more layers, or a row takes no linear layer.
+        PrecisionTypeError: The recipe needs more layers, or a row selects no linear layer.
     """
     num_layers = 1 + max(layer for layer, _ in places)
     try:

@@ -6,7 +6,7 @@
     with assert_effective(model, "fp8", min_layers=24):         # any model
         loss_of(model(x)).backward()
 
-Both record the GEMMs that run. `assert_effective` reads no config, and so takes a model of any
+Both record the GEMMs that run. `assert_effective` reads no config, and so accepts a model of any
 framework. `audit` compares with a plan. If it is called with a recipe, it makes the plan for the
 config of a Megatron model.
 """
@@ -64,7 +64,7 @@ def audit(
     Args:
         model: A Megatron model, or the list of its chunks on this rank, with or without Megatron's
             wrappers.
-        plan: The plan; or a recipe, or its name, of which a plan is made for the config of the
+        plan: The plan, or a recipe or its name. Of a recipe, a plan is made for the config of the
             model.
         raises: Whether a difference raises an error. It is in `StepAudit.mismatches` in any case.
 
@@ -99,7 +99,7 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
 
     Raises:
         AuditError: Fewer layers have such a GEMM.
-        PrecisionTypeError: `family` is another name.
+        PrecisionTypeError: `family` is not fp8 or fp4.
     """
     if family not in SCHEMES_OF_FAMILY:
         raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")
@@ -121,7 +121,7 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
 
 
 def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
-    """Return the record of all ranks, equal rows once; with several ranks a collective call.
+    """Return the record of all ranks, without repeated rows. Several ranks make a collective call.
 
     Args:
         watch: The GEMMs of this rank.
@@ -149,7 +149,7 @@ def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Recor
 
 
 def _list_chunks(model: Model) -> list[torch.nn.Module]:
-    """Return the chunks of a model: the list that was given, or a list of the one model."""
+    """Return the chunks of a model, which is a list of chunks or a single module."""
     if isinstance(model, (list, tuple)):
         return list(model)
     return [model]  # type: ignore[list-item]

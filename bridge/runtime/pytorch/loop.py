@@ -1,7 +1,7 @@
-"""Autocast, loss scaler, FSDP policy and TF32 of a recipe, for a training loop.
+"""Functions that return autocast, loss scaler, FSDP policy and TF32 of a recipe, for a loop.
 
-Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which
-is computed without torch.
+Each result is made of plain data (`get_compute_dtype`, `make_scaler_settings`,
+`get_policy_dtypes`), which is computed without torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def autocast_for(
 
     Args:
         config: The recipe.
-        device: Device of the model. None means CUDA where there is a device, else the CPU.
+        device: Device of the model. None: CUDA where there is a device, else the CPU.
     """
     import torch
 
@@ -73,7 +73,7 @@ def fsdp_policy_for(
     """Return the FSDP policy of a recipe.
 
     Args:
-        config: The recipe. Its FP8 or FP4 has no part in the policy.
+        config: The recipe. Its FP8 or FP4 does not change the policy.
         version: 2 for `fully_shard`, 1 for `FullyShardedDataParallel`.
 
     Returns:
@@ -102,8 +102,8 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     PyTorch can be read, and sets `torch.backends.cudnn.allow_tf32`.
 
     Returns:
-        "tf32" or "ieee", the arithmetic of FP32 matmuls. None if the recipe does not state it;
-        nothing is changed then.
+        "tf32" or "ieee", the arithmetic of FP32 matmuls, or None if the recipe does not state it.
+        Then nothing is changed.
     """
     import torch
 
@@ -130,7 +130,7 @@ def get_compute_dtype(config: MixedPrecisionConfig) -> str:
 
 
 def make_scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the arguments of `LossScaler`, and `enabled`: whether the recipe has a loss scale."""
+    """Return the arguments of `LossScaler`. `enabled`: whether the recipe has a loss scale."""
     if config.loss_scale is not None:
         return {"enabled": True, "init_scale": float(config.loss_scale), "constant": True}
     if not config.fp16:
@@ -141,7 +141,7 @@ def make_scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
 
 
 def get_policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
-    """Return `param_dtype` and `reduce_dtype` of FSDP as tokens; both are None for FP32."""
+    """Return `param_dtype` and `reduce_dtype` of FSDP as tokens. Both are None for FP32."""
     compute = get_compute_dtype(config)
     if compute == "fp32":
         return {"param_dtype": None, "reduce_dtype": None}
@@ -155,7 +155,7 @@ def finalize_config(config: object) -> MixedPrecisionConfig:
     """Return a recipe after it is finalized.
 
     Raises:
-        PrecisionTypeError: The object is no recipe.
+        PrecisionTypeError: The object is not a recipe.
         PrecisionConfigError: The recipe contradicts itself.
     """
     recipe = require_config(config)
@@ -164,10 +164,10 @@ def finalize_config(config: object) -> MixedPrecisionConfig:
 
 
 def require_config(config: object) -> MixedPrecisionConfig:
-    """Return a recipe as it is.
+    """Return a recipe unchanged.
 
     Raises:
-        PrecisionTypeError: The object is no recipe.
+        PrecisionTypeError: The object is not a recipe.
     """
     if not isinstance(config, MixedPrecisionConfig):
         remedy = "get_mixed_precision_config makes one of a recipe's name."
@@ -178,7 +178,7 @@ def require_config(config: object) -> MixedPrecisionConfig:
 
 
 def _get_device_type(device: str | torch.device | None) -> str:
-    """Return the type of a device; by default it is CUDA where that is available."""
+    """Return the type of a device. By default it is CUDA where CUDA is available."""
     import torch
 
     if device is None:

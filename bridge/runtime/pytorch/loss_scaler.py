@@ -1,11 +1,12 @@
 """`LossScaler`: Megatron's rule for FP16's loss scale, in torch's `GradScaler`.
 
-- Overflow: one of `hysteresis` is used up. When none is left, each overflow sets
+- Overflow: the count `hysteresis` is lowered by one. When it is used up, each overflow sets
   scale = max(scale * backoff, min_scale).
 - Good step: after `growth_interval` good steps in a row scale = scale * growth, and `hysteresis` is
   restored.
 
-torch's scaler halves at the first overflow, and has neither a smallest nor a constant scale.
+torch's scaler halves the scale at the first overflow. It has no smallest scale and no constant
+scale.
 
 Source: Megatron-LM core/optimizer/grad_scaler.py 0.16.1, PyTorch 2.13 torch/amp/grad_scaler.py.
 """
@@ -16,7 +17,7 @@ import torch
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A `GradScaler` with Megatron's hysteresis and smallest scale; its use is that of torch's.
+    """A `GradScaler` with Megatron's hysteresis and smallest scale. It is used like torch's.
 
     Args:
         device: "cuda" or "cpu".
@@ -88,7 +89,7 @@ class LossScaler(torch.amp.GradScaler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scale and both counts; a state of torch's scaler has no counts."""
+        """Restore the scale and both counts. A state of torch's scaler has no counts."""
         torch_state = dict(state_dict)
         torch_state.pop("hysteresis_left", None)
         torch_state.pop("good_steps", None)

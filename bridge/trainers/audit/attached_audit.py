@@ -4,7 +4,7 @@
     attach_audit(model, optimizer)
 
 A step begins with the first forward pass that records gradients. It ends with the optimizer's step.
-So forward passes between two steps are left out: for log-probabilities, an evaluation or a rollout.
+So forward passes between two steps are not audited: an evaluation, a rollout, log-probabilities.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AttachedAudit:
         """Put the hooks and the wrapper in place."""
         self.audits = audits
         self._optimizer = optimizer
-        # Another program may have put its own wrapper on the object. It is put back at the end.
+        # Another program may have set a wrapper on the object before. It is put back at the end.
         self._instance_step = vars(optimizer).get("step")
         self._step = optimizer.step
         self._hooks: list[RemovableHandle] = []
@@ -43,7 +43,7 @@ class AttachedAudit:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        # A wrapper that another program put over this one stays.
+        # If another program has put a wrapper over this wrapper, that wrapper stays.
         if vars(self._optimizer).get("step") != self._run_step:
             return
         if self._instance_step is None:
@@ -83,16 +83,16 @@ def attach_audit(
 ) -> AttachedAudit:
     """Audit the next steps of a model.
 
-    Every rank calls it, since it compares the settings of the ranks. The audit is detached after
-    the last audited step.
+    Every rank must call this function, since it compares the settings of the ranks. The audit is
+    detached after the last audited step.
 
     Args:
         model: A Megatron model, or this rank's list of its chunks.
         optimizer: Megatron's optimizer. Its `step` ends a training step.
         precision: The precision that the run should have, as in `AuditOptions`.
         on_mismatch: "error" or "warn", as in `AuditOptions`.
-        interval: Steps between two further audits. With 0 only the first two steps are audited.
-        folder: Folder for ``record.json``. None writes nothing.
+        interval: Steps between two further audits. 0: only the first two steps are audited.
+        folder: Folder for ``record.json``. None: no file is written.
 
     Returns:
         The attached audit, which can be detached earlier.

@@ -20,7 +20,7 @@ class AuditCallback:
         """Take the options of `AuditOptions` by name."""
         self._options = AuditOptions(**options)
         self.audits: StepAudits | None = None
-        """The audits of the run. None before the run starts."""
+        """The audits of the run. None: the run has not started."""
 
     def on_train_start(self, context: Any) -> None:
         """Compare the settings of all ranks."""

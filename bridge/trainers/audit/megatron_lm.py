@@ -3,9 +3,9 @@
     with audited_training():
         pretrain(...)
 
-Megatron-LM's loop takes no callbacks. It looks up `train_step` in its module for every step
-(megatron-core 0.16 to 0.19, megatron/training/training.py, `train`). So this function is replaced
-in the module until the block ends.
+Megatron-LM's loop does not support callbacks. For every step, the loop looks up `train_step` in its
+module (megatron-core 0.16 to 0.19, megatron/training/training.py, `train`). So `train_step` is
+replaced in the module until the block ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _AuditedTrainStep:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the step, with the hooks of the audit around it."""
         if self._audits is None:
-            # The arguments of the first step have the model and the optimizer of the run.
+            # The model and the optimizer of the run are arguments of the first step.
             bound = self._signature.bind(*arguments, **named).arguments
             self._audits = StepAudits(bound["model"], bound["optimizer"], self._options)
             self._audits.compare_ranks()

@@ -28,7 +28,7 @@ def before_train_step(  # noqa: PLR0917  the parameters are slime's
 ) -> None:
     """Attach an audit before the first step of an optimizer.
 
-    For other options, a team writes such a function with its own call of `attach_audit`.
+    A team that needs other options writes such a function, which calls `attach_audit` with them.
     """
     if optimizer not in _AUDITED:
         _AUDITED.add(optimizer)

@@ -37,13 +37,13 @@ log = logging.getLogger("bridge.trainers")
 FIRST_STEPS = 2
 """Number of first steps that every run audits.
 
-The second step is the first in which a weight can be older than its master.
+A quantised weight can be out of date, compared with its master, only from the second step on.
 """
 UNJUDGED_COLUMNS = frozenset({"absent", "unplanned"})
 """Columns of mismatches that can have another cause than a wrong precision.
 
 An absent GEMM may run in a CUDA graph or a fused kernel, which the hooks do not see. An unplanned
-GEMM may be that of an adapter or a value head, which the configs do not describe.
+GEMM may belong to an adapter or a value head, which the configs do not describe.
 """
 STAGE_SETTINGS = frozenset({"ddp.bucket_size"})
 """Settings that differ between pipeline stages: Megatron-LM computes them from a stage's
@@ -57,16 +57,16 @@ class AuditOptions:
     precision: PrecisionPlan | MixedPrecisionConfig | str | None = None
     """The precision that the run should have: a plan, a recipe, or the name of a recipe.
 
-    None is the plan of the live configs. It cannot show that a setting was lost on the way into the
-    configs; a recipe can.
+    None: the plan is made from the live configs. Such a plan cannot show that a setting was lost on
+    the way into the configs. A recipe can.
     """
     on_mismatch: Literal["error", "warn"] = "error"
     """The reaction to a mismatch: "error" raises an `AuditError` on every rank, and "warn" lets the
     first rank log it."""
     interval: int = 0
-    """Steps between two further audits. With 0 only the first two steps are audited."""
+    """Steps between two further audits. 0: only the first two steps are audited."""
     folder: Path | str | None = None
-    """Folder that the first rank writes ``record.json`` into. None writes nothing."""
+    """Folder that the first rank writes ``record.json`` into. None: no file is written."""
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ("error", "warn"):
@@ -164,7 +164,7 @@ class StepAudits:
             self._activations = self._hooks.enter_context(watch_activations(self.chunks))
 
     def end(self) -> None:
-        """End a step. If it was audited, compare it with the plan; then all ranks must call it.
+        """End a step. An audited step is compared with the plan, and all ranks must call this.
 
         Raises:
             AuditError: The step did not run what is planned, and `on_mismatch` is "error".
@@ -178,7 +178,7 @@ class StepAudits:
         if self._has_megatron_ddp():
             census = take_census(self.chunks, self._optimizer, self._activations)
         global_record = recording.gather_record(census)
-        # The record has the tensors of this rank. Those of all ranks are only compared.
+        # The record has the tensors of this rank. The tensors of other ranks are only compared.
         self.record = replace(
             global_record, census=census, backend=self._detect_backend(), step=self.steps
         )
@@ -251,7 +251,7 @@ class StepAudits:
         replace(self.record, audit=sentences).write(folder / RECORD_FILE)
 
     def _make_plan(self) -> PrecisionPlan | None:
-        """Return the plan. None, with a warning, if such a model cannot be planned."""
+        """Return the plan. None if the model cannot be planned, which is logged as a warning."""
         precision = self.options.precision
         if isinstance(precision, PrecisionPlan):
             return precision
@@ -283,7 +283,7 @@ class StepAudits:
     def _has_megatron_ddp(self) -> bool:
         """Return whether every chunk is in Megatron's DDP.
 
-        Its buffers hold the gradients. Without them the census of tensors is not possible.
+        The buffers of DDP have the gradients. Without them, a census of tensors is not possible.
         """
         return all(hasattr(chunk, "bucket_groups") for chunk in self.chunks)
 

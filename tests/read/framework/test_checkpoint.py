@@ -214,7 +214,7 @@ def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str
     assert (run.model["attention_backend"], run.model["moe_token_dispatcher_type"]) == ("flash", "alltoall")
     assert run.origin_of("model.attention_backend") == "verl at start"
     assert run.model.get("bias_activation_fusion") is bool(bridge)
-    assert run.reading.uncertainty.uncounted_options == ()
+    assert run.reading.uncertainty.unread_options == ()
 
 
 @pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])
@@ -254,7 +254,7 @@ def test_a_vision_tower_leaves_memory_without_a_verdict(tmp_path) -> None:
     folder = write(tmp_path / "here", model_type="qwen3_vl", text_config=QWEN3)
     run = read(tmp_path / "run.sh", VERL, folder)
     assert run.plan.shape.num_layers == 4
-    assert run.reading.uncertainty.uncounted_options
+    assert run.reading.uncertainty.unread_options
     assert any(
         "such as a vision tower, are neither planned nor counted" in line
         for line in run.reading.uncertainty.open_points

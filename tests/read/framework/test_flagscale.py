@@ -53,7 +53,7 @@ def test_the_width_of_swiglu_is_rounded_up(run_of) -> None:
 )
 def test_a_name_of_its_own_leaves_memory_without_a_verdict(run_of, line: str, path: str) -> None:
     run = run_of(TRAINING.replace("MORE", line), "7b.yaml")
-    assert run.reading.uncertainty.uncounted_options
+    assert run.reading.uncertainty.unread_options
     assert path in run.reading.uncertainty.unread_sources
 
 
@@ -113,4 +113,4 @@ def test_a_program_with_a_vision_tower_leaves_memory_without_a_verdict(run_of, t
     (tmp_path / "train.yaml").write_text(experiment("train_llava.py", "7b"))
     run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
     assert run.reading.uncertainty.no_plan_reason is None
-    assert "task.entrypoint" in run.reading.uncertainty.uncounted_options
+    assert "task.entrypoint" in run.reading.uncertainty.unread_options

@@ -161,7 +161,7 @@ def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide
     assert "h100" not in lines
     assert "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend." in lines
     assert str(run.reading.release.version) == "0.16.1"
-    assert "trainer.device" in run.prediction.uncounted
+    assert "trainer.device" in run.prediction.unread_options
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_
     run = run_of(script(words), "run.sh")
     assert run.section("peft")["dim"] == 16
     assert run.section("peft")["target_modules"] == ["linear_proj"]
-    assert run.reading.uncertainty.uncounted_options == ()
+    assert run.reading.uncertainty.unread_options == ()
     assert not any(reference in line for line in run.reading.uncertainty.open_points)
     sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
     planned = load_run(config_file=Path(run.name), overrides=[f"model.{name}={size}" for name, size in sizes.items()])
@@ -224,7 +224,7 @@ def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_
 def test_a_rank_that_only_the_run_knows_leaves_the_trained_weights_open(run_of, rank: str, is_open: bool) -> None:
     run = run_of(script(f"actor_rollout_ref.model.lora.rank={rank}"), "run.sh")
     assert not run.section("peft")
-    assert bool(run.reading.uncertainty.uncounted_options) == is_open
+    assert bool(run.reading.uncertainty.unread_options) == is_open
     assert (
         any(
             "adapters train; all weights are counted as trained" in line for line in run.reading.uncertainty.open_points

@@ -182,7 +182,7 @@ def by_bash(script: str, folder: Path) -> dict[str, set[tuple[str, ...]]]:
 def is_open(launch: Launch) -> bool:
     """Whether the reading says that the run decides something of a launch."""
     words = (*launch.arguments, *launch.environment.values())
-    return bool(launch.decisions or launch.notes) or any(word.is_unknown or word.defaults for word in words)
+    return bool(launch.decisions or launch.notes) or any(word.is_open or word.defaults for word in words)
 
 
 def words_of(launch: Launch) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ class TestCodes:
         assert inputs["infinity and NaN"].isinf().any()
         assert (inputs["zeros"] == 0).sum() > 0
         for x in inputs.values():
-            made = quantise(x, spec, scale=2.0 if scheme == "delayed" else None)
+            made = quantise(x, spec, tensor_scale=2.0 if scheme == "delayed" else None)
             assert scripts.gpu_codes.our_arrays(made)["codes"].numel() > 0
 
     @pytest.mark.parametrize(("scheme", "number_format"), [
@@ -122,7 +122,7 @@ class TestCodes:
     def test_transformer_engines_layout_is_compared_without_its_padding(self, scripts, scheme, number_format, operand):
         spec = GemmPrecision(scheme=scheme, format=number_format, disable_stochastic_rounding=scheme == "nvfp4")
         spec = spec.spec(operand)
-        made = quantise(torch.randn(160, 224).bfloat16(), spec, scale=3.0 if scheme == "delayed" else None)
+        made = quantise(torch.randn(160, 224).bfloat16(), spec, tensor_scale=3.0 if scheme == "delayed" else None)
         theirs = as_transformer_engine(made)
         codes = scripts.gpu_codes
         records = codes.compare(codes.our_arrays(made), codes.their_arrays(theirs), spec)

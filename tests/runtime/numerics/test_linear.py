@@ -71,7 +71,7 @@ def test_results_are_products_of_the_operands_the_scheme_prescribes(scheme: str,
 
     def operand(tensor: torch.Tensor, role: str, columnwise: bool = False) -> torch.Tensor:
         scale = None if state is None else state.get_scale(role)
-        options = {"columnwise": columnwise, "scale": scale, "generator": generator}
+        options = {"columnwise": columnwise, "tensor_scale": scale, "generator": generator}
         return wide(make_operand(tensor.detach(), p.spec(role), role, **options))
 
     y, dx, dw = results(x, w, dy, scheme)
@@ -219,10 +219,10 @@ def test_the_factor_gives_the_dequantised_tensor_under_every_scheme(scheme: str,
     w = torch.randn(64, 96).bfloat16() * 3e-3
     spec = precision(scheme).spec("weight")
     scale = 100.0 if scheme == "delayed" else None
-    stored = quantise(w, spec, scale=scale)
+    stored = quantise(w, spec, tensor_scale=scale)
     for columnwise in (False, True):
         expected = stored.dequantise(torch.float32, columnwise=columnwise)
-        fresh = make_operand(w, spec, "weight", columnwise=columnwise, scale=scale)
+        fresh = make_operand(w, spec, "weight", columnwise=columnwise, tensor_scale=scale)
         decoded = make_stored_operand(stored, "weight", columnwise=columnwise)
         for operand in (fresh, decoded):
             # NVFP4's three factors are rounded in another order.

@@ -224,6 +224,16 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("selection_restored")
+def test_a_call_with_an_unknown_choice_is_refused_and_changes_nothing() -> None:
+    native.use("torch")
+    with pytest.raises(RunConfigError) as caught:
+        native.use("natve")
+    assert str(caught.value) == "use: must be auto, native or torch, got 'natve' (call of use). Use one of these."
+    assert caught.value.matches == ("native",)
+    assert native.get_kernel_choice() == "torch"
+
+
+@pytest.mark.usefixtures("selection_restored")
 def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("torch", "auto"):
         native._selection = None

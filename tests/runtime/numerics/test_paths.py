@@ -170,7 +170,7 @@ def test_a_scale_that_is_not_positive_and_finite_gives_the_same(both_paths: tupl
         found = []
         for path in both_paths:
             use(path)
-            found.append(quantise(x, spec, scale=scale))
+            found.append(quantise(x, spec, tensor_scale=scale))
         assert torch.equal(found[0].codes, found[1].codes), scale
         assert torch.equal(found[0].codes_t, found[1].codes_t), scale
 

@@ -1,6 +1,7 @@
 """The state of bash at one point of a script. No command is executed.
 
-    variables.py        the values of variables, and the words that bash expands them to
+    variables.py        the values of variables
+    expansion.py        the words that bash expands words to
     arithmetic.py       the value of `$((A + B))`
     shell.py            scopes, functions, exported variables and assignments
     environment.py      the variables that `env` and `mpirun -x` give to a program

@@ -1,7 +1,7 @@
 """`Builtins`: the built-in commands of bash that change variables and functions.
 
 They are `unset`, `read`, `mapfile`, `printf -v`, `getopts`, `let`, `set` and `shift`. A variable
-whose new value only the run knows becomes unknown, so that no old value is used after it.
+whose new value only the run knows becomes open, so that no old value is used after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.shell import NAME_PATTERN, Shell, find_list_index
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Builtins(Shell):
                 self.functions.pop(word, None)
             elif element is not None:
                 self.forget(element[1])
-            elif UNKNOWN_PATTERN.search(word):
+            elif OPEN_PIECE_PATTERN.search(word):
                 continue
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
@@ -61,7 +61,7 @@ class Builtins(Shell):
         """Unset a variable.
 
         If it is local to a caller, bash shows the variable that it hid. Which one that is depends
-        on all callers, so the variable becomes unknown.
+        on all callers, so the variable becomes open.
         """
         self.values[name] = {}
         if self._is_local_of_a_caller(name):
@@ -74,15 +74,15 @@ class Builtins(Shell):
         return is_local_there and name not in self.frames[-1]
 
     def _getopts(self, words: list[str]) -> None:
-        """Make the variables unknown that `getopts OPTIONS NAME` sets."""
+        """Make the variables open that `getopts OPTIONS NAME` sets."""
         self._forget_all([*words[2:3], "OPTARG", "OPTIND"])
 
     def _let(self, words: list[str]) -> None:
-        """Make the variables unknown that `let EXPRESSION...` changes."""
+        """Make the variables open that `let EXPRESSION...` changes."""
         self.forget_computed(" , ".join(words[1:]))
 
     def _read_input(self, words: list[str]) -> None:
-        """Make the variables unknown that `read`, `mapfile` and `readarray` set."""
+        """Make the variables open that `read`, `mapfile` and `readarray` set."""
         options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE[words[0]])
         if words[0] == "read":
             arrays = options.get("a", [])
@@ -102,13 +102,13 @@ class Builtins(Shell):
         if not set(options) <= {"a", "r"} or not all(map(NAME_PATTERN.fullmatch, names)):
             return
         for array in options.get("a", []):
-            self.set(array, split_fields(text, separators, 0), is_array=True)
+            self.set_array(array, split_fields(text, separators, 0))
         if "a" in options or not names:
             return
         fields = split_fields(text, separators, len(names))
         fields += [""] * (len(names) - len(fields))
         for name, field in zip(names, fields, strict=True):
-            self.set(name, [field])
+            self.set_text(name, field)
 
     def _printf(self, words: list[str]) -> None:
         """Follow `printf -v NAME FORMAT ARGUMENT...` with the fields `%s` and `%d`."""
@@ -121,16 +121,16 @@ class Builtins(Shell):
         has_other_signs = "%" in text_between or "\\" in text_between
         # With more arguments than fields bash repeats the format, which no script needs here.
         has_a_field_each = len(PRINTF_FIELD_PATTERN.findall(template)) == len(arguments)
-        is_unknown = any(map(UNKNOWN_PATTERN.search, [template, *arguments]))
-        is_plain = has_a_field_each and not has_other_signs and not is_unknown
+        is_open = any(map(OPEN_PIECE_PATTERN.search, [template, *arguments]))
+        is_plain = has_a_field_each and not has_other_signs and not is_open
         if NAME_PATTERN.fullmatch(name) and is_plain:
             remaining = iter(arguments)
-            self.set(name, [PRINTF_FIELD_PATTERN.sub(lambda _: next(remaining), template)])
+            self.set_text(name, PRINTF_FIELD_PATTERN.sub(lambda _: next(remaining), template))
         else:
             self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
-        """Make variables unknown; for an element `A[0]`, its array."""
+        """Make variables open; for an element `A[0]`, its array."""
         for name in names:
             if NAME_PATTERN.fullmatch(name):
                 self.forget(name)
@@ -166,7 +166,7 @@ class Builtins(Shell):
         count = 1
         if words[1:]:
             if not words[1].isdigit():
-                for name in self.positional():
+                for name in self.get_positional():
                     self.values.pop(name)
                 return
             count = int(words[1])

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.bash.variables import Variables
+    from bridge.read.launch.bash.expansion import WordExpansion
 
 CONSTANT_COMMANDS = {"true": True, ":": True, "false": False}
 """Command that always succeeds or always fails -> whether it succeeds."""
 
 
-def evaluate_condition(node: Node, variables: Variables) -> ConditionResult | None:
+def evaluate_condition(node: Node, expansion: WordExpansion) -> ConditionResult | None:
     """Return the result of a condition.
 
     Returns:
-        The result, undecided if the script does not decide it. None for a command that is no
+        The result, open if the script does not decide it. None for a command that is no
         condition, such as `mkdir logs`.
     """
     kind = node.type
@@ -39,59 +39,59 @@ def evaluate_condition(node: Node, variables: Variables) -> ConditionResult | No
     if node.children:
         first = node.children[0].type
     if kind == "negated_command":
-        inner = evaluate_condition(node.named_children[-1], variables)
+        inner = evaluate_condition(node.named_children[-1], expansion)
         if inner is None:
             return None
         return inner.negated
     if kind == "list":
-        return _evaluate_pair(node, variables)
+        return _evaluate_pair(node, expansion)
     if kind == "command":
-        return _evaluate_command(node, variables)
+        return _evaluate_command(node, expansion)
     if kind == "test_command" and first in ("[", "[["):
-        return evaluate_test_words(_expand_test_words(node, variables))
+        return evaluate_test_words(_expand_test_words(node, expansion))
     if first == "((":
         # `((A > 1))` succeeds if the value of `$((A > 1))` is not 0.
-        value = evaluate_arithmetic(f"${get_node_text(node)}", variables.values)
+        value = evaluate_arithmetic(f"${get_node_text(node)}", expansion.values)
         if value is None:
             return ConditionResult(holds=False)
-        return ConditionResult(holds=value != "0", is_undecided=False)
+        return ConditionResult(holds=value != "0", is_open=False)
     if kind == "test_command":
         return ConditionResult(holds=False)
     return None
 
 
-def _evaluate_command(node: Node, variables: Variables) -> ConditionResult | None:
+def _evaluate_command(node: Node, expansion: WordExpansion) -> ConditionResult | None:
     """Return the result of `test ...`, `true` and `false`; None for another command."""
     name = get_command_name(node)
     if name == "test":
         words = [child for child in node.children[1:] if child.type in WORD_NODES]
-        return evaluate_test_words([variables.text(word) for word in words])
+        return evaluate_test_words([expansion.expand_node_text(word) for word in words])
     if name in CONSTANT_COMMANDS:
-        return ConditionResult(holds=CONSTANT_COMMANDS[name], is_undecided=False)
+        return ConditionResult(holds=CONSTANT_COMMANDS[name], is_open=False)
     return None
 
 
-def _evaluate_pair(node: Node, variables: Variables) -> ConditionResult | None:
-    """Return the result of `left && right` or `left || right`, undecided unless both are decided."""
-    left = evaluate_condition(node.children[0], variables)
-    right = evaluate_condition(node.children[-1], variables)
+def _evaluate_pair(node: Node, expansion: WordExpansion) -> ConditionResult | None:
+    """Return the result of `left && right` or `left || right`, open unless both are decided."""
+    left = evaluate_condition(node.children[0], expansion)
+    right = evaluate_condition(node.children[-1], expansion)
     if left is None or right is None:
         return None
-    if left.is_undecided or right.is_undecided:
+    if left.is_open or right.is_open:
         return ConditionResult(holds=False)
     if node.children[1].type == "&&":
         holds = left.holds and right.holds
     else:
         holds = left.holds or right.holds
-    return ConditionResult(holds, is_undecided=False)
+    return ConditionResult(holds, is_open=False)
 
 
-def _expand_test_words(node: Node, variables: Variables) -> list[str]:
+def _expand_test_words(node: Node, expansion: WordExpansion) -> list[str]:
     """Return the words inside `[ ... ]` or `[[ ... ]]`, expanded."""
     texts: list[str] = []
     for child in _list_test_nodes(node):
         if child.type in WORD_NODES:
-            texts.append(variables.text(child))
+            texts.append(expansion.expand_node_text(child))
         else:
             texts.append(get_node_text(child))
     return texts

@@ -1,9 +1,11 @@
 """`ConditionResult`: the result of a condition of a script, with nothing set in its environment.
 
-evaluate_test_words(["$MODE", "==", "fp8"])
-# holds=False, is_undecided=True, equal=("MODE", "fp8"): with MODE=fp8 it holds
-evaluate_test_words(["2", "-gt", "1"])
-# holds=True, is_undecided=False: the script decides
+    evaluate_test_words(["$MODE", "==", "fp8"])
+    # holds=False, is_open=True, equal=("MODE", "fp8"): with MODE=fp8 it holds
+    evaluate_test_words(["2", "-gt", "1"])
+    # holds=True, is_open=False: the script decides
+
+An open condition is followed with both results, each in a run of the interpreter.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class ConditionResult(NamedTuple):
 
     holds: bool
     """Whether it holds with nothing set from outside, and with the defaults of the script."""
-    is_undecided: bool = True
-    """Whether it may be otherwise in a run."""
+    is_open: bool = True
+    """Whether the result may be the other one in a run."""
     equal: tuple[str, str] | None = None
     """A variable that nothing sets, and a value with which the condition has the other result."""
 
@@ -44,7 +46,7 @@ class ConditionResult(NamedTuple):
 def evaluate_test_words(words: Sequence[str]) -> ConditionResult:
     """Return the result of the words inside `[ ... ]` or `[[ ... ]]`.
 
-    One comparison is read. A longer test, and a test of a file such as `-f`, is undecided.
+    One comparison is read. A longer test, and a test of a file such as `-f`, is open.
     """
     if words[:1] == ["!"]:
         return evaluate_test_words(words[1:]).negated
@@ -59,8 +61,8 @@ def evaluate_test_words(words: Sequence[str]) -> ConditionResult:
     left = ShellWord.from_text(left_text)
     right = ShellWord.from_text(right_text)
     if sign in NUMERIC_OPERATORS and INTEGER_PAIR_PATTERN.fullmatch(f"{left} {right}"):
-        is_undecided = bool(left.defaults or right.defaults)
-        return ConditionResult(NUMERIC_OPERATORS[sign](int(left), int(right)), is_undecided)
+        is_open = bool(left.defaults or right.defaults)
+        return ConditionResult(NUMERIC_OPERATORS[sign](int(left), int(right)), is_open)
     if sign in ("=", "=="):
         return compare_with_pattern(left_text, right_text)
     if sign == "!=":
@@ -71,26 +73,26 @@ def evaluate_test_words(words: Sequence[str]) -> ConditionResult:
 def match_case_patterns(subject: str, patterns: Sequence[str]) -> ConditionResult:
     """Return whether one of the patterns of a `case` item fits a text."""
     if "*" in patterns:
-        return ConditionResult(holds=True, is_undecided=False)
+        return ConditionResult(holds=True, is_open=False)
     if not patterns:
         return ConditionResult(holds=False)
     results = [compare_with_pattern(subject, pattern) for pattern in patterns]
-    is_undecided = any(result.is_undecided for result in results)
+    is_open = any(result.is_open for result in results)
     for result in results:
         if result.holds:
-            return result._replace(is_undecided=is_undecided)
-    return results[0]._replace(is_undecided=is_undecided)
+            return result._replace(is_open=is_open)
+    return results[0]._replace(is_open=is_open)
 
 
 def compare_with_pattern(text: str, pattern: str) -> ConditionResult:
     """Return whether a text fits a pattern of the shell, such as `*fp8*`."""
     left = ShellWord.from_text(text)
     right = ShellWord.from_text(pattern)
-    is_undecided = any(word.is_unknown or word.defaults for word in (left, right))
+    is_open = any(word.is_open or word.defaults for word in (left, right))
     if fnmatchcase(left.text_when_unset, right.text_when_unset):
-        return ConditionResult(True, is_undecided)
+        return ConditionResult(True, is_open)
     variable = get_variable_name(text)
     value = right.replace("*", "")  # the shortest text that fits a pattern with stars
-    if variable and value and not right.is_unknown:
-        return ConditionResult(False, is_undecided, equal=(variable, value))
-    return ConditionResult(False, is_undecided)
+    if variable and value and not right.is_open:
+        return ConditionResult(False, is_open, equal=(variable, value))
+    return ConditionResult(False, is_open)

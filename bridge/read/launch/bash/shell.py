@@ -2,7 +2,7 @@
 
 The state is the variables with their scopes, the functions, and the environment of the programs
 that the script starts. After a change a variable never keeps its old value: the new value is
-computed, or the variable becomes unknown, which means that only the run knows its value.
+computed, or the variable becomes open, which means that only the run knows its value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.bash.variables import VariableElements, Variables
+from bridge.read.launch.bash.expansion import WordExpansion
+from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 
@@ -42,7 +43,7 @@ ARITHMETIC_CHANGE_PATTERN = re.compile(
 
 @dataclass
 class ShellState:
-    """A copy of the state, which a subshell changes instead of the state itself.
+    """A copy of the state, to which `Shell.restore` goes back after a subshell or a branch.
 
     The fields are those of `Shell` with the same name.
     """
@@ -54,7 +55,7 @@ class ShellState:
     is_all_exported: bool
 
 
-class Shell(Variables):
+class Shell(WordExpansion):
     """Variables, functions and the environment of programs at one point of a script."""
 
     def __init__(self, stated: Mapping[str, str]) -> None:
@@ -71,8 +72,8 @@ class Shell(Variables):
         self.is_all_exported = False
         """Whether `set -a` is on."""
 
-    def state(self) -> ShellState:
-        """Return a copy of the state that a subshell can change."""
+    def copy_state(self) -> ShellState:
+        """Return a copy of the state."""
         return ShellState(
             values=self.values.copy(),
             exported=self.exported.copy(),
@@ -82,14 +83,14 @@ class Shell(Variables):
         )
 
     def restore(self, state: ShellState) -> None:
-        """Go back to a state that `state` returned."""
-        self.values = state.values
-        self.exported = state.exported
-        self.functions = state.functions
-        self.frames = state.frames
+        """Go back to a state that `copy_state` returned. The state itself is not changed later."""
+        self.values = state.values.copy()
+        self.exported = state.exported.copy()
+        self.functions = state.functions.copy()
+        self.frames = [frame.copy() for frame in state.frames]
         self.is_all_exported = state.is_all_exported
 
-    def environment(self) -> dict[str, ShellWord]:
+    def get_environment(self) -> dict[str, ShellWord]:
         """Return the environment of the programs that the shell starts."""
         variables: dict[str, ShellWord] = {}
         for name in self.exported:
@@ -118,28 +119,35 @@ class Shell(Variables):
         """Set a variable or an element of an array, and return the name of the variable."""
         target = get_node_text(node.children[0])
         name, _, index = target.removesuffix("]").partition("[")
-        append = len(node.children) > 1 and node.children[1].type == "+="
+        is_appended = len(node.children) > 1 and node.children[1].type == "+="
         value = node.child_by_field_name("value")
         if value is not None and value.type == "array":
-            self._assign_array(name, value, append=append)
+            self._assign_array(name, value, is_appended=is_appended)
             return name
         text = ""
         if value is not None:
-            text = self.text(value)
-        if index:
-            self.set_element(name, index, text, append=append)
+            text = self.expand_node_text(value)
+        if index and is_appended:
+            self.append_element(name, index, text)
+        elif index:
+            self.set_element(name, index, text)
+        elif is_appended:
+            self.append_text(name, text)
         else:
-            self.set(name, [text], append=append)
+            self.set_text(name, text)
         return name
 
-    def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
-        """Set an array, `A=(x y)`. An array with keys, `A=([2]=x)`, becomes unknown."""
+    def _assign_array(self, name: str, array: Node, *, is_appended: bool) -> None:
+        """Follow `A=(x y)` or `A+=(x y)`. An array with keys, `A=([2]=x)`, becomes open."""
         nodes = [child for child in array.named_children if child.type in WORD_NODES]
         if any(KEYED_ELEMENT_PATTERN.match(get_node_text(node)) for node in nodes):
             self.forget(name)
             return
         words = self.expand_words(join_adjacent_nodes(nodes))
-        self.set(name, words, append=append, is_array=True)
+        if is_appended:
+            self.append_array(name, words)
+        else:
+            self.set_array(name, words)
 
     def declare(
         self, words: list[str], assigned: Iterable[str], before: Mapping[str, VariableElements]
@@ -168,7 +176,7 @@ class Shell(Variables):
             if is_local:
                 self._declare_local(name, before)
             if sign:
-                self.set(name, [value])
+                self.set_text(name, value)
         if is_local:
             for name in names:
                 self.frames[-1].setdefault(name, before.get(name))
@@ -183,12 +191,12 @@ class Shell(Variables):
             self.values[name] = {}
 
     def _forget_typed(self, names: Iterable[str], *, is_reference: bool) -> None:
-        """Make variables unknown that get a type.
+        """Make variables open that get a type.
 
         Args:
             names: The variables.
             is_reference: Whether they become other names of variables (`declare -n`). The script
-                may then change a variable by its other name, so that variable becomes unknown too.
+                may then change a variable by its other name, so that variable becomes open too.
         """
         for name in names:
             if is_reference:
@@ -212,7 +220,7 @@ class Shell(Variables):
                 self.values[name] = hidden
 
     def forget_computed(self, expression: str) -> None:
-        """Make the variables unknown that an arithmetic expression changes."""
+        """Make the variables open that an arithmetic expression changes."""
         for match in ARITHMETIC_CHANGE_PATTERN.finditer(expression):
             self.forget(match[1] or match[3])
 
@@ -224,18 +232,18 @@ class Shell(Variables):
         A word such as `$@` may be any number of words. Neither the parameters after it nor `$#` are
         known then.
         """
-        for name in self.positional():
+        for name in self.get_positional():
             if name.isdigit():
                 self.values[name] = {}
         if len(words) > MAX_POSITIONAL:
-            for name in self.positional():
+            for name in self.get_positional():
                 self.values.pop(name)
             return
         for name in ("@", "*"):
             self.values[name] = dict(enumerate(words))
         count = find_list_index(words)
         if count < len(words):
-            for name in self.positional():
+            for name in self.get_positional():
                 if name not in ("@", "*"):
                     self.values.pop(name)
         else:
@@ -243,7 +251,7 @@ class Shell(Variables):
         for number, word in enumerate(words[: count + 1], 1):
             self.values[str(number)] = {0: word}
 
-    def positional(self) -> dict[str, VariableElements]:
+    def get_positional(self) -> dict[str, VariableElements]:
         """Return the positional parameters that are known, in a copy."""
         names = [name for name in self.values if not NAME_PATTERN.fullmatch(name)]
         return {name: self.values[name] for name in names}

@@ -98,11 +98,11 @@ class EngineSettings:
     """Section -> fields that the engine sets in it."""
     read_arguments: tuple[str, ...] = ()
     """Arguments of the fork that are read here."""
-    open_settings: Mapping[str, str] = field(default_factory=dict)
+    unread_sources: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value is not known -> the name of its decider."""
     notes: tuple[str, ...] = ()
     """Sentences about files that were read."""
-    unknown: tuple[str, ...] = ()
+    open_points: tuple[str, ...] = ()
     """Sentences about everything that the engine decides and that is not known or not counted."""
     no_plan_reason: str | None = None
     """A sentence that says why the run has no plan; None if it has one."""
@@ -195,17 +195,17 @@ def read_engine_settings(
     if precision is not None:
         is_bf16 = bool(precision.get("bf16"))
     expert_settings = _list_open_expert_settings(arguments)
-    open_settings: dict[str, str] = {}
+    unread_sources: dict[str, str] = {}
     if stage is None:
-        open_settings.update(dict.fromkeys(SHARDING_SETTINGS, ENGINE_NAME))
-    open_settings.update(dict.fromkeys(expert_settings, FORK_NAME))
+        unread_sources.update(dict.fromkeys(SHARDING_SETTINGS, ENGINE_NAME))
+    unread_sources.update(dict.fromkeys(expert_settings, FORK_NAME))
     if file.content is None or precision is None or stated.reduction is not None:
-        open_settings.update(dict.fromkeys(REDUCTION_SETTINGS, ENGINE_NAME))
-    unknown = list(_describe_unknown(stage, file))
+        unread_sources.update(dict.fromkeys(REDUCTION_SETTINGS, ENGINE_NAME))
+    open_points = list(_describe_unknown(stage, file))
     if stated.reduction is not None:
-        unknown.append(REDUCED_OTHERWISE.format(clause=stated.reduction))
+        open_points.append(REDUCED_OTHERWISE.format(clause=stated.reduction))
     if expert_settings:
-        unknown.append(EXPERTS_DECIDED_BY_FORK)
+        open_points.append(EXPERTS_DECIDED_BY_FORK)
     return EngineSettings(
         precision=precision,
         sections={
@@ -213,9 +213,9 @@ def read_engine_settings(
             **_build_sharding_sections(stage, is_bf16=is_bf16),
         },
         read_arguments=(*RECOMPUTE_ARGUMENTS, "zero_stage"),
-        open_settings=open_settings,
+        unread_sources=unread_sources,
         notes=_describe_read_file(file),
-        unknown=tuple(unknown),
+        open_points=tuple(open_points),
         no_plan_reason=_get_no_plan_reason(file, stated.unfollowed),
     )
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bridge.errors import PayloadError
 from bridge.read import deepspeed
 from bridge.read.foreign.reports import ImportReport
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.text import strict_json
 from bridge.read.text.document import Document
@@ -29,9 +29,9 @@ DEEPSPEED_FILE_ARGUMENT = "deepspeed_config"
 ZERO_KEY = "zero_optimization"
 PRECISION_KEYS = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO_KEY)
 """Keys of the JSON that decide about formats and shards."""
-LATE_VALUE = "<open>"
+OPEN_VALUE = "<open>"
 """A text in the place of a value that only the started run decides."""
-LATE_VALUE_PATTERN = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN_PATTERN.pattern})(?=[\s,\]}}]|\Z)")
+OPEN_VALUE_PATTERN = re.compile(rf"(?<=[\s:\[,])(?:{OPEN_PIECE_PATTERN.pattern})(?=[\s,\]}}]|\Z)")
 """An unknown piece of a script that is a whole value of the JSON. It has no quotes, so that the text is no JSON yet."""
 UNFOLLOWED_SETTINGS = re.compile(
     r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
@@ -73,7 +73,7 @@ def load_engine_file(written: WrittenArguments, path: str) -> EngineFile:
     name = str(setting.shown)
     text = written.launch.files.get(name)
     location = "the script, which writes it"
-    if text is None and not ShellWord(name).is_unknown:
+    if text is None and not ShellWord(name).is_open:
         file = Path(path).parent / name
         location = str(file)
         text = _load_text(file)
@@ -98,7 +98,7 @@ def _parse_content(text: str, name: str) -> Mapping[str, object] | None:
 
     It is None for a text with an error, and for a text whose formats only the started run decides.
     """
-    complete_text = LATE_VALUE_PATTERN.sub(f'"{LATE_VALUE}"', ShellWord.from_text(text))
+    complete_text = OPEN_VALUE_PATTERN.sub(f'"{OPEN_VALUE}"', ShellWord.from_text(text))
     try:
         content = strict_json.loads(complete_text, name)
     except PayloadError:
@@ -106,7 +106,7 @@ def _parse_content(text: str, name: str) -> Mapping[str, object] | None:
     if not isinstance(content, Mapping):
         return None
     decisive = str({key: content[key] for key in PRECISION_KEYS if key in content})
-    if LATE_VALUE in decisive or UNKNOWN_PATTERN.search(decisive):
+    if OPEN_VALUE in decisive or OPEN_PIECE_PATTERN.search(decisive):
         return None
     return content
 

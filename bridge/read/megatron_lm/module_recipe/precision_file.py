@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.read.launch.shell_word import UNKNOWN_PATTERN
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN
 from bridge.read.megatron_lm.module_recipe import te_precision_file
 from bridge.read.megatron_lm.recognition import is_per_module_recipe
 from bridge.read.text.document import Document
@@ -78,14 +78,14 @@ def _iterate_candidate_paths(name: str, folder: Path) -> Iterator[_CandidatePath
 
     A path in a home folder, or with unprintable characters, has none.
     """
-    unknown_pieces = list(UNKNOWN_PATTERN.finditer(name))
+    open_pieces = list(OPEN_PIECE_PATTERN.finditer(name))
     known_path = name
-    if unknown_pieces:
-        known_path = name[unknown_pieces[-1].end() :].lstrip("/")
+    if open_pieces:
+        known_path = name[open_pieces[-1].end() :].lstrip("/")
     if not known_path or known_path.startswith("~") or not known_path.isprintable():
         return
     yield _CandidatePath(folder / known_path, is_exact=True)
-    yield _CandidatePath(Path(known_path), is_exact=not unknown_pieces)
+    yield _CandidatePath(Path(known_path), is_exact=not open_pieces)
     yield _CandidatePath(folder / Path(known_path).name, is_exact=False)
 
 

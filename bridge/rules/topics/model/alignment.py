@@ -1,4 +1,4 @@
-"""Sizes of low-precision GEMMs: tokens of a rank, widths after sharding, and narrow GEMMs."""
+"""Rules about sizes of low-precision GEMMs: tokens of a rank, sharded widths, and small GEMMs."""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _PROJECTION_FIELDS = {
 
 
 def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of tokens of a rank if it is no multiple of the scheme's alignment."""
+    """Yield the number of tokens of a rank if it is not a multiple of the scheme's alignment."""
     number, multiples = compute_tokens_per_rank(context), get_alignment(context)
     if number is None or not multiples or collect_low_precision_modules(context) == set():
         return
@@ -44,7 +44,7 @@ def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
 
 
 def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
-    """Yield the widths on a rank that are no multiple of the scheme's alignment."""
+    """Yield the widths on a rank that are not multiples of the scheme's alignment."""
     if context.is_emulated or not get_alignment(context):
         return
     multiple = max(get_alignment(context))
@@ -70,9 +70,9 @@ def find_ragged_blocks(context: RunContext) -> Iterator[Violation]:
 
 
 def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
+    """Yield the setting whose padding of packed batches leaves an unaligned size on a rank.
 
-    Blockwise scaling runs incomplete blocks too, so that the violation is a warning there. PB503
+    Blockwise scaling supports incomplete blocks, so the violation is a warning under it. PB503
     reports such blocks. The remedy avoids them.
     """
     if not context.is_low_precision or context.is_emulated:
@@ -124,9 +124,9 @@ def _format_token_ranks(context: RunContext) -> str:
 
 
 def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
-    """Yield the width of a mixer's input projection that FP8 does not take.
+    """Yield the width of a mixer's input projection that FP8 GEMMs refuse.
 
-    Megatron asserts the whole width, Transformer Engine that of a rank's part.
+    Megatron checks the whole width. Transformer Engine checks the width of a rank's part.
     """
     is_mamba = context.shape.delta_net is None
     mixer = context.shape.state_space or context.shape.delta_net

@@ -1,4 +1,4 @@
-"""The attention core in FP8, and settings of it that are overruled."""
+"""Rules about the attention core in FP8, and about settings of attention without effect."""
 
 from collections.abc import Iterator
 
@@ -30,8 +30,8 @@ def find_missing_attention_backend(context: RuleContext) -> Iterator[Violation]:
 def find_softmax_dtype_unread_by_te(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
-    A framework's model class can have another default than Megatron's. Nobody stated it then, and
-    the finding is an info.
+    The model class of a framework can have another default than Megatron. Then nobody stated the
+    dtype, and the finding is an info.
     """
     if context.model.transformer_impl != "transformer_engine" or context.is_emulated:
         return

@@ -1,4 +1,4 @@
-"""Mixture of experts: token counts, the router's dtype, schedules and dispatchers."""
+"""Rules about mixtures of experts: token counts, the router's dtype, schedules and dispatchers."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ _UNKNOWN_COUNT_EFFECTS = {
 
 
 def _pads_routing_map(context: RuleContext) -> bool:
-    """Return whether the router pads its map to sizes that FP8 and FP4 GEMMs take."""
+    """Return whether the router pads its map to sizes that FP8 and FP4 GEMMs accept."""
     return (
         context.model.moe_router_padding_for_quantization
         or context.model.moe_router_padding_for_fp8
@@ -39,9 +39,9 @@ def _pads_routing_map(context: RuleContext) -> bool:
 
 
 def find_fused_experts_scheme_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of the fused grouped MLP in another scheme.
+    """Yield the violation of the fused grouped MLP in a scheme that it does not run.
 
-    It runs MXFP8, or NVFP4 if an environment variable says so.
+    It runs MXFP8, or NVFP4 if an environment variable turns that on.
     """
     if not context.has_experts or not context.model.use_transformer_engine_op_fuser:
         return
@@ -75,7 +75,7 @@ def _lacks_fused_mlp(context: RuleContext) -> bool:
 
 
 def find_settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stated settings of experts in a model that has none."""
+    """Yield the stated settings of experts in a model without experts."""
     if not context.has_model or context.model.num_moe_experts:
         return
     for name in _EXPERT_FIELDS:
@@ -133,7 +133,7 @@ def _compute_bf16_spacing(number: int) -> int:
 
 
 def _format_aux_loss_setting(context: RuleContext) -> str:
-    """Return the part of a remedy that balances the experts by a loss, or "" if a loss does already."""
+    """Return the part of a remedy that balances the experts by a loss. Empty if a loss does so."""
     if context.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
     return ""

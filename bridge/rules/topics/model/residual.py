@@ -1,4 +1,4 @@
-"""The residual stream in FP32: layers that refuse it, and releases that cast it to half precision."""
+"""Rules about an FP32 residual stream: layers that refuse it, and releases that cast it."""
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE
 from bridge.model.shape import MOE_SUFFIX, TRANSFORMER_KIND, is_moe_kind
@@ -35,8 +35,8 @@ def feeds_fp32_residual_to_fused_norm(context: RunContext) -> bool:
 def _reaches_fused_norm(context: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
-    The embedding gives the first layer an FP32 stream in every release. Later layers get an FP32
-    stream from the release on that keeps the dtype of the sum. Mamba casts the stream itself. A
+    In every release, the embedding passes an FP32 stream to the first layer. Later layers get an
+    FP32 stream only in releases that keep the dtype of the sum. Mamba casts the stream itself. A
     separate norm, before latent attention or experts, accepts any dtype.
     """
     shape = context.shape

@@ -1,4 +1,4 @@
-"""MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and modules without FP4."""
+"""Rules about Blackwell's schemes MXFP8 and NVFP4: the gradient buffer, and modules without FP4."""
 
 from collections.abc import Iterator
 
@@ -41,7 +41,7 @@ def find_mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violatio
 def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
     """Return whether the buffer is reused although no MXFP8 weights are gathered.
 
-    If a recipe states that FP8 is off, the field has no effect, and that is no error.
+    If a recipe states that FP8 is off, the field has no effect, and there is no violation.
     """
     if not context.stated.get("reuse_grad_buf_for_mxfp8_param_ag") and not context.reuses_buffer:
         return False

@@ -1,4 +1,4 @@
-"""First and last layers in BF16: counts without effect, refused counts, and other layers."""
+"""Rules about first and last layers in BF16: counts without effect, and refused counts."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def _count_kept_layers(context: RuleContext) -> int:
 
 
 def has_two_zero_counts(context: RuleContext) -> bool:
-    """Return whether layers are to be kept in BF16, and both counts are 0.
+    """Return whether layers are kept in BF16 although both counts are 0.
 
     In a recipe both counts must be stated: unstated counts have Megatron's defaults.
     """
@@ -49,7 +49,7 @@ def has_two_zero_counts(context: RuleContext) -> bool:
 def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
     """Yield the first count without effect.
 
-    A count at Megatron's default is an info, because a saved config states it always.
+    A count at Megatron's default is an info, because saved configs always state it.
     """
     severity: str | None = "info"
     for name in LAYER_COUNTS:
@@ -59,8 +59,10 @@ def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
     switch = ""
     if context.is_low_precision:
         switch = "state first_last_layers_bf16=True"
-    for found in find_fields_without_effect(context, LAYER_COUNTS):
-        yield Violation(found.path, severity=severity, why=found.words["why"], switch=switch)
+    for violation in find_fields_without_effect(context, LAYER_COUNTS):
+        yield Violation(
+            violation.path, severity=severity, why=violation.words["why"], switch=switch
+        )
         return
 
 

@@ -1,4 +1,4 @@
-"""The loss scale of FP16: its numbers, and NaN checks that an overflow would trigger."""
+"""Rules about the loss scale of FP16: its settings, and NaN checks that an overflow triggers."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -25,7 +25,7 @@ def find_unusable_scales(context: RuleContext) -> Iterator[Violation]:
     """Yield the numbers of the loss scale that the grad scaler cannot work with."""
     optimizer = context.optimizer
     scale, initial = optimizer.loss_scale, optimizer.initial_loss_scale
-    # For Megatron's optimizer a 0 in its config means that there is no loss scale.
+    # In the config of Megatron's optimizer, 0 means that the loss scale is not set.
     is_unset = scale == 0 and "loss_scale" not in context.stated
     if scale is not None and not _is_valid_scale(scale) and not is_unset:
         what = f"{POSITIVE_FINITE}; Megatron takes 0 for unset"
@@ -48,13 +48,13 @@ def is_initial_scale_below_minimum(context: RuleContext) -> bool:
 
 
 def has_fractional_window(context: RuleContext) -> bool:
-    """Return whether the window of the loss scale is no whole number of steps."""
+    """Return whether the window of the loss scale is not a whole number of steps."""
     window = context.optimizer.loss_scale_window
     return not _is_valid_scale(window) or window < 1 or window != int(window)
 
 
 def find_scale_settings_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the settings of a dynamic loss scale in a run that has none."""
+    """Yield the settings of a dynamic loss scale in a run without a dynamic loss scale."""
     return find_fields_without_effect(context, LOSS_SCALER_FIELDS)
 
 
@@ -70,10 +70,10 @@ def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
 
 
 def find_separate_expert_optimizer(context: RunContext) -> Iterator[Violation]:
-    """Yield the layout that gives the experts an optimizer of their own.
+    """Yield the layout with a separate optimizer for the experts.
 
-    Megatron makes one if the experts are on other ranks than the other layers. Before megatron-core
-    0.19 only expert parallelism matters for that.
+    Megatron makes a separate optimizer if the experts are on other ranks than the other layers.
+    Before megatron-core 0.19, only expert parallelism decides that.
     """
     if not context.has_dynamic_loss_scale or not context.has_optimizer or not context.has_experts:
         return

@@ -1,4 +1,4 @@
-"""The mode (FP32, FP16 or BF16), the dtypes that belong to it, and autocast."""
+"""Rules about the mode (FP32, FP16 or BF16), the dtypes that belong to it, and autocast."""
 
 from collections.abc import Iterator
 
@@ -82,7 +82,7 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
         context.model.fp32_residual_connection
         and is_at_least(context.target.mcore, RESIDUAL_DTYPE_SINCE) is not False
     ):
-        return  # Megatron's __post_init__ makes it FP32
+        return  # Megatron's __post_init__ sets it to FP32
     is_local = context.model.transformer_impl == "local"
     if (
         context.program.is_train_script
@@ -110,8 +110,8 @@ def has_uncast_half_precision_weights(context: RuleContext) -> bool:
 def find_weights_without_masters(context: RuleContext) -> Iterator[Violation]:
     """Yield the half-precision weights without masters, or without a loss scale.
 
-    The distributed optimizer and Megatron-FSDP make FP32 masters for half-precision weights in every
-    mode.
+    In every mode, the distributed optimizer and Megatron-FSDP make FP32 masters for half-precision
+    weights.
     """
     if not has_uncast_half_precision_weights(context):
         return

@@ -1,4 +1,4 @@
-"""Precision of single modules: rows and matchers with wrong selections, and payloads without effect."""
+"""Rules about the precision of single modules: wrong selections, and payloads without effect."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Low-precision formats under scaling schemes, and settings that a scheme does not read."""
+"""Rules about formats and scaling schemes, and about settings that a scheme does not read."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ _OTHER_FAMILY = {"fp8": "fp4", "fp4": "fp8"}
 """Family -> the other family."""
 _AMAX_ALGORITHMS = ("most_recent", "max")
 HARMLESS_FIELDS = ("tp_only_amax_red", "fp8_wgrad")
-"""Fields that turn something off. Without effect they change nothing, which is harmless."""
+"""Fields that turn something off. If such a field has no effect, this is harmless."""
 
 
 def _format_hint(value: object, known: tuple[str, ...]) -> str:
@@ -68,7 +68,7 @@ def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
 def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes that are stated without the format of their family.
 
-    There is no violation if the family is stated to be off, or if the run is in the other family.
+    There is no violation if the family is stated to be off, or if the run uses the other family.
     """
     for family in FAMILIES:
         scheme = context.stated.get(f"{family}_recipe")
@@ -95,7 +95,7 @@ def find_custom_without_factory(context: RuleContext) -> Iterator[Violation]:
 def find_unread_settings(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings that no scheme of the run reads.
 
-    A setting that turns something off is an info, because that is off anyway.
+    For a setting that only turns something off, the violation is an info.
     """
     for violation in find_fields_without_effect(context, _list_scheme_settings(context)):
         if violation.path in HARMLESS_FIELDS:
@@ -104,10 +104,10 @@ def find_unread_settings(context: RuleContext) -> Iterator[Violation]:
 
 
 def _list_scheme_settings(context: RuleContext) -> list[str]:
-    """Return the settings whose lack of effect no error reports."""
+    """Return the settings without effect that no error reports."""
     settings = []
     for name in (*SCHEME_SPECIFIC_FIELDS, ROUTER_PADDING):
-        # A model's own FP8 output head and router padding are errors (PB215, PB423).
+        # In a model, the FP8 output head and the router padding are errors (PB215, PB423).
         is_error = name == GRAD_BUFFER_REUSE or (
             name in ("fp8_output_proj", ROUTER_PADDING) and name not in context.stated
         )
@@ -141,16 +141,16 @@ def _list_settings_without_format(context: RuleContext, family: str) -> list[str
 
 
 def _is_left_out(context: RuleContext, family: str) -> bool:
-    """Return whether a family is stated to be off, or the run is in the other one.
+    """Return whether a family is stated to be off, or the run uses the other family.
 
-    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
+    In other runs, a scheme, stored weights or the buffer without their format are an error (PB205,
     PB305, PB244).
     """
     return not context.get_format(family) and (family in context.stated or context.is_low_precision)
 
 
 def find_refused_values(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stated values that are no choice of Megatron's."""
+    """Yield the stated values that are not among Megatron's choices."""
     for name, choices in FIELD_CHOICES.items():
         if context.stated.get(name) not in (None, *choices):
             legal = listed([choice.replace("uint8", "fp8") for choice in choices])

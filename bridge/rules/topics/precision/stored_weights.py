@@ -1,4 +1,4 @@
-"""Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
+"""Rules about weights stored in FP8 or FP4: the configs that have to agree, and the cost."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,9 @@ distributed optimizer before it turns it into the layer-wise one.
 UNSLICED_NVFP4 = "2.15"
 """First Transformer Engine whose NVFP4 tensors refuse to be sliced.
 
-Earlier ones dequantise them first. Source: its commit 549f5ba4, pytorch/tensor/nvfp4_tensor.py.
+Earlier releases dequantise such tensors first.
+
+Source: its commit 549f5ba4, pytorch/tensor/nvfp4_tensor.py.
 """
 REMEDY_FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
 """Family -> the format that a remedy states."""
@@ -88,12 +90,12 @@ def find_one_sided_storage(context: RuleContext) -> Iterator[Violation]:
     for family in FAMILIES:
         theirs = gathers[family]
         if stores[family] != theirs:
-            other = f"ddp.{family}_param_gather"
-            yield Violation(f"model.{family}_param", other=other, theirs=theirs)
+            ddp_field = f"ddp.{family}_param_gather"
+            yield Violation(f"model.{family}_param", other=ddp_field, theirs=theirs)
 
 
 def find_conflicting_storage_names(context: RuleContext) -> Iterator[Violation]:
-    """Yield the families whose two names are stated with two values."""
+    """Yield the families for which the two names of the field are stated with different values."""
     for family in FAMILIES:
         mine, theirs = f"{family}_param", f"{family}_param_gather"
         if mine in context.stated and theirs in context.stated:
@@ -103,7 +105,7 @@ def find_conflicting_storage_names(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_storage_without_format(context: RuleContext) -> Iterator[Violation]:
-    """Yield the families in which weights are stored and that the run is not in.
+    """Yield the families in which weights are stored but which the run does not use.
 
     There is no violation if the family is stated to be off.
     """

@@ -1,4 +1,4 @@
-"""A recipe and the configs that it is written into: replaced values, disagreements, its name."""
+"""Rules about a recipe and its configs: replaced and different values, and the recipe's name."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ NAME_TOKENS = {
     "blockwise": "blockwise",
     "nvfp4": "nvfp4",
 }
-"""Part of a recipe's name -> the scheme that the name stands for."""
+"""Part of a recipe's name -> the scheme that the name means."""
 
 
 def find_replaced_values(context: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def _format_keeping_remedy(row: SyncRow) -> str:
 def _is_stated_by_hand(context: RunContext, row: SyncRow) -> bool:
     """Return whether the command line or a hand-written file states the value of a row.
 
-    A file that lists at least half of the fields was saved by a program.
+    A file that lists at least half of the fields counts as saved by a program.
     """
     where = context.get_source(row.path) or ""
     if where == COMMAND_LINE:
@@ -92,8 +92,8 @@ def find_disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
         second = getattr(context.views[other_owner], other_name)
         is_known = is_check or (first is not None and second is not None)
         if first != second and is_known:
-            other = f"{other_owner}.{other_name}"
-            yield Violation(f"{owner_name}.{name}", value=first, other=other, theirs=second)
+            other_path = f"{other_owner}.{other_name}"
+            yield Violation(f"{owner_name}.{name}", value=first, other=other_path, theirs=second)
 
 
 def _is_compared(context: RuleContext, pair: SharedSetting, *, is_check: bool) -> bool:
@@ -111,7 +111,7 @@ def _is_compared(context: RuleContext, pair: SharedSetting, *, is_check: bool) -
 
 
 def find_misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
-    """Yield the scheme of a recipe whose name stands for another scheme."""
+    """Yield the scheme of a recipe whose name means another scheme."""
     if context.precision is None:
         return
     name = get_recipe_name(context.precision) or ""
@@ -133,13 +133,13 @@ def find_fields_absent_in_megatron(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_switches_put_aside(context: RuleContext) -> Iterator[Violation]:
-    """Yield the switches that are off because a later statement turned off a switch that they need."""
+    """Yield the switches that are off because a later statement turned off what they need."""
     for name, by in context.put_aside.items():
         yield Violation(name, by=by)
 
 
 def find_fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stated fields of a subclass of the precision config that no owner has."""
+    """Yield stated fields, of a subclass of the precision config, that no owner has."""
     known = {*FIELD_DEFAULTS}
     for row in context.rows:
         if row.field is not None:

@@ -1,4 +1,4 @@
-"""Values and keys as they are written: types, spelling, minimum values, refused arguments."""
+"""Rules about values and keys as they are written: types, spelling, minima, refused arguments."""
 
 from collections.abc import Iterator
 
@@ -31,9 +31,10 @@ def find_wrong_types(context: RunContext) -> Iterator[Violation]:
 def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
     """Yield the misspelt keys.
 
-    In the precision every unknown key is one. A config may have fields of a model provider. So an
-    unknown key of a config counts only if it is similar to a field of Megatron. If that field is
-    stated too, the key counts only as an override, which somebody has just typed.
+    In the precision, every unknown key counts as misspelt. A config may have fields of a model
+    provider. So an unknown key of a config counts only if it is similar to a field of Megatron. If
+    this field is stated too, the key counts only if it is an override, since a user has just typed
+    it.
     """
     for name, value in context.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
@@ -51,7 +52,7 @@ def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
 
 
 def find_families_off_without_none(context: RuleContext) -> Iterator[Violation]:
-    """Yield the families that are switched off by another value than None."""
+    """Yield the families that another value than None switches off."""
     for name in FAMILIES:
         if getattr(context.model, name) in ("", False):
             yield Violation(f"model.{name}")

@@ -1,4 +1,4 @@
-"""Environment variables that change a precision without a change of the config.
+"""Rules about environment variables that change a precision without a change of the config.
 
 Transformer Engine reads its variables when it is imported.
 """
@@ -43,8 +43,8 @@ def has_other_accelerate_precision(context: RuleContext) -> bool:
 def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that change a keyword of the recipe and that no other rule refuses.
 
-    slime sets `FP32_SCALES` to 1 for its training processes where nothing sets it, and miles does so
-    before Blackwell: an unset variable is on there, and 0 turns it off everywhere.
+    If `FP32_SCALES` is not set, slime sets it to 1 for its training processes, and so does miles on
+    GPUs before Blackwell. So the remedy for this variable is 0, which turns it off everywhere.
     """
     if not context.is_low_precision:
         return
@@ -55,8 +55,8 @@ def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
             refused.add(row.name)
     if _refuses_fp32_scales(context):
         refused.add(FP32_SCALES)
-    for row, text in variables:
-        if row.keyword and row.is_active(text) is not False and row.name not in refused:
+    for row, value in variables:
+        if row.keyword and row.is_active(value) is not False and row.name not in refused:
             off = "unset it"
             if row.name == FP32_SCALES:
                 off = "set it to 0"
@@ -75,7 +75,7 @@ def find_attention_variable_conflicts(context: RuleContext) -> Iterator[Violatio
 
 
 def has_one_sided_query_key_scaling(context: RuleContext) -> bool:
-    """Return whether config and variable differ about query-key scaling."""
+    """Return whether the config and the variable state different values for query-key scaling."""
     if not context.has_environment or context.is_emulated:
         return False
     if context.model.transformer_impl != "transformer_engine":
@@ -85,7 +85,7 @@ def has_one_sided_query_key_scaling(context: RuleContext) -> bool:
 
 
 def has_overruled_fp8_attention(context: RuleContext) -> bool:
-    """Return whether a variable replaces the scheme of an attention in FP8."""
+    """Return whether a variable replaces the scheme of FP8 attention."""
     if not context.environment.get("NVTE_DPA_FP8_RECIPE"):
         return False
     return context.model.fp8_dot_product_attention or context.model.fp8_multi_head_attention

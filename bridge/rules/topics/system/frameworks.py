@@ -1,4 +1,4 @@
-"""Settings of files that the frameworks on top of Megatron Core do not forward to it."""
+"""Rules about settings of a file that its framework does not forward to Megatron Core."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
 LAYER_COUNT_FIELDS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
-"""Fields that act with model.first_last_layers_bf16."""
+"""Fields that have an effect only with model.first_last_layers_bf16."""
 EDGES = "model.first_last_layers_bf16"
 """A field that changes nothing in a run without FP8 and FP4."""
 PRECISION_FIELDS = frozenset({"model.quant_recipe", EDGES})

@@ -1,4 +1,4 @@
-"""Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
+"""Rules about the formats and schemes that the target's GPUs, CUDA and TE can run."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,10 @@ GPU_FORMAT_BY_SCHEME = {
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
 }
-"""Scheme -> the format of its GEMMs in `Gpu.formats`. NVIDIA's GPUs are judged by capability."""
+"""Scheme -> the format of its GEMMs in `Gpu.formats`.
+
+Only for GPUs of other vendors. For NVIDIA's GPUs, the compute capability decides.
+"""
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
 
 
@@ -64,13 +67,13 @@ def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
 
 
 def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the oldest CUDA of the scheme, if that of the target is older."""
+    """Yield the oldest CUDA that the scheme supports, if the target's CUDA is older."""
     if context.needs_gpu_formats and context.scheme_row is not None:
         yield from _find_version_below(context.target.cuda, context.scheme_row.min_cuda)
 
 
 def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the oldest Transformer Engine of the scheme, if that of the target is older."""
+    """Yield the oldest Transformer Engine that the scheme supports, if the target's is older."""
     if context.needs_gpu_formats and context.scheme_row is not None:
         yield from _find_version_below(context.target.te, context.scheme_row.min_transformer_engine)
 
@@ -81,7 +84,7 @@ def _find_version_below(version: Version | None, floor: str | None) -> Iterator[
 
 
 def is_te_older_than_rules(context: RuleContext) -> bool:
-    """Return whether Transformer Engine is older than the rules know, and PB606 does not report it."""
+    """Return whether Transformer Engine is too old for the rules, unless PB606 reports it."""
     if (
         not context.is_low_precision
         or context.is_emulated
@@ -188,7 +191,7 @@ def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_memory_overflow(context: RunContext) -> Iterator[Violation]:
-    """Yield the fullest rank, if its memory does not fit the GPU."""
+    """Yield the fullest rank, if its bytes do not fit into the memory of the GPU."""
     if context.memory_overflow is not None:
         yield context.memory_overflow
 

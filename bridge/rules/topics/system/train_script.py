@@ -1,7 +1,7 @@
 """The rules of scripts/train.py: fields and values that its build does not support.
 
 A check evaluates them for the whole run. The build evaluates them for its configs before it makes a
-model. Both report the same sentence and the same id. `train_script_fields.py` lists the supported
+model. Both report the same message with the same id. `train_script_fields.py` lists the supported
 fields. Every other field is refused if it differs from Megatron's default. The values and layouts
 below are refused because Megatron would silently train a wrong model, or because only another
 backend supports them.
@@ -27,7 +27,7 @@ from bridge.rules.violation import Violation
 from bridge.target.fields import OWNER_DEFAULTS, is_different
 
 TE_BACKENDS = ("te", "te_cpu")
-"""Backends whose linear layers are Transformer Engine's."""
+"""Backends with the linear layers of Transformer Engine."""
 ALL_TO_ALL = "alltoall"
 SUPPORTED_LAYER_LETTERS = frozenset("M*-E")
 """Letters of the layers of a hybrid model that megatron-core 0.16.1 has."""
@@ -47,7 +47,7 @@ SUPPORTED_VALUES: Mapping[str, AllowedValues] = {
     "ddp": {},
 }
 SUPPORTED_VALUES_WITHOUT_TE: AllowedValues = {"attention_backend": ("auto", "local", "unfused")}
-"""Further restrictions of a model whose layers are not Transformer Engine's."""
+"""Further restrictions of a model without the layers of Transformer Engine."""
 
 CONTEXT_PARALLEL_TE_CPU: AllowedValues = {
     "cp_comm_type": ("all_gather", "a2a"),
@@ -112,9 +112,9 @@ def find_unsupported_values(
     """Yield the values of a section that no run can have.
 
     Args:
-        section: As for `find_unsupported_fields`.
-        values: As for `find_unsupported_fields`.
-        backend: As for `find_unsupported_fields`.
+        section: See `find_unsupported_fields`.
+        values: See `find_unsupported_fields`.
+        backend: See `find_unsupported_fields`.
     """
     accepted = dict(SUPPORTED_VALUES[section])
     if section == "model" and backend not in (*TE_BACKENDS, None):
@@ -178,7 +178,7 @@ def _find_dropped_fields(context: RunContext, backend: str | None) -> Iterator[V
         return
     for name in sorted(UNSUPPORTED_IN_HYBRIDS["model"]):
         value = getattr(context.model, name)
-        # Selective recomputation is done within a layer, so that hybrid models have it too.
+        # Selective recomputation works within a layer. So hybrid models support it too.
         if value and value != "selective":
             clause = "scripts/train.py does not honour it in a hybrid model"
             yield _make_violation(f"model.{name}", value, clause, _REMOVE)
@@ -203,7 +203,7 @@ def _find_refused_values(context: RunContext, backend: str | None) -> Iterator[V
         )
     if (
         experts and model.add_bias_linear and backend not in (*TE_BACKENDS, None)
-    ):  # local experts add them in place
+    ):  # local experts add their biases in place
         rule = "experts have no biases without Transformer Engine's layers"
         yield _make_model_violation(
             context, "add_bias_linear", rule, "Set model.add_bias_linear=false"
@@ -230,7 +230,7 @@ def _can_build_layers(pattern: HybridPattern) -> bool:
 
 
 def _find_refused_layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
-    """Yield the fields of a layout that no backend supports, or with which another model is trained."""
+    """Yield the fields of a layout that no backend supports, or that would train another model."""
     model, parallel = context.model, context.parallel
     if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
         rule = (

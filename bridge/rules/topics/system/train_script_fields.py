@@ -1,13 +1,18 @@
-"""The fields of Megatron's configs that scripts/train.py supports.
+"""The fields of Megatron's configs that scripts/train.py supports, in five lists.
 
-A run supports a field if its build or its step reads it: another value changes a measured number, a
-module that runs, or the messages between processes. A second list has the fields that change no
-number of a run. Two lists need Transformer Engine: its layers, or its kernels on a GPU. A field on
-no list is refused if it differs from Megatron's default. So no run silently trains another model
-than the model in its config.
+    SUPPORTED_FIELDS                 every run supports them
+    FIELDS_WITHOUT_NUMERIC_EFFECT    they do not change the numbers of a run
+    NEED_TE_LAYERS                   only Transformer Engine's layers support them
+    NEED_TE_ON_A_GPU                 only Transformer Engine's and NCCL's kernels support them
+    UNSUPPORTED_IN_HYBRIDS           supported fields that hybrid models do not read
 
-Source: megatron-core 0.16.1, its readers of each field. tests/runtime/megatron/test_run_fields.py
-changes one field of the model at a time and compares two steps.
+A field that is on none of the first four lists is refused if it differs from Megatron's default. So
+no run silently trains another model than the model in its config.
+
+Source: megatron-core 0.16.1, its readers of each field. For the model's fields on the first list,
+tests/runtime/megatron/test_run_fields.py shows that another value changes a measured number or a
+module that runs. The exceptions are fields of the precision and of the messages between processes,
+which other tests cover.
 """
 
 from collections.abc import Mapping
@@ -107,10 +112,11 @@ FIELDS_WITHOUT_NUMERIC_EFFECT = _make_table(
     optimizer="barrier_with_L1_time timers muon_tp_mode",
     ddp="",
 )
-"""Fields that change no number of a run.
+"""Fields that do not change the numbers of a run.
 
-`precision_backend` chooses the layers, fusions are switched for the machine with a note, Megatron
-computes some of these fields itself, and releases differ in the defaults of others.
+`precision_backend` replaces the field that chooses the layers. Fusions are switched for the machine
+with a note. Megatron computes some of these fields itself. The defaults of others differ between
+releases.
 """
 
 NEED_TE_LAYERS = _make_table(

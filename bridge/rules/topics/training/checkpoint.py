@@ -1,4 +1,4 @@
-"""Scaling state in a checkpoint, and adapters on low-precision weights."""
+"""Rules about scaling state in a checkpoint, and about adapters on low-precision weights."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 def find_unaligned_adapter_rank(context: RunContext) -> Iterator[Violation]:
     """Yield the rank of adapters that Transformer Engine's GEMMs do not accept.
 
-    Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses
-    them. Those of mcore-bridge are Transformer Engine's. They leave FP8 if the weights are stored in
-    it.
+    Adapters of Megatron Bridge's classes are Megatron's layers, unless Transformer Engine fuses
+    them. Adapters of mcore-bridge are Transformer Engine's layers. They compute in high precision
+    if the weights are stored in FP8.
     """
     if not context.has_peft or not context.is_low_precision:
         return
@@ -31,7 +31,7 @@ def find_unaligned_adapter_rank(context: RunContext) -> Iterator[Violation]:
 
 
 def find_frozen_stored_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of frozen weights stored in FP8. It is an info unless they are blockwise."""
+    """Yield the violation of frozen weights stored in FP8, an info unless they are blockwise."""
     if not context.has_peft or not context.gathers_fp8 or context.is_emulated:
         return
     if context.is_blockwise:

@@ -1,4 +1,4 @@
-"""Runs that repeat bit for bit: `deterministic_mode`, and `batch_invariant_mode`."""
+"""Rules about runs that repeat bit for bit: `deterministic_mode` and `batch_invariant_mode`."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def find_split_or_random_attention(context: RuleContext) -> Iterator[Violation]:
 def is_batch_invariant_in_low_precision(context: RuleContext) -> bool:
     """Return whether batch-invariant GEMMs are in FP8 or FP4.
 
-    PB432 reports experts, which Megatron refuses.
+    Experts are left out: Megatron refuses them, and PB432 reports them.
     """
     is_refused = (
         bool(context.model.num_moe_experts) and is_at_least(context.target.mcore, "0.20") is True

@@ -1,4 +1,4 @@
-"""The dtypes of the optimizer, and the settings that they can be combined with."""
+"""Rules about the dtypes of the optimizer, and the settings that they can be combined with."""
 
 from collections.abc import Iterator
 
@@ -39,15 +39,15 @@ def find_offload_not_precision_aware(context: RunContext) -> Iterator[Violation]
 
 
 def find_offload_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield an offloaded optimizer whose weights are stored in FP8 with another scheme than delayed."""
+    """Yield an offloaded optimizer of weights stored in FP8, except under delayed scaling."""
     if context.gathers_fp8 and context.optimizer.optimizer_cpu_offload and not context.is_delayed:
         yield Violation(severity=_get_parser_severity(context))
 
 
 def _get_parser_severity(context: RunContext) -> str | None:
-    """Return "warning" if no parser of Megatron-LM checks the run, or None for the rule's severity.
+    """Return "warning" if Megatron-LM's parser does not check the run. None: the rule's severity.
 
-    Without that parser nothing refuses the setting.
+    Without this parser nothing refuses the setting.
 
     Source: Megatron Core 0.19.2, optimizer/__init__.py and optimizer_config.py; Megatron Bridge
     0.6.2, training/config.py, ConfigContainer.validate.
@@ -91,7 +91,7 @@ def _leaves_fused_path(context: RuleContext) -> bool:
 def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
     """Yield the FP8 scheme in the optimizer config of a run without FP8.
 
-    Megatron Bridge writes it in every mode. Nobody chose it there, so that it is an info.
+    Megatron Bridge writes it in every mode. There, nobody chose it, so the finding is an info.
     """
     if (
         not context.has_precision_aware_optimizer
@@ -111,7 +111,7 @@ def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
 
 
 def find_masters_in_blocks(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting under which the fused Adam would hold the masters of blockwise weights."""
+    """Yield the setting with which the fused Adam would keep the masters of blockwise weights."""
     if not context.has_precision_aware_optimizer or context.has_megatron_fsdp:
         return
     optimizer = context.optimizer
@@ -153,8 +153,8 @@ def find_remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
 def find_gather_inside_step(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of gathering inside the step without its conditions.
 
-    Without overlap_param_gather the optimizer gathers the first chunk after its step. The result is
-    right, so that it is a warning.
+    Without overlap_param_gather, the optimizer gathers the first chunk after its step. The result
+    is correct, so the violation is a warning.
     """
     if not context.has_optimizer or not context.optimizer.overlap_param_gather_with_optimizer_step:
         return

@@ -1,4 +1,4 @@
-"""Tensor, pipeline, context and sequence parallelism, together with a precision."""
+"""Rules about tensor, pipeline, context and sequence parallelism together with a precision."""
 
 from collections.abc import Iterator
 
@@ -20,14 +20,14 @@ def gathers_ragged_blocks(context: RunContext) -> bool:
 
 
 def has_unaligned_user_buffers(context: RunContext) -> bool:
-    """Return whether user buffers under MXFP8 have widths that are no multiples of 128."""
+    """Return whether user buffers under MXFP8 have widths that are not multiples of 128."""
     if not context.is_mxfp8 or not context.model.tp_comm_overlap or context.is_emulated:
         return False
     return _has_unaligned_size(context.model.hidden_size, context.model.ffn_hidden_size)
 
 
 def _has_unaligned_size(*sizes: int | None) -> bool:
-    """Return whether a known size is no multiple of 128."""
+    """Return whether a known size is not a multiple of 128."""
     return any(size % 128 for size in sizes if size)
 
 
@@ -42,7 +42,7 @@ def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
 
 
 def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of sharded weights in FP4 that are not stored in it."""
+    """Yield the violation of a sharded FP4 model whose weights are not stored in FP4."""
     if not context.is_fp4:
         return
     settings = format_unsharding_settings(context)
@@ -51,7 +51,7 @@ def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]
 
 
 def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the first of the settings that sharded MXFP8 weights lack."""
+    """Yield the first setting that sharded MXFP8 weights need and that is missing."""
     if not context.is_mxfp8:
         return
     settings = format_unsharding_settings(context)
@@ -77,7 +77,7 @@ def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]
 
 
 def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of GPUs if it is no whole number of replicas of the model or of the experts."""
+    """Yield the number of GPUs if replicas of the model, or of the experts, do not fill it."""
     if not context.has_model or not context.target.count:
         return
     count, ranks = context.target.count, context.parallel
@@ -95,10 +95,10 @@ def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
 
 
 def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
-    """Yield the global batch that is no whole number of micro-batches on every replica.
+    """Yield the global batch if micro-batches on all replicas do not fill it.
 
-    The launch of scripts/train.py knows the ranks and checks the batch itself. Configs whose model
-    has no sequence length are not a run yet, and their batch is a class default.
+    The launch of scripts/train.py knows the ranks and checks the batch itself. Configs without a
+    sequence length of the model do not describe a run yet: their batch is a class default.
     """
     global_batch, micro = context.train.global_batch_size, context.train.micro_batch_size
     count, replica = context.target.count, context.parallel.replica_size
@@ -113,7 +113,7 @@ def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
 
 
 def find_length_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield a sequence length of the data that differs from the model's, outside of Megatron Bridge."""
+    """Yield a sequence length of the data that differs from the model's, in other frameworks."""
     if not context.program.is_megatron_bridge:
         yield from _find_length_mismatch(context)
 
@@ -138,7 +138,7 @@ def _find_length_mismatch(context: RunContext) -> Iterator[Violation]:
 
 
 def find_indivisible_sizes(context: RunContext) -> Iterator[Violation]:
-    """Yield the sizes that do not divide by their ranks."""
+    """Yield the sizes that are not divisible by their ranks."""
     length = context.model.seq_length or context.data.seq_length
     for uneven in find_uneven_sizes(context.model, context.shape, context.parallel, length):
         rests_on = [uneven.path, *_list_named_sizes(uneven.ranks)]

@@ -1,4 +1,4 @@
-"""Recomputation, CUDA graphs and torch.compile together with FP8."""
+"""Rules about recomputation, CUDA graphs and torch.compile together with FP8."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,10 @@ from bridge.target.versions import is_at_least
 
 
 def recomputes_fp8_attention(context: RuleContext) -> bool:
-    """Return whether attention in FP8 is recomputed by itself, outside of the FP8 context.
+    """Return whether FP8 attention is recomputed separately, outside of the FP8 context.
 
-    By default selective recomputation recomputes it. An empty list of modules turns that off.
+    By default, selective recomputation recomputes attention. An empty list of modules turns that
+    off.
     """
     if not context.is_fp8 or not context.model.fp8_dot_product_attention:
         return False
@@ -25,7 +26,7 @@ def recomputes_fp8_attention(context: RuleContext) -> bool:
 
 
 def find_captured_experts(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting that has Transformer Engine capture grouped experts in FP8.
+    """Yield the setting with which Transformer Engine captures grouped experts in FP8.
 
     If no part of a layer is named, the whole layer is captured.
     """
@@ -49,7 +50,7 @@ def find_captured_experts(context: RunContext) -> Iterator[Violation]:
 
 
 def _parse_parts(stated: object) -> set[str]:
-    """Return the parts of a layer that a setting of CUDA graphs names, by text or by enum member."""
+    """Return the parts of a layer that a setting of CUDA graphs names, as text or enum members."""
     if stated is None:
         return set()
     if not isinstance(stated, list | tuple | set | frozenset):
@@ -74,7 +75,7 @@ def has_nan_check_in_captured_step(context: RunContext) -> bool:
 
 
 def captures_fp8_blocks_for_inference(context: RuleContext) -> bool:
-    """Return whether blocks in FP8 are captured for inference in layers or a scheme without it."""
+    """Return whether FP8 blocks are captured for inference without the layers or scheme for it."""
     if not context.is_fp8:
         return False
     scope = str(context.model.inference_cuda_graph_scope).rpartition(".")[2]

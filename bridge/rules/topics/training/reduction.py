@@ -1,4 +1,4 @@
-"""The dtypes in which gradients are accumulated, reduced and applied."""
+"""Rules about the dtypes in which gradients are accumulated, reduced and applied."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ def find_unread_accumulation(context: RuleContext) -> Iterator[Violation]:
 
 
 def has_moments_refused_by_fp8_kernel(context: RuleContext) -> bool:
-    """Return whether the fused Adam steps on weights stored in FP8 with moments in BF16."""
+    """Return whether the fused Adam updates weights stored in FP8 with moments in BF16."""
     optimizer = context.optimizer
     if (
         not context.is_delayed
@@ -61,7 +61,7 @@ def has_moments_refused_by_fp8_kernel(context: RuleContext) -> bool:
         or optimizer.optimizer != "adam"
     ):
         return False
-    # Under another recipe Megatron keeps FP32 masters itself, and the fused Adam steps on those.
+    # Under another recipe, Megatron keeps FP32 masters itself, and the fused Adam updates these.
     if optimizer.fp8_recipe not in (None, "delayed"):
         return False
     return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"

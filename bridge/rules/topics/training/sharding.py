@@ -1,4 +1,4 @@
-"""FSDP: settings that its variants turn off, ignore or refuse."""
+"""Rules about FSDP: settings that its variants turn off, ignore or refuse."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def find_refused_by_fsdp_v2(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
-    """Yield the switches of sharding that the last sync before a run turns on or would turn on."""
+    """Yield the switches of sharding that the last sync before a run turns on, or would turn on."""
     planned = [row for row in context.rows if row.attribute in SHARED_SWITCHES and row.changes]
     if not planned and context.present.issuperset(SHARDING_OWNERS):
         for switch in find_off_switches(lambda owner, name: getattr(context.views[owner], name)):
@@ -57,8 +57,8 @@ def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
 def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a shared buffer under Megatron-FSDP.
 
-    A recipe states the buffer for runs without FSDP, and the last sync before a run turns it off. Then
-    it is an info.
+    A recipe may state the buffer for runs without FSDP. The last sync before a run then turns it
+    off, and the violation is an info.
     """
     if not context.has_megatron_fsdp:
         return

@@ -32,13 +32,13 @@ def compute_attention(
         k_BGSD: Keys, as many as queries or more.
         v_BGSD: Values.
         scale: Factor on the scores before the softmax.
-        is_causal: Whether a query attends only to the keys up to its own position. The last query
+        is_causal: Whether a query attends only to the keys up to its position. The last query
             has the position of the last key.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
     mask = None
     if is_causal and queries != keys:
-        # torch's own causal mask gives the first query the position of the first key.
+        # torch's causal mask gives the first query the position of the first key.
         mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return F.scaled_dot_product_attention(
         q_BNSD,

@@ -1,4 +1,4 @@
-"""The split of a sequence over the ranks of context parallelism.
+"""Functions that split a sequence over the ranks of context parallelism, and join it again.
 
 A sequence has 2 x ranks chunks. A rank has one chunk from the front and one from the back, so that
 causal attention is the same work on each rank. A chunk of queries attends to all keys up to the end

@@ -41,8 +41,8 @@ from bridge.runtime.megatron.attention.context_parallel import (
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's `DotProductAttention` with a fused path for plain causal self-attention.
 
-    The constructor also takes `k_channels` and `v_channels`, the widths of latent attention, as
-    that of Transformer Engine's class does. Megatron's constructor does not.
+    Like the constructor of Transformer Engine's class, and unlike Megatron's, the constructor also
+    takes `k_channels` and `v_channels`, the widths of latent attention.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             query: [S, B, N, D].
             key: [S, B, G, D].
             value: [S, B, G, D].
-            attention_mask: A mask, which the fused operator does not take. None means no mask.
+            attention_mask: A mask, which the fused operator does not take. None: no mask.
             *args: Megatron's further arguments.
             **kwargs: Megatron's further arguments.
 
         Raises:
-            RunConfigError: Attention that is not fused, under context parallelism.
+            RunConfigError: The attention is not fused, under context parallelism.
         """
-        # args[0] is `attn_mask_type`, which Megatron does not read: the layer has its own.
+        # args[0] is `attn_mask_type`, which Megatron does not read. The layer has the same setting.
         others = (*args[1:], kwargs.get("attention_bias"), kwargs.get("packed_seq_params"))
         is_plain = attention_mask is None and all(other is None for other in others)
         group = parallel_state.get_context_parallel_group()
@@ -131,7 +131,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         return torch.cat(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values, [S, B, N * D]; the last query has the last key's position."""
+        """Return the attended values, [S, B, N * D]. The last query has the last key's position."""
         dtype = get_gemm_dtype(query.dtype)
         q_BNSD = query.permute(1, 2, 0, 3).to(dtype)
         k_BGSD = key.permute(1, 2, 0, 3).to(dtype)

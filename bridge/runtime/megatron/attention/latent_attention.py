@@ -1,4 +1,4 @@
-"""Latent attention without Transformer Engine, with the whole gradient of its rotary key."""
+"""`LatentAttention`: latent attention without Transformer Engine, with a whole rotary gradient."""
 
 from typing import Any
 
@@ -33,7 +33,9 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
 def _redistribute_latent(
     _layer: Any, _inputs: Any, output: tuple[Tensor, Any]
 ) -> tuple[Tensor, Any]:
-    """Return the whole latent and rotary key of this rank's part of the sequence; a hook of torch.
+    """Return the whole latent and rotary key of this rank's part of the sequence.
+
+    It is a hook of torch.
 
     The layer's output is this rank's part of latent and rotary key, of the whole sequence.
     """

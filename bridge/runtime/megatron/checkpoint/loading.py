@@ -1,4 +1,4 @@
-"""Resuming: the search for the newest sound checkpoint, and the restoration of its state."""
+"""`find_newest_sound` and `load_checkpoint`: the newest sound checkpoint, and its restoration."""
 
 import logging
 import os
@@ -65,14 +65,16 @@ _SCHEDULE_KEYS = {
 _SCHEDULE_IN_SAMPLES = ("lr_warmup_steps", "lr_decay_steps")
 """Attributes of Megatron's scheduler that count samples, where the run's key counts steps."""
 TE_PICKLE_ENVIRONMENT = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
-"""Variables under which Transformer Engine reads the delayed scales of its modules, which are pickles.
+"""Variables that let Transformer Engine read the delayed scales of its modules, which are pickles.
 
 They are safe to read: `find_newest_sound` has checked every name in them (`find_pickle_fault`).
 """
 
 
 def find_newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
-    """Return the number of the newest checkpoint that may be read; a collective call.
+    """Return the number of the newest checkpoint that may be read.
+
+    This is a collective call.
 
     Args:
         folder: Folder of checkpoints.
@@ -107,8 +109,8 @@ def require_no_later_checkpoint(
 ) -> None:
     """Refuse to write into a folder with a sound checkpoint of a later step than the run's start.
 
-    A collective call. Later checkpoints that are not sound are renamed, so that the run can write
-    checkpoints of these steps.
+    This is a collective call. Later checkpoints that are not sound are renamed, so that the run can
+    write checkpoints of these steps.
 
     Raises:
         CheckpointError: The folder has a later checkpoint that could be resumed from.
@@ -134,9 +136,9 @@ def require_no_later_checkpoint(
 
 
 def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
-    """Yield the step of each checkpoint of a folder, newest first, with its fault; None without a fault.
+    """Yield the step of each checkpoint of a folder, newest first, with its fault.
 
-    A fault is a clause. Each item is a collective call.
+    A fault is a clause, or None for a checkpoint without a fault. Each item is a collective call.
     """
     iterations, resumable = compute_on_first_rank(
         lambda: (list_iterations(folder), list_resumable_iterations(folder))
@@ -150,7 +152,10 @@ def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple
 
 
 def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
-    """Return a clause on why a checkpoint must not be read; None if it may be. A collective call."""
+    """Return a clause about why a checkpoint must not be read.
+
+    The result is None if it may be read. This is a collective call.
+    """
     manifest, fault = compute_on_first_rank(
         lambda: _read_manifest(checkpoint, checksum=checksum, trust=trust)
     )
@@ -170,9 +175,12 @@ def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
 
 
 def _find_step_fault(checkpoint: Path) -> str | None:
-    """Return a clause on a checkpoint of another step than its folder's name; None for others.
+    """Return a clause about a checkpoint of another step than its folder's name.
 
-    The step is in the state that all ranks share. A clause is also returned if that cannot be read.
+    The result is None for a checkpoint of the same step.
+
+    The step is in the state that all ranks share. A clause is also returned if the step cannot be
+    read.
     """
     if (
         hasattr(common_state, "TorchCommonLoadStrategy")
@@ -191,7 +199,10 @@ def _find_step_fault(checkpoint: Path) -> str | None:
 
 
 def read_manifest_facts(checkpoint: Path) -> dict[str, Any]:
-    """Return the facts in the manifest of a checkpoint, empty without a manifest; a collective call."""
+    """Return the facts in the manifest of a checkpoint, empty without a manifest.
+
+    This is a collective call.
+    """
 
     def read_facts() -> dict[str, Any]:
         if not is_finished(checkpoint):
@@ -204,7 +215,7 @@ def read_manifest_facts(checkpoint: Path) -> dict[str, Any]:
 def _read_manifest(
     checkpoint: Path, *, checksum: bool, trust: bool
 ) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of a checkpoint, and the fault that it shows; None without a fault.
+    """Return the manifest of a checkpoint, and the fault that it shows, or None without a fault.
 
     A trusted checkpoint may have no manifest.
     """
@@ -232,7 +243,7 @@ def load_checkpoint(
 ) -> Position:
     """Restore a run from a checkpoint of a folder, and return how far it had come.
 
-    A collective call.
+    This is a collective call.
 
     Args:
         trainer: The run, as it was built.
@@ -298,7 +309,7 @@ def _load_common_state(source: Path) -> dict[str, Any]:
     """Return the state of a checkpoint that all ranks share.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: The state cannot be read.
     """
     try:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
@@ -346,7 +357,7 @@ def _set_low_half(
     *others: Any,
     **named: Any,
 ) -> None:
-    """Take the low half of a master, which a checkpoint holds as FP32 numbers.
+    """Take the low half of a master, which a checkpoint has as FP32 numbers.
 
     megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer
     Engine's Adam takes the halves as the int16 that they are (fused_adam.py:378).
@@ -382,7 +393,7 @@ def _drop_missing_scales(trainer: Trainer, state: dict[str, Any], source: Path) 
 
 
 def _format_reason(error: BaseException) -> str:
-    """Return the first line of an error. A collective error has an error per rank: the first counts."""
+    """Return the first line of an error. Of a collective error the first rank's error counts."""
     first = error
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():

@@ -1,4 +1,7 @@
-"""Writing a checkpoint: Megatron's ``dist_checkpointing``, latest pointer, manifest."""
+"""`save_checkpoint`: writes a checkpoint with Megatron's ``dist_checkpointing``.
+
+The pointer to the newest checkpoint and the manifest are written after its files.
+"""
 
 import multiprocessing.dummy
 import queue
@@ -62,17 +65,17 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder.
 
-    A collective call.
+    This is a collective call.
 
     Args:
         trainer: The run.
         folder: Folder of checkpoints.
         position: How far the run has come. Its `extra` must be equal on all ranks.
         facts: Facts about the run, for the manifest.
-        checksum: Write a checksum of every file into the manifest.
+        checksum: Whether to write a checksum of every file into the manifest.
 
     Raises:
-        TrainingError: A weight or the optimizer's state is not finite, and nothing is written; or a
+        TrainingError: A weight or the optimizer's state is not finite, and nothing is written. Or a
             write fails.
         CheckpointError: The folder has a finished checkpoint of this step.
     """
@@ -97,7 +100,7 @@ def _write_checkpoint(
     """Write the files of a checkpoint, then the pointer and the manifest.
 
     Raises:
-        OSError: A file cannot be written; raised on every rank.
+        OSError: A file cannot be written. Every rank raises the error.
     """
     compute_on_first_rank(lambda: _make_checkpoint_folder(target))
     with trainer.gather_parameters(), _write_with_threads():

@@ -130,7 +130,7 @@ def name_chunks(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the random states of this process to those of a checkpoint."""
+    """Set the random states of this process to the random states of a checkpoint."""
     random.setstate(states["random"])
     np.random.set_state(states["numpy"])  # noqa: NPY002 see `_collect_random_states`
     torch.set_rng_state(states["torch"])
@@ -188,7 +188,7 @@ def _pad_buckets(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torc
 
 
 def _list_padding_patches(optimizer: Any) -> list[Patch]:
-    """Return the changes that gather with the padding, none for a megatron-core without the fault."""
+    """Return the patches that gather with the padding; empty for a release without the fault."""
     changes: list[Patch] = []
     if not _needs_padding():
         return changes
@@ -202,7 +202,7 @@ def _list_padding_patches(optimizer: Any) -> list[Patch]:
 def build_sharded_state(
     trainer: Trainer, *, is_loading: bool, with_random_states: bool
 ) -> dict[str, Any]:
-    """Return the run's state, with tensors marked by their place in the whole."""
+    """Return the run's state, with tensors marked by their position in the whole tensor."""
     metadata = {
         **SHARDING_METADATA,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),

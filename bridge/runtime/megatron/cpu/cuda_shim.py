@@ -1,4 +1,4 @@
-"""The CUDA shim: Megatron Core, which requests the device "cuda", on a machine without CUDA.
+"""`cpu_as_cuda`, the CUDA shim: runs Megatron Core, which requests "cuda", without CUDA.
 
 Megatron creates tensors with ``device="cuda"``, compares ``tensor.type()`` with
 ``torch.cuda.FloatTensor``, keeps its random number states in CUDA generators, and opens
@@ -110,7 +110,7 @@ def _replace_p2p_ops(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_alias(tensor: Any) -> Any:
-    """Return a tensor that shares memory with a tensor, None for None."""
+    """Return a tensor that shares memory with a tensor, or None for None."""
     if tensor is None:
         return None
     return tensor.detach()
@@ -185,8 +185,8 @@ CUDA_PATCHES: PatchTable = {
     "torch.cuda.Stream": replace_by_constant(_NO_OP_STREAM),
     "torch.cuda.stream": replace_by_constant(nullcontext()),
     "torch.cuda.get_rng_state": replace_rng_getter,
-    # Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was
-    # called from.
+    # `torch.manual_seed` is not called: it queues a seed for CUDA at each call, with the stack of
+    # the call.
     "torch.cuda.manual_seed": lambda _original: torch.default_generator.manual_seed,
     "megatron.core.tensor_parallel.random._get_cuda_rng_state": replace_rng_getter,
     "megatron.core.tensor_parallel.random._set_cuda_rng_state": replace_rng_setter,
@@ -208,7 +208,7 @@ cuda_shim.yaml has the caller of each callable, and the failure without the repl
 
 @contextmanager
 def cpu_as_cuda() -> Iterator[None]:
-    """Install the shim for the length of a ``with`` block; of nested blocks the outermost removes it.
+    """Install the shim for a ``with`` block. Of nested blocks the outermost removes it.
 
     On a machine with CUDA the block changes nothing.
     """

@@ -1,4 +1,4 @@
-"""16-bit matrix multiplication in FP32, on a CPU without a fast 16-bit kernel.
+"""`widen_gemms`: 16-bit matrix multiplication in FP32, on a CPU without a fast 16-bit kernel.
 
 Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a scalar loop,
 thirty to fifty times slower than in FP32. The following steps give the values of a 16-bit GEMM with
@@ -40,7 +40,7 @@ def find_slow_dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _widen_operands(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands in FP32 if both have the same widened type; otherwise return them as given."""
+    """Return both operands in FP32 if both have the same widened type, or else unchanged."""
     if first.dtype is second.dtype and first.dtype in _widened_dtypes:
         return first.float(), second.float()
     return first, second
@@ -71,7 +71,10 @@ def _multiply_and_add(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
-    """Return beta * added + alpha * product in the operands' type; `added` is not read if beta is 0."""
+    """Return beta * added + alpha * product in the operands' type.
+
+    If beta is 0, `added` is not read.
+    """
     wide = _widen_operands(first, second)
     out = _allocate_product(*wide)
     summand = added

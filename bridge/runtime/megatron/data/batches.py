@@ -44,9 +44,9 @@ def build_splits(
     train_samples: int,
     validation_samples: int,
 ) -> Splits:
-    """Return the samples of a run; Megatron builds their indices, or reads them from the cache.
+    """Return the samples of a run. Megatron builds their indices, or reads them from the cache.
 
-    A collective call. The documents repeat until there are enough samples.
+    This is a collective call. The documents repeat until there are enough samples.
 
     Args:
         corpus: The text.
@@ -97,7 +97,7 @@ def _make_dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: i
 
 
 def _delete_damaged_indices(folder: Path) -> None:
-    """Delete sample indices that a killed run left incomplete, or that hold pickled objects.
+    """Delete sample indices that a killed run left incomplete, or that contain pickled objects.
 
     Megatron would unpickle an array of objects, which can run code.
     """
@@ -110,7 +110,7 @@ def _delete_damaged_indices(folder: Path) -> None:
 
 
 def _require_three_parts(split: str) -> None:
-    """Refuse a split that is not three numbers: Megatron would ignore parts that are no numbers."""
+    """Refuse a split that is not three numbers. Megatron would ignore any other part."""
     try:
         parts = [float(part) for part in split.split(",")]
     except ValueError:
@@ -125,7 +125,7 @@ def _require_samples(
 ) -> None:
     """Refuse a split in which a part that is needed has less than one sample.
 
-    Megatron's own error is obscure.
+    Megatron's error does not show the cause.
     """
     # the data set unmaps its arrays when it is collected
     documents = GPTDataset.build_low_level_dataset(corpus.prefix, config)
@@ -183,7 +183,7 @@ def iterate_batches(
         batch_sampler=_iterate_sample_indices(first, step, micro_batch_size, len(dataset)),
         num_workers=num_workers,
         pin_memory=device.type == "cuda",
-        # else each loader draws from dropout's state, and resuming is not exact
+        # Otherwise each loader would draw from dropout's state, and resuming would not be exact.
         generator=torch.Generator(),
     )
     for samples in loader:
@@ -205,9 +205,9 @@ def _iterate_sample_indices(
 def compute_unigram_entropy(splits: Splits, vocab_size: int) -> float:
     """Return the loss of the best model without context, in nats per token of the validation split.
 
-    The model knows how often each token occurs in the training split, and nothing else. Its loss is
-    the cross-entropy of the validation tokens under these frequencies. Each count is increased by
-    one, so that the loss of an unseen token is finite. Without validation the loss is that on the
+    The model knows only the frequency of each token in the training split. Its loss is the
+    cross-entropy of the validation tokens under these frequencies. Each count is increased by one,
+    so that the loss of an unseen token is finite. Without validation the loss is the loss on the
     training split. At most `MAX_COUNTED_TOKENS` of each split are counted.
     """
     train_counts = _count_tokens(splits.train, vocab_size)

@@ -1,7 +1,7 @@
-"""The text of a run: its bytes as Megatron's ``.bin``/``.idx`` pair, or an existing pair.
+"""`open_corpus`: the text of a run as Megatron's ``.bin``/``.idx`` pair, or an existing pair.
 
 Text is cut into pieces of a few KiB at line ends. The pieces are shuffled with a fixed seed, and
-written as documents. Megatron splits the documents in their order, so that without the shuffle the
+written as documents. Megatron splits the documents in their order. Without the shuffle the
 validation split would be the end of the file. In CPython's alphabetical documentation the end is
 easier than the beginning, by 0.25 nats of unigram entropy.
 """
@@ -31,7 +31,7 @@ SHUFFLE_SEED = 20240
 INDEX_FOLDER = "indices"
 """The folder of the cache with the sample indices that Megatron builds."""
 MAX_SCANNED_TOKENS = 2**28
-"""Most tokens of an existing pair whose ids are checked here; the embedding checks the others."""
+"""The largest number of tokens whose ids are checked here. The embedding checks the others."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Corpus:
 
 
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
-    """Return the corpus of a run; a collective call.
+    """Return the corpus of a run in a collective call.
 
     The first rank tokenises text while the other ranks wait.
 
@@ -144,7 +144,7 @@ def _open_text(path: str | None, cache: Path) -> Corpus:
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
-    """Return a name for messages, and the text in parts, each of which is cut into pieces separately.
+    """Return a name for messages, and the text in parts that are cut into pieces separately.
 
     Raises:
         DataError: The file has no text.
@@ -178,7 +178,7 @@ def _split_into_pieces(text: bytes) -> list[bytes]:
 
 
 def _hash_pieces(pieces: list[bytes]) -> str:
-    """Return a hash of the pieces, and of the constants that the files are made with."""
+    """Return a hash of the pieces, and of the constants with which the files are made."""
     content = hashlib.sha256(f"{SHUFFLE_SEED} {END_OF_DOCUMENT}".encode())
     for piece in pieces:
         content.update(len(piece).to_bytes(8, "little") + piece)
@@ -186,7 +186,7 @@ def _hash_pieces(pieces: list[bytes]) -> str:
 
 
 def _is_cached(pair: PairPath) -> bool:
-    """Return whether tokenised text is in the cache and complete; damage is logged."""
+    """Return whether tokenised text is in the cache and complete. Damage is logged."""
     if not pair.is_complete():
         return False
     damage = pair.find_damage()

@@ -62,7 +62,9 @@ class PairPath:
         return self.index_file.is_file() and self.data_file.is_file()
 
     def find_damage(self) -> str | None:
-        """Return a clause on a file that was not written to its end; None without such a file.
+        """Return a clause about a file that was not written to its end.
+
+        The result is None without such a file.
 
         Megatron's reader is not called: when an index that it refused is garbage-collected, it
         prints a traceback.
@@ -91,7 +93,7 @@ class PairPath:
 
 
 def find_path_fault(path: str) -> Finding | None:
-    """Return the fault of a path that names no text file and no complete pair; else None."""
+    """Return the fault of a path, or None if it names a text file or a complete pair."""
     pair = PairPath.parse(path)
     has_data, has_index = pair.data_file.is_file(), pair.index_file.is_file()
     if has_data and has_index:

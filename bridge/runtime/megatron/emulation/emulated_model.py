@@ -1,4 +1,4 @@
-"""The emulation of a built model: which of its layers are emulated, and in which precision."""
+"""Functions that turn the low-precision layers of a built model into emulated layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
         model: A chunk, before Megatron's wrappers.
         config: The model config of the chunk.
         phases: Model configs of the phases of a precision schedule. A layer that is in high
-            precision in all phases is not emulated. No phases are those of `config`.
+            precision in all phases is not emulated. Empty: `config` is the only phase.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(parse_quant_recipes(recipe))
@@ -56,7 +56,7 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     """Store the weights of emulated layers under `fp8_param` or `fp4_param`, and attach updates.
 
-    The stored weights are those of the layers that Megatron builds in its FP8 or FP4 context.
+    Megatron builds the layers of the stored weights in its FP8 or FP4 context.
 
     Args:
         model: A chunk in the dtype of its training, before the wrapper of data parallelism: the
@@ -91,7 +91,7 @@ def _store_weights(model: torch.nn.Module, precision: GemmPrecision, ddp: Any) -
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
-    """Change the precision of the emulated layers to that of a phase.
+    """Change the precision of the emulated layers to the precision of a phase.
 
     Args:
         model: Chunks of this rank, whose weights must not be stored.

@@ -32,7 +32,7 @@ def attach_delayed_updates(model: torch.nn.Module, config: Any) -> None:
 
 
 def _list_fp8_regions(module: Any) -> list[torch.nn.Module]:
-    """Return the FP8 regions of a block or a prediction layer; any other module has none.
+    """Return the FP8 regions of a block or a prediction layer. Any other module has none.
 
     A block is one region. A prediction layer has two: its projection and its transformer layer.
     """

@@ -1,4 +1,4 @@
-"""Layers of a model chunk by their number in the whole model."""
+"""`number_layers`: the layers of a model chunk by their number in the whole model."""
 
 from typing import Any
 

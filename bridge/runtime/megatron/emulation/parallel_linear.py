@@ -52,7 +52,7 @@ _BACKWARD_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", def
 """The `backward_override` of this run.
 
 An environment variable states it, and Megatron's model config has no field for it. Megatron makes
-the layers from the config, so that no argument can carry it to them.
+the layers from the config, so that no argument can pass it to them.
 """
 
 
@@ -71,7 +71,9 @@ def use_backward_override(override: str | None) -> Iterator[None]:
 
 
 def get_layer_scheme(config: Any) -> str | None:
-    """Return the scaling scheme in which the layers of a model config run; None for high precision.
+    """Return the scaling scheme in which the layers of a model config run.
+
+    The result is None for high precision.
 
     Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in
     0.16.1).
@@ -88,7 +90,7 @@ def get_layer_scheme(config: Any) -> str | None:
 
 
 def make_gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs of a `TransformerConfig`; None for high precision."""
+    """Return the precision of the GEMMs of a `TransformerConfig`, or None for high precision."""
     scheme = get_layer_scheme(config)
     if scheme is None:
         return None
@@ -125,13 +127,14 @@ def is_low_layer(config: Any, number: int) -> bool:
 def _resolve_module_precision(
     layer: GemmPrecision | None, quant_config: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
-    """Return the precision of a layer under a per-module recipe; None for high precision.
+    """Return the precision of a layer under a per-module recipe, or None for high precision.
 
     Args:
-        layer: The precision without the recipe; None for high precision.
-        quant_config: Megatron's config of the layer in the recipe, the precision by part. None means
-            that the recipe has none.
-        part: `TRAINING` or `EVALUATION`. Without statements on evaluation, those on training count.
+        layer: The precision without the recipe. None: high precision.
+        quant_config: Megatron's config of the layer in the recipe, the precision by part. None:
+            the recipe has none.
+        part: `TRAINING` or `EVALUATION`. Without statements for evaluation, the statements for
+            training count.
     """
     if quant_config is None:
         return layer
@@ -154,18 +157,18 @@ class EmulatedParallelLinear:
     training: bool
     """Whether the module is in training mode; torch sets it."""
     fp8_state: DelayedScaling | None
-    """Scales and amax histories; None for other schemes than delayed scaling."""
+    """Scales and amax histories. None: another scheme."""
     weight: torch.nn.Parameter
     """(N, K) of this rank, a plain or a stored weight."""
 
     def prepare(self, quant_config: dict[str, Any] | None, *, is_low: bool) -> None:
         """Set the precision of a layer that Megatron has built, and the state of its scheme.
 
-        It takes the place of a constructor: the layer has been constructed by Megatron's class.
+        It replaces a constructor, because Megatron's class has constructed the layer.
 
         Args:
             quant_config: Megatron's config of the layer in a per-module recipe, the precision by
-                part. None means that the recipe has none.
+                part. None: the recipe has none.
             is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only
                 the recipe can choose a low precision.
         """
@@ -183,8 +186,8 @@ class EmulatedParallelLinear:
         """Change the precision of the layer. Scales of an earlier precision are dropped.
 
         Args:
-            precision: Precision without a per-module recipe, which may override it. None
-                means high precision.
+            precision: Precision without a per-module recipe, which may override it. None:
+                high precision.
         """
         self.gemm_precision = _resolve_module_precision(precision, self.quant_config, TRAINING)
         self.evaluation_precision = _resolve_module_precision(
@@ -199,13 +202,13 @@ class EmulatedParallelLinear:
     def _forward_impl(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """Return input w^T + bias in the precision of the layer; Megatron's `forward` calls it.
+        """Return input w^T + bias in the precision of the layer. Megatron's `forward` calls it.
 
         Args:
             input: (sequence, batch, K). Under `sequence_parallel` it is this rank's part of the
                 sequence, and its gradient is scattered.
             weight: (N, K) of this rank.
-            bias: (N,). None means no bias.
+            bias: (N,). None: no bias.
             **others: Megatron's further arguments, of which `_gather_gemm_input` reads three.
 
         Returns:
@@ -241,8 +244,8 @@ class EmulatedParallelLinear:
         """Remove Megatron's mark of a step's first micro-batch from the layer.
 
         Megatron 0.16.1 sets the mark `is_first_microbatch` only in runs with FP8 or FP4. Without
-        marks the weight is quantised in each micro-batch: in a run whose low precision is chosen
-        per module, and in an evaluation in another precision than that of training.
+        marks the weight is quantised in each micro-batch. This happens if the low precision is
+        chosen per module, and in an evaluation in another precision than the training.
 
         Returns:
             Whether the weight is quantised for this micro-batch, and not read from the cache.

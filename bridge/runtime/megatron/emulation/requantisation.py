@@ -1,7 +1,7 @@
-"""Weights made of the optimizer's masters again, as a step makes them.
+"""Functions that make the weights from the optimizer's masters again, as a step does.
 
-A checkpoint holds the masters, and the weights dequantised so that any precision can read them. To
-quantise dequantised weights would not always give the codes that they came from. The masters do.
+A checkpoint has the masters and the dequantised weights, which any precision can read. Quantising
+dequantised weights again does not always give the same codes. Quantising the masters does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def pause_amax_recording(model: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def round_masters_to_weights(optimizer: Any) -> None:
-    """Round the optimizer's FP32 masters to the weights, as after a step; a collective call."""
+    """Round the optimizer's FP32 masters to the weights, as after a step. A collective call."""
     for part in list_chained_optimizers(optimizer):
         if hasattr(part, "model_chunks"):
             _copy_masters_and_gather(part)
@@ -47,7 +47,7 @@ def round_masters_to_weights(optimizer: Any) -> None:
 def requantise_stored_weights(optimizer: Any) -> None:
     """Quantise stored weights from the optimizer's masters, as after the last step.
 
-    A collective call. Under delayed scaling the weights get the scales of the last step.
+    This is a collective call. Under delayed scaling the weights get the scales of the last step.
     """
     for part in list_chained_optimizers(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):

@@ -1,4 +1,4 @@
-"""Delayed scaling in Megatron's passes: the renewal of scales, over ranks and under recomputation.
+"""`DelayedUpdates`: renews delayed scales in Megatron's passes, over ranks and under recomputation.
 
 A region is a part of the model that Megatron runs in one FP8 context (`fp8_regions.py`).
 
@@ -18,10 +18,10 @@ group. The group has the tensor-, data- and context-parallel ranks, and no data-
 Under activation recomputation the second forward pass has to quantise with the scales of the first
 pass, which may have been renewed in between. So the first pass of a recomputed region stashes the
 scales of each layer in the order in which the layers run, and the second pass takes them in this
-order. The amaxes of the second pass are those of the first, and are not recorded again. The other
-schemes compute their scales from the tensor, and stash nothing. Megatron recomputes regions with
-FP8 or FP4 through Transformer Engine's `te_checkpoint`. Without Transformer Engine
-`checkpoint_region` takes its place.
+order. The amaxes of the second pass equal the amaxes of the first pass, and are not recorded again.
+The other schemes compute their scales from the tensor, and stash nothing. Megatron recomputes
+regions with FP8 or FP4 through Transformer Engine's `te_checkpoint`. Without Transformer Engine
+`checkpoint_region` replaces it.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
@@ -103,26 +103,28 @@ class DelayedUpdates:
         return partial(self._update, "backward")
 
     def reduce_pending(self) -> None:
-        """Reduce the pending amaxes over the group, as the next update would; a collective call.
+        """Reduce the pending amaxes over the group, as the next update would.
 
-        Afterwards the states of all ranks are equal, so that a checkpoint may keep one of them.
+        This is a collective call. Afterwards the states of all ranks are equal, so that a
+        checkpoint may keep one of them.
         """
         for pass_name in ("forward", "backward"):
             for state, amaxes in zip(self.states, self._reduce_amaxes(pass_name), strict=True):
                 state.merge_pending_amaxes(pass_name, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
-        """Renew the scales of input and weight, if gradients are enabled; a hook of torch."""
+        """Renew the scales of input and weight, if gradients are enabled. It is a hook of torch."""
         if torch.is_grad_enabled():
             self._update("forward")
 
     def _update(self, pass_name: str) -> None:
-        """Renew the scales of a pass from the amaxes of all ranks; a collective call."""
+        """Renew the scales of a pass from the amaxes of all ranks in a collective call."""
         DelayedScaling.update_all(self.states, pass_name, self._reduce_amaxes(pass_name).flatten())
 
     def _reduce_amaxes(self, pass_name: str) -> torch.Tensor:
-        """Return the pending amaxes, each the maximum over the ranks; a collective call.
+        """Return the pending amaxes, each the maximum over the ranks.
 
+        This is a collective call.
         The result has a row per layer and a column per operand of the pass, in FP32.
         """
         layer_amaxes = [state.get_pending_amaxes(pass_name) for state in self.states]
@@ -146,7 +148,7 @@ class _RegionPass:
 _CURRENT_PASS: ContextVar[_RegionPass | None] = ContextVar(
     "pass of a recomputed region", default=None
 )
-"""The pass that runs; None outside of recomputed regions."""
+"""The pass that runs. None: no recomputed region runs."""
 
 
 def use_pass_scales(state: DelayedScaling | None) -> AbstractContextManager[None]:
@@ -173,9 +175,9 @@ def checkpoint_region(
 ) -> Any:
     """Run a region now, and once more in the backward pass, with the scales of the first pass.
 
-    The signature is that of Megatron's `te_checkpoint`. Megatron's `tensor_parallel.checkpoint`,
-    which recomputes the region, restores the random states, so that tracker and group are not
-    needed.
+    The signature is the same as of Megatron's `te_checkpoint`. Megatron's
+    `tensor_parallel.checkpoint`, which recomputes the region, restores the random states, so that
+    tracker and group are not needed.
 
     Args:
         forward: The region.

@@ -35,14 +35,14 @@ from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quanti
 
 @dataclass(slots=True, eq=False)
 class WeightStore:
-    """The memory of a stored weight, shared by all tensors that stand for the weight."""
+    """The memory of a stored weight, which all tensors of the weight share."""
 
     quantised: Quantised
     """Codes and scales."""
     state: DelayedScaling | None
-    """Scales and histories of delayed scaling; None for other schemes."""
+    """Scales and histories of delayed scaling. None: another scheme."""
     initial: torch.Tensor | None
-    """The weight before its first quantisation; None after masters were made of it."""
+    """The weight before its first quantisation. None: masters were already made of it."""
     gathered_dtype: torch.dtype
     """Dtype to which a master is rounded before it is quantised."""
     source_dtype: torch.dtype
@@ -56,7 +56,7 @@ class StoredWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, store: WeightStore, requires_grad: bool = False) -> Self:
-        """Make a tensor that stands for a store."""
+        """Make a tensor over a store."""
         quantised = store.quantised
         tensor: Self = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -190,15 +190,15 @@ def _quantise_weight(
     Args:
         x_NK: The weight.
         spec: Quantisation of the weight.
-        state: Scales and histories of delayed scaling; None for other schemes.
+        state: Scales and histories of delayed scaling. None: another scheme.
     """
     scale: torch.Tensor | float | None = None
     if state is not None:
         scale = state.get_scale("weight")
     elif spec.scheme == "delayed":
-        # A weight without a state is one that no GEMM in FP8 reads. Its scale stays 1.
+        # No GEMM in FP8 reads a weight without a state. Its scale stays 1.
         scale = torch.ones(1, device=x_NK.device)
-    fresh = quantise(x_NK, spec, columnwise=not spec.copies_share_values, scale=scale)
+    fresh = quantise(x_NK, spec, columnwise=not spec.copies_share_values, tensor_scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
         state.record_stored_scale()
@@ -220,9 +220,9 @@ def store_weight(
     Args:
         module: A linear layer.
         spec: Quantisation of the weight.
-        state: Scales and histories of delayed scaling; None for other schemes.
+        state: Scales and histories of delayed scaling. None: another scheme.
         in_16_bits: Whether the weight is a `GatheredIn16Bits`.
-        gathered_dtype: Dtype to which masters are rounded before they are quantised. None means
+        gathered_dtype: Dtype to which masters are rounded before they are quantised. None:
             the dtype of the weight.
     """
     weight = module.weight
@@ -248,11 +248,13 @@ def store_weight(
 def _gather_full_matrix(
     weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any
 ) -> torch.Tensor:
-    """Return a whole weight in the dtype that it is gathered in; a collective call of a group.
+    """Return a whole weight in the dtype in which it is gathered.
+
+    This is a collective call of a group.
 
     Args:
         weight: The stored weight.
-        master: This rank's part of the master; None if this rank has none.
+        master: This rank's part of the master. None: this rank has none.
         start: Index of the part's first element.
         group: The ranks that have the parts.
     """
@@ -276,16 +278,17 @@ def quantize_shards(
     *_others: Any,
     **_named: Any,
 ) -> None:
-    """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
+    """Quantise weights from masters that are sharded over data-parallel ranks.
 
-    The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each
-    shard with an amax that is reduced over the group. Here the gathered weight is quantised. That
-    gives the same codes, and also works if the border of a shard is inside a tile.
+    This is a collective call.
+    The arguments are the same as for Megatron's `quantize_param_shard`. Transformer Engine
+    quantises each shard with an amax that is reduced over the group. Here the gathered weight is
+    quantised. That gives the same codes, and also works if the border of a shard is inside a tile.
 
     Args:
         model_params: The weights.
-        main_params: This rank's part of each master; None if this rank has none.
-        start_offsets: Index of the first element of each part; None without a part.
+        main_params: This rank's part of each master. None: this rank has none.
+        start_offsets: Index of the first element of each part. None: no part.
         data_parallel_group: The ranks that have the parts.
     """
     for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):

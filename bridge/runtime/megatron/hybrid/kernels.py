@@ -1,4 +1,4 @@
-"""Torch code in place of compiled packages that layers of Megatron call.
+"""Torch code that replaces compiled packages which layers of Megatron call.
 
 In a run on a CPU `use_torch_fallbacks` puts the torch code into the layers, under the names of the
 package. Outside of a run the layers are as Megatron has them. A run with CUDA gets no torch code:
@@ -53,8 +53,8 @@ def apply_causal_conv1d(
     Args:
         x: (B, L, D).
         weight: (D, W) taps; the last tap is for the token itself.
-        bias: (D). None means no bias.
-        activation: silu or swish. None means no activation.
+        bias: (D). None: no bias.
+        activation: silu or swish. None: no activation.
 
     Returns:
         (B, L, D) in the dtype of x. The second result is the state for inference, which training
@@ -75,8 +75,8 @@ def apply_causal_conv1d(
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return scale * (Sylvester's matrix) x along the last axis, in the dtype of x.
 
-    It computes the same as the package fast_hadamard_transform. An axis whose length is no power of
-    two is padded with zeros, and the results beyond its length are dropped.
+    It computes the same as the package fast_hadamard_transform. An axis whose length is not a power
+    of two is padded with zeros, and the results beyond its length are dropped.
     """
     width = x.shape[-1]
     padded_width = 1 << (width - 1).bit_length()
@@ -149,7 +149,7 @@ MAMBA_SPECS_MODULE = "megatron.core.models.mamba.mamba_layer_specs"
 """Megatron's spec of a hybrid's layers, which imports the mixer."""
 _MIXER_MODULE = "megatron.core.ssm.mamba_mixer"
 _TRITON_DEPENDENTS = (_MIXER_MODULE, MAMBA_SPECS_MODULE)
-"""Modules that cannot be imported without Triton. megatron-core 0.19 has no part that can."""
+"""Modules that cannot be imported without Triton, in megatron-core 0.19 not even in part."""
 _TENSOR_OPS_MODULE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 _TENSOR_OPS_NAMES = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
 """Functions of that module, which the mixer calls only in inference."""
@@ -159,7 +159,7 @@ _triton_modules: dict[str, types.ModuleType] = {}
 
 @contextmanager
 def use_torch_fallbacks() -> Iterator[None]:
-    """Put torch code for packages that are not installed into Megatron's layers, in a ``with`` block."""
+    """Put torch code into Megatron's layers for missing packages, in a ``with`` block."""
     with ExitStack() as stack:
         stack.enter_context(_import_without_triton())
         for fallback in TORCH_FALLBACKS:
@@ -174,7 +174,10 @@ def use_torch_fallbacks() -> Iterator[None]:
 
 
 def _import_layer_modules(layer: str) -> list[types.ModuleType]:
-    """Return the imported module of a layer, or the modules of a package; none if it does not exist."""
+    """Return the imported module of a layer, or the modules of a package.
+
+    The result is empty if the layer does not exist.
+    """
     if find_spec(layer) is None:
         return []
     importlib.import_module(layer)

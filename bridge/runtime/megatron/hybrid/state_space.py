@@ -112,7 +112,7 @@ def _scan_between_chunks(
 ) -> torch.Tensor:
     """Return the contribution of earlier chunks to each token, (B, C, K, H, P).
 
-    The arguments are those of `_scan_inside_chunks`.
+    The arguments are the same as for `_scan_inside_chunks`.
     """
     decay_to_end_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
     added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, decay_to_end_BHCK, x)
@@ -121,7 +121,7 @@ def _scan_between_chunks(
 
 
 def _refuse_options(others: dict[str, Any]) -> None:
-    """Refuse settings that are on: of inference, of packed sequences, a norm before the gate.
+    """Refuse settings of inference and of packed sequences, and a norm before the gate.
 
     Raises:
         NotImplementedError: A setting is neither None nor False.
@@ -179,7 +179,7 @@ def convolve_and_scan(
         zxbcdt: (B, L, 2 H P + 2 G N + H), the result of the input projection: gate, inputs, B, C
             and steps.
         conv1d_weight: (H P + 2 G N, W), taps of the causal convolution of inputs, B and C.
-        conv1d_bias: (H P + 2 G N). None means no bias.
+        conv1d_bias: (H P + 2 G N). None: no bias.
         dt_bias: (H), added to the steps.
         A: (H) decays.
         D: (H) or (H, P) skip weights.
@@ -190,7 +190,7 @@ def convolve_and_scan(
         **others: As for `scan_chunks`, and settings of a norm in the kernel.
 
     Raises:
-        NotImplementedError: One of `others` is set, or the activation is another.
+        NotImplementedError: One of `others` is set, or the activation is not silu or swish.
     """
     _refuse_options({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]

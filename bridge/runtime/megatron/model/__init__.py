@@ -4,6 +4,6 @@
     layer_spec.py        the layers of a chunk, by Megatron's spec functions
     initial_weights.py   weights that are the same in every parallel layout
 
-`runtime/megatron/hybrid/` has the layers of Mamba models, and `runtime/megatron/emulation/` those
-that emulate FP8 and FP4.
+`runtime/megatron/hybrid/` has the layers of Mamba models, and `runtime/megatron/emulation/` has the
+layers that emulate FP8 and FP4.
 """

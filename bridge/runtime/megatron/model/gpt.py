@@ -45,8 +45,8 @@ ACTIVATIONS = {
 class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is untyped
     """`TransformerConfig` with the further arguments of `GPTModel` and of latent attention.
 
-    The arguments have Megatron's names. The defaults are those of `TransformerConfig`. The fields
-    that `MLATransformerConfig` adds have its defaults, and are read only with
+    The arguments have Megatron's names. The defaults are the defaults of `TransformerConfig`. The
+    fields that `MLATransformerConfig` adds have its defaults, and are read only with
     `multi_latent_attention`.
     """
 
@@ -55,11 +55,11 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """LayerNorm or RMSNorm."""
     q_lora_rank: int | None = 512
-    """Width of the latent of queries. None means no latent."""
+    """Width of the latent of queries. None: no latent."""
     rope_type: Literal["rope", "yarn"] = "yarn"
     """Rotary embedding of latent attention."""
     vocab_size: int | None = None
-    """Tokens of the vocabulary before padding. None means the vocabulary of the data."""
+    """Tokens of the vocabulary before padding. None: the vocabulary of the data."""
     seq_length: int = 256
     """Tokens per sample."""
     make_vocab_size_divisible_by: int = 128
@@ -93,7 +93,7 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
         with warnings.catch_warnings(), apply_patches(keep_compatible(CHANGES_FOR_CONFIGS)):
-            # Megatron warns of values that are its own defaults.
+            # Megatron warns about values that are its defaults.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
             if config.multi_latent_attention:
@@ -114,14 +114,14 @@ _SWITCH_EXTENSIONS = {
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
     "persist_layer_norm": "apex",
 }
-"""Switch -> the compiled extension that Megatron's own layers need for it.
+"""Switch -> the compiled extension that Megatron's local layers need for it.
 
 The output layer is Megatron's under each backend, with Transformer Engine too.
 """
 
 
 def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
-    """Return a copy of a model config that runs on this machine, and sentences on the changes.
+    """Return a copy of a model config that runs on this machine, and sentences about the changes.
 
     No field of the precision is changed.
 
@@ -131,7 +131,7 @@ def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tup
         backend: Name of the backend of the GEMMs.
 
     Raises:
-        RunConfigError: The vocabulary of the data is larger than that of the config.
+        RunConfigError: The vocabulary of the data is larger than the vocabulary of the config.
     """
     config = copy.copy(config)
     if config.vocab_size is None:
@@ -289,7 +289,8 @@ def _build_chunk(
 ) -> torch.nn.Module:
     """Build a chunk of the model: its layers, their emulation, the weights, and the 16-bit module.
 
-    The arguments are those of `build_gpt`, and the number of the chunk in an interleaved pipeline.
+    The arguments are the arguments of `build_gpt`, and the number of the chunk in an interleaved
+    pipeline.
     """
     arguments = _make_model_arguments(config, vp_stage)
     model: torch.nn.Module
@@ -322,7 +323,7 @@ def _build_chunk(
 def count_parameters(model: list[Any]) -> int:
     """Return the number of values of the whole model, over tensor-parallel shards and stages.
 
-    A collective call. A parameter of which several ranks have a copy (norms under tensor
+    This is a collective call. A parameter of which several ranks have a copy (norms under tensor
     parallelism, tied embeddings under pipeline parallelism) counts once. Each expert-parallel rank
     has different experts, and all of them count.
 
@@ -348,7 +349,7 @@ def count_parameters(model: list[Any]) -> int:
 
 
 def _sum_over_group(number: int, group: Any, device: torch.device) -> int:
-    """Return the sum of a number over the ranks of a group; a collective call."""
+    """Return the sum of a number over the ranks of a group in a collective call."""
     total = torch.tensor(number, dtype=torch.int64, device=device)
     torch.distributed.all_reduce(total, group=group)
     return int(total)

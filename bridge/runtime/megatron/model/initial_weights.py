@@ -1,7 +1,8 @@
 """Initial weights that are the same in every parallel layout.
 
 Megatron draws the weights of a rank in sequence from the rank's random state. So the weights of a
-pipeline stage, tensor-parallel shard or expert-parallel rank differ from those of a single process.
+pipeline stage, tensor-parallel shard or expert-parallel rank differ from the weights of a single
+process.
 Here each weight of the whole model is drawn separately. Its seed is made of the run's seed and the
 weight's identity in Megatron's distributed checkpoints: its name, and the numbers of layer and
 expert. A rank draws the whole weight, and takes its part.
@@ -146,7 +147,7 @@ def _draw_time_step_bias(bias: torch.Tensor) -> None:
 
 
 def _find_mark(weight: torch.Tensor, marks: InitMethods) -> float | None:
-    """Return the mark that all elements of a weight have; None without it.
+    """Return the mark that all elements of a weight have, or None without it.
 
     The elements may be the mark rounded to a low precision.
     """
@@ -174,7 +175,7 @@ def _draw_parameter(
     device = unfilled.device
     if isinstance(entry, str):
         return _fill_seeded(unfilled, method, f"{seed} {entry}")
-    # A parameter that a checkpoint keeps as several tensors, for example both halves of a gated MLP.
+    # A checkpoint keeps such a parameter as several tensors, for example the halves of a gated MLP.
     if isinstance(entry, ShardedTensorFactory):
         parts = entry.build_fn(entry.key, unfilled, entry.replica_id, entry.flattened_range)
         shards = dict_list_map_outplace(lambda part: _draw_shard(part, device, method, seed), parts)
@@ -201,7 +202,7 @@ def _fill_seeded(
 ) -> torch.Tensor:
     """Fill a tensor with random values, and restore the random states.
 
-    `torch.manual_seed` is not called: it would also queue a seed for devices that do not exist,
+    `torch.manual_seed` is not called. It would also queue a seed for devices that do not exist,
     each with a stack trace that is never freed.
 
     Args:

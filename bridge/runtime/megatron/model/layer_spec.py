@@ -61,7 +61,7 @@ LOCAL_CLASSES: Mapping[Any, Any] = {
     DotProductAttention: FusedDotProductAttention,
     MLASelfAttention: LatentAttention,
 }
-"""Class of a local spec -> the class that takes its place."""
+"""Class of a local spec -> the class that replaces it."""
 
 
 def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
@@ -69,8 +69,8 @@ def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
 
     Args:
         part: A spec, its submodules, a class, or from megatron-core 0.19 on a `partial`.
-        classes: Class -> the class that takes its place. Without Transformer Engine, Megatron's
-            names of its classes are mocks, which are no types.
+        classes: Class -> the class that replaces it. Without Transformer Engine, Megatron's
+            names of its classes are mocks, which are not types.
     """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
@@ -120,10 +120,10 @@ def _drop_attention_variant(config: Any) -> Any:
 
 
 def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of a chunk's multi-token-prediction layers; None for a chunk without them.
+    """Return the spec of a chunk's multi-token-prediction layers, or None for a chunk without them.
 
-    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer
-    has the spec of the model's last layer.
+    The arguments are the same as for `build_block_spec`. The transformer layer inside a prediction
+    layer has the spec of the model's last layer.
     """
     if not config.mtp_num_layers:
         return None
@@ -168,7 +168,7 @@ class _LocalLayerProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron 
 def _apply_attention_variant(
     config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool
 ) -> list[ModuleSpec]:
-    """Return layers in which those with the attention variant of a model config have it.
+    """Return layers with the attention variant of a model config, where the config has it.
 
     The variants are the gated delta net and DeepSeek sparse attention. Megatron has specs of their
     attention, and no spec of a block with sparse attention.
@@ -212,7 +212,7 @@ def _apply_attention_variant(
 def _replace_attention(
     layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool
 ) -> ModuleSpec:
-    """Return a layer with another attention; the other arguments describe the attention."""
+    """Return a layer with another attention, which the other arguments describe."""
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
         parts["input_layernorm"] = IdentityOp  # the norm is inside of the input projection

@@ -1,4 +1,4 @@
-"""Agreement of ranks: equal settings on all ranks, and results that ranks share.
+"""Functions by which ranks agree: equal settings on all ranks, and results that ranks share.
 
 `require_agreement` compares the settings of all ranks. Each rank sends a digest of 32 bytes. If
 digests differ, rank 0 and the first rank that differs from it send their settings, and every rank
@@ -20,19 +20,19 @@ from bridge.errors import CheckpointError, RunConfigError, TrainingError
 T = TypeVar("T")
 
 MAX_SHOWN_SETTINGS = 20
-"""Most settings that the message lists; the others are counted."""
+"""The largest number of settings that the message lists. The others are counted."""
 SHARED_ERRORS = (CheckpointError, TrainingError, OSError)
 """Errors that every rank raises if a rank raises them."""
 
 
 def require_agreement(fingerprint: Mapping[str, str]) -> None:
-    """Compare the settings of all ranks; a collective call.
+    """Compare the settings of all ranks in a collective call.
 
     Args:
         fingerprint: Path -> value of this rank's settings.
 
     Raises:
-        RunConfigError: Two ranks have different settings; raised on every rank.
+        RunConfigError: Two ranks have different settings. Every rank raises the error.
     """
     digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
     rank = torch.distributed.get_rank()
@@ -90,9 +90,10 @@ def _describe_differences(
 
 
 def compute_on_first_rank(compute: Callable[[], T]) -> T:
-    """Call a function on the first rank, and return its result on every rank; a collective call.
+    """Call a function on the first rank, and return its result on every rank.
 
-    If the function raises an error of `SHARED_ERRORS`, every rank raises it.
+    This is a collective call. If the function raises an error of `SHARED_ERRORS`, every rank raises
+    it.
     """
     outcomes: list[Any] = [None]
     if torch.distributed.get_rank() == 0:
@@ -104,13 +105,14 @@ def compute_on_first_rank(compute: Callable[[], T]) -> T:
 
 
 def compute_on_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
-    """Call a function on all ranks of a group, and return all results on each; a collective call.
+    """Call a function on all ranks of a group, and return all results on each rank.
 
-    If the function raises an error of `SHARED_ERRORS` on a rank, every rank raises it.
+    This is a collective call. If the function raises an error of `SHARED_ERRORS` on a rank, every
+    rank raises it.
 
     Args:
         compute: The function.
-        group: The ranks. None means all ranks.
+        group: The ranks. None: all ranks.
 
     Returns:
         The results in the order of the ranks.
@@ -132,7 +134,7 @@ def _catch_shared_error(compute: Callable[[], T]) -> tuple[T | None, Exception |
 
 
 def _get_results(outcomes: Sequence[Any]) -> list[Any]:
-    """Return the results of all ranks, or raise the first error of them."""
+    """Return the results of all ranks, or raise the first error of a rank."""
     for _, error in outcomes:
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Memory of this process: freed memory is given back to the system, and the peak of a run is read."""
+"""Functions that return freed memory to the system, and read the peak memory of a run."""
 
 import ctypes
 import re
@@ -18,11 +18,11 @@ Source: Linux, man 5 proc.
 
 
 def trim_heap() -> None:
-    """Give freed memory of the C library's heap back to the system; only glibc can.
+    """Return freed memory of the C library's heap to the system. Only glibc supports this.
 
-    Tensors on a CPU are aligned allocations. glibc often cannot place one into the hole that a
-    freed one of the same size left. Without this call the heap of a run grew by as much as a
-    layer's operands in each step. With CUDA the tensors are not in this heap.
+    Tensors on a CPU are aligned allocations. glibc often cannot place a tensor into the hole that a
+    freed tensor of the same size left. Without this call the heap of a run grew in each step by the
+    size of a layer's operands. With CUDA the tensors are not in this heap.
     """
     if has_cuda():
         return
@@ -31,7 +31,7 @@ def trim_heap() -> None:
 
 
 def reset_peak_memory() -> None:
-    """Begin to measure the peak memory, without that of earlier runs of this process."""
+    """Begin to measure the peak memory, without the peak of earlier runs of this process."""
     if has_cuda():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # a system without /proc
@@ -39,7 +39,7 @@ def reset_peak_memory() -> None:
 
 
 def read_peak_memory() -> int | None:
-    """Return the peak memory of the run in bytes; None if the system does not count it.
+    """Return the peak memory of the run in bytes, or None if the system does not count it.
 
     With CUDA it is the memory of the GPU, otherwise the resident memory of the process.
     """

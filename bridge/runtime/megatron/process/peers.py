@@ -1,4 +1,4 @@
-"""`Peers`: which rank ended or stalled, found without collectives after a collective has failed.
+"""`Peers`: finds the rank that ended or stalled, without collectives, after a collective failed.
 
 A rank that dies closes its connections, and a rank that stalls lets the collectives of other ranks
 time out. On the other ranks both are an error of a collective, which names no rank. So:
@@ -30,15 +30,15 @@ from bridge.errors import TrainingError
 T = TypeVar("T")
 
 STORE_SECONDS = 30.0
-"""How long a rank that ends waits for the store."""
+"""The time for which a rank that ends waits for the store."""
 POLLS_PER_SECOND = 5000
-"""Most requests a second to the store, of all ranks together."""
+"""The largest number of requests a second to the store, of all ranks together."""
 MAX_NAMED_RANKS = 8
-"""Most ranks that a sentence names; the others are counted."""
+"""The largest number of ranks that a sentence names. The others are counted."""
 
 
 def run_with_timeout(request: Callable[[], T], seconds: float) -> T:
-    """Return the result of a request to a store; without a timeout it waits for ever if that stalls.
+    """Return the result of a request to a store, which could wait forever without a timeout.
 
     Raises:
         DistError: The store does not answer in time.
@@ -63,13 +63,13 @@ class Peers:
     """The other ranks of a launch, as this rank sees them in the store."""
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
-        """Prepare the search; `answer_alarms` starts the thread.
+        """Prepare the search. `answer_alarms` starts the thread.
 
         Args:
             store: Store of the launch, with keys of this run only.
             rank: This rank.
             ranks: Number of ranks.
-            timeout: How long a collective waits for its ranks.
+            timeout: The time for which a collective waits for its ranks.
         """
         self.step = 0
         """The last step that this rank finished."""
@@ -132,7 +132,7 @@ class Peers:
             )
 
     def _reach_verdict(self, waited_seconds: float) -> TrainingError | None:
-        """Write an alarm, wait for the answers of the ranks, and return the error that all end with.
+        """Write an alarm, wait for the answers of the ranks, and return the error of all ranks.
 
         Args:
             waited_seconds: Seconds since the last finished step. A stalled rank is looked for only
@@ -168,7 +168,7 @@ class Peers:
             raise
 
     def _write_verdict(self, ranks: list[int], fact: str) -> None:
-        """Write the sentence that all ranks end with, unless another rank wrote one."""
+        """Write the sentence with which all ranks end, unless another rank wrote it."""
         named = ", ".join(
             f"rank {rank} ({self._get_host(rank)})" for rank in ranks[:MAX_NAMED_RANKS]
         )
@@ -181,7 +181,7 @@ class Peers:
         self._store.compare_set("verdict", "", sentence)
 
     def _wait_for_ranks(self, word: str, *, until: float) -> list[int]:
-        """Return the ranks that have not written a word and have not left.
+        """Return the ranks that have not written a key and have not left.
 
         The call returns when there is no such rank, and at the time `until`.
         """
@@ -194,7 +194,7 @@ class Peers:
         return missing
 
     def _has_written(self, rank: int, word: str) -> bool:
-        """Return whether a rank has written a word, or left."""
+        """Return whether a rank has written a key, or left."""
         return self._store.check([f"{word} {rank}"]) or self._store.check([f"left {rank}"])
 
     def _get_host(self, rank: int) -> str:
@@ -204,7 +204,7 @@ class Peers:
         return "an unknown host"
 
     def _answer_alarm(self, store: Store) -> None:
-        """Answer an alarm; the target of a thread, which has a separate connection."""
+        """Answer an alarm. It is the target of a thread, which has a separate connection."""
         with suppress(DistError):
             while not self._ended.wait(self._poll_seconds):
                 if store.check(["alarm"]):

@@ -1,4 +1,4 @@
-"""Loggers of Megatron and torch whose lines no user can act on.
+"""`quiet_loggers`: silences loggers of Megatron and torch whose lines no user can act on.
 
 They are quiet while Megatron is imported, and for the length of a run.
 """

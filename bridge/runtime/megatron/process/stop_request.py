@@ -21,7 +21,7 @@ class StopRequest:
     """The signal that asked this process to stop."""
 
     number = 0
-    """Number of the first signal, 0 for none."""
+    """Number of the first signal. 0: no signal came."""
     is_noted_only = False
     """Whether the first signal is only noted, by a loop that reads `number` or by a dying process.
 

@@ -1,8 +1,8 @@
-"""`training_process`: torch.distributed, Megatron's groups, seeds and threads, set up and taken down.
+"""`training_process`: sets up torch.distributed, Megatron's groups, seeds and threads for a run.
 
 A single process needs no launcher. torchrun, or any launcher that sets the same variables, starts
-several, and each runs the same code. Everything that `training_process` sets up is taken down
-again, also after an exception, so that one Python process can train several times.
+several processes, and each runs the same code. At the end everything is taken down again, also
+after an exception, so that one Python process can train several times.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from bridge.runtime.megatron.process.stop_request import StopRequest, catch_stop
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 TIMEOUT_MINUTES = 30.0
-"""How long a collective waits for its ranks, by default."""
+"""The default time for which a collective waits for its ranks."""
 MAX_THREADS_WITHOUT_GC = 200
-"""Threads of a process above which the models of a sweep's earlier runs are collected.
+"""The number of threads above which the models of a sweep's earlier runs are collected.
 
-A run has some twenty.
+A run has about twenty threads.
 """
 _run_counter = itertools.count()
 """Numbers the runs of this process."""
@@ -79,7 +79,7 @@ class Process:
     notes: tuple[str, ...]
     """Sentences for the log about adaptations to this machine."""
     peers: Peers | None
-    """The other ranks, None in a job of one process."""
+    """The other ranks. None: the job has one process."""
     stop: StopRequest
     """The signal that asked this process to stop."""
 
@@ -104,10 +104,10 @@ class _LauncherVariables:
 
     def count_threads(self) -> int:
         """Return OMP_NUM_THREADS, or this rank's share of the CPUs of the machine."""
-        text = os.environ.get("OMP_NUM_THREADS", "")
+        stated_threads = os.environ.get("OMP_NUM_THREADS", "")
         stated = 0
-        if text.isdecimal():
-            stated = int(text)
+        if stated_threads.isdecimal():
+            stated = int(stated_threads)
         if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
             return stated
         cpus = os.cpu_count() or 1
@@ -130,12 +130,12 @@ def training_process(
         model: Model config with the parallel sizes.
         seed: The same on all ranks. Megatron derives a seed per rank from it.
         fingerprint: Settings that must be equal on all ranks.
-        timeout_minutes: How long a collective waits for its ranks.
+        timeout_minutes: The time for which a collective waits for its ranks.
 
     Raises:
-        RunConfigError: Ranks have different settings, or their number
-            does not fit the parallel sizes.
-        TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
+        RunConfigError: Ranks have different settings, or their number does not fit the parallel
+            sizes.
+        TrainingError: Other ranks ended or stalled, so that a collective of this rank failed.
     """
     launch = _LauncherVariables()
     notes: list[str] = []
@@ -224,7 +224,7 @@ def _patch_layers(stack: ExitStack) -> None:
 
 
 def _require_whole_replicas(model: Any, world_size: int) -> None:
-    """Refuse a number of processes that is no multiple of the processes of a model replica."""
+    """Refuse a number of processes that is not a multiple of the processes of a model replica."""
     dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     experts = (
         "expert_model_parallel_size",
@@ -256,7 +256,7 @@ def _set_up_device(
         torch.cuda.set_device(launch.local_rank)
         return torch.device("cuda", launch.local_rank)
     stack.enter_context(cuda_shim.cpu_as_cuda())
-    # A C++ compiler would take seconds per function, and its sums may be others.
+    # A C++ compiler would take seconds per function, and its sums may differ.
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     is_hybrid = getattr(model, "is_hybrid_model", False)
     if is_hybrid or getattr(model, "experimental_attention_variant", None):

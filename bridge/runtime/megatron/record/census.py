@@ -1,4 +1,4 @@
-"""The census of a run's tensors: dtype and size of each kind, read from the live objects."""
+"""`take_census`: the dtype and size of each kind of tensor of a run, read from the live objects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The first gradient of a backward pass that is not finite: its layer, module and GEMM.
+"""`find_first_not_finite`: the layer, module and GEMM of the first non-finite gradient.
 
 A skipped step leaves its gradients in their buffers. They are examined only after such a step, so
 that a step without a fault costs nothing.
@@ -19,7 +19,7 @@ CHECKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class _Gradient:
-    """The gradient of a parameter; gradients are ordered as the forward pass reads parameters."""
+    """The gradient of a parameter. Gradients are ordered as the forward pass reads parameters."""
 
     part: int
     """0 for embeddings, 1 for layers, 2 for all other modules."""
@@ -49,11 +49,14 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def find_first_not_finite(model: list[Any]) -> str | None:
-    """Return a clause on the first NaN or Inf of a backward pass, on any rank; None without them.
+    """Return a clause about the first NaN or Inf of a backward pass, on any rank.
 
-    A collective call. After a backward pass only the gradients of weights are kept. If gradients of
-    several modules are not finite, the fault came through the dgrad of the module that ran before
-    the first of them. A single gradient that is not finite is a fault of the module's wgrad.
+    The result is None without NaN and Inf.
+
+    This is a collective call. After a backward pass only the gradients of weights are kept. If
+    gradients of several modules are not finite, the fault came through the dgrad of the module that
+    ran before the first of them. A single gradient that is not finite is a fault of the module's
+    wgrad.
 
     Args:
         model: Chunks of this rank.

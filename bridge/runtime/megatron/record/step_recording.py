@@ -38,7 +38,7 @@ class StepRecording:
         self._copies = copies
 
     def gather_record(self, census: tuple[CensusRow, ...]) -> Record:
-        """Return the record of all ranks; a collective call.
+        """Return the record of all ranks in a collective call.
 
         Args:
             census: The tensors of this rank.
@@ -48,7 +48,7 @@ class StepRecording:
     def find_mismatches(
         self, plan: PrecisionPlan, record: Record, *, is_error_bounded: bool = True
     ) -> tuple[Mismatch, ...]:
-        """Return the differences of the record of all ranks from the plan; a collective call.
+        """Return the differences of the record of all ranks from the plan in a collective call.
 
         Args:
             plan: The plan of the step.

@@ -2,9 +2,9 @@
 
 In the first micro-batch of a measured step, the row-wise copies of input, weight and grad_output
 are compared with their sources, for each emulated layer and each layer of Transformer Engine on a
-CPU. The errors are those of this rank's shard. A sample of the sources gives the errors under other
-schemes. A stored weight is compared with its master if this rank has the whole master. A measured
-step trains like any other step: no random number is drawn, and no tensor is changed.
+CPU. The errors are the errors of this rank's shard. A sample of the sources gives the errors under
+other schemes. A stored weight is compared with its master if this rank has the whole master. A
+measured step trains like any other step: no random number is drawn, and no tensor is changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,8 @@ TE_OPERANDS = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
 def name_modules_by_layer(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
     """Return the layer's number and the name of every module in a transformer or prediction layer.
 
-    The number is that in the whole model; prediction layers are numbered after the others. The name
-    is that in the layer, and in a prediction layer that in the transformer layer inside it.
+    Layers are numbered in the whole model, and prediction layers come last. The name is the path in
+    the layer. In a prediction layer it is the path in the transformer layer inside it.
     """
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
@@ -167,10 +167,12 @@ class Telemetry:
         scale = None
         if spec.scheme == "delayed":
             scale = quantizer.scale.item()
-        self.add(location, matrix, make_operand(matrix, spec, location.role, scale=scale))
+        self.add(location, matrix, make_operand(matrix, spec, location.role, tensor_scale=scale))
 
     def _find_location(self, source: torch.Tensor, quantizer: Any) -> _OperandLocation | None:
-        """Return the location of a tensor; None for a tensor that is no operand of a linear layer.
+        """Return the location of a tensor.
+
+        The result is None for a tensor that is not an operand of a linear layer.
 
         A weight is recognised by its memory, since a cached weight has a copy of its quantizer.
         """
@@ -184,7 +186,10 @@ class Telemetry:
         return None
 
     def gather_stages(self, step: int | None = None) -> list[QuantisationRow]:
-        """Return the rows of all pipeline stages in order, of a step or of all; a collective call."""
+        """Return the rows of all pipeline stages in order, of a step or of all.
+
+        This is a collective call.
+        """
         group = parallel_state.get_pipeline_model_parallel_group()
         stage_rows = [row for row in self.rows if step in (None, row.step)]
         rows: list[QuantisationRow] = []

@@ -1,4 +1,4 @@
-"""Comparison of a weight's copies on data-parallel ranks, after Megatron's optimizer gathered them.
+"""Functions that compare a weight's copies on data-parallel ranks after the optimizer's gather.
 
 Each rank steps on its part of a weight, in a master, and gathers the other parts. A wrong gather
 raises no error, and only the loss shows it, much later. So at the end of a forward pass each rank
@@ -46,7 +46,9 @@ class WeightCopy:
 
 
 def find_wrong_copies(copies: list[WeightCopy]) -> tuple[Mismatch, ...]:
-    """Return the weights whose copies differ between ranks or from the masters; a collective call.
+    """Return the weights whose copies differ between ranks or from the masters.
+
+    This is a collective call.
 
     Args:
         copies: The copies of this rank.
@@ -141,7 +143,7 @@ def _get_shard_ranks(parameter: torch.nn.Parameter) -> tuple[int, int]:
 def _equals_master(
     parameter: Any, values: torch.Tensor, part: slice | None, *, is_stored: bool
 ) -> bool:
-    """Return whether this rank's part of a weight is its master, rounded; True without a master."""
+    """Return whether this rank's part of a weight is its rounded master, or has no master."""
     master = getattr(parameter, "main_param", None)
     if (
         part is None

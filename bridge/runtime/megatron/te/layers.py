@@ -1,4 +1,4 @@
-"""Factories of quantizers that choose BF16 or a scheme per layer, inside a Transformer Engine recipe.
+"""Factories of quantizers for a Transformer Engine recipe, which choose BF16 or a scheme per layer.
 
 Megatron runs its first and last layers in BF16 without autocast, which delayed scaling does not
 allow. Transformer Engine's `CustomRecipe` calls a factory for the quantizer of each tensor, and

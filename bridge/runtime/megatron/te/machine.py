@@ -1,4 +1,7 @@
-"""The requirements of Transformer Engine that a machine does not meet: GPU, packages and versions."""
+"""`list_missing_for_te`: the requirements of Transformer Engine that a machine does not meet.
+
+They are about the GPU, packages and versions.
+"""
 
 import importlib
 import re
@@ -18,8 +21,8 @@ def list_missing_for_te(scheme: str | None = None, machine: Target | None = None
     Transformer Engine is imported if this machine has a CUDA device for it.
 
     Args:
-        scheme: Megatron's name of a scheme whose requirements count too. None means no scheme.
-        machine: A declared machine. None means this machine.
+        scheme: Megatron's name of a scheme whose requirements count too. None: no scheme.
+        machine: A declared machine. None: this machine.
     """
     target = machine
     if target is None:
@@ -74,7 +77,7 @@ def _is_older(version: Version | None, minimum: str | None) -> bool:
 
 
 def find_load_error() -> str | None:
-    """Return the first sentence of Transformer Engine's import error; None without an error."""
+    """Return the first sentence of Transformer Engine's import error, or None without an error."""
     try:
         importlib.import_module("transformer_engine.pytorch")
     # A package without its CUDA libraries fails with any of these.

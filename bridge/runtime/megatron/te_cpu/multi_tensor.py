@@ -55,10 +55,16 @@ def multi_tensor_compute_scale_and_scale_inv(
     epsilon: float,
 ) -> None:
     """Write scales and their reciprocals from amaxes."""
-    for amax, scale, scale_inv in zip(*tensors, strict=True):
-        factor = compute_scale(amax, max_fp8, power_of_two=force_pow_2_scales, eps=epsilon)
-        scale.copy_(factor)
-        scale_inv.copy_(divide(1.0, factor).reshape(scale_inv.shape))
+    amaxes, scales, scale_invs = tensors
+    if not amaxes:
+        return
+    # One computation for all tensors: a dozen operators on each single number would be slow.
+    joined = torch.cat([amax.reshape(-1) for amax in amaxes])
+    factors = compute_scale(joined, max_fp8, power_of_two=force_pow_2_scales, eps=epsilon)
+    sizes = [amax.numel() for amax in amaxes]
+    for targets, values in ((scales, factors), (scale_invs, divide(1.0, factors))):
+        for target, value in zip(targets, torch.split(values, sizes), strict=True):
+            target.copy_(value.reshape(target.shape))
 
 
 def multi_tensor_scale(
@@ -86,8 +92,11 @@ def _split_into_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
     The lists have tensors of equal sizes; an item has the same elements of a tensor of each list.
     """
     for same_size in zip(*tensors, strict=True):
-        parts = [tensor.detach().view(-1).split(_PART_ELEMENTS) for tensor in same_size]
-        yield from zip(*parts, strict=True)
+        flat = [tensor.detach().view(-1) for tensor in same_size]
+        if flat[0].numel() <= _PART_ELEMENTS:
+            yield tuple(flat)
+            continue
+        yield from zip(*[tensor.split(_PART_ELEMENTS) for tensor in flat], strict=True)
 
 
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:

@@ -133,6 +133,19 @@ def create_empty_quantized_tensor(
 ) -> Any:
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     shape = tuple(shape)
+    _require_tiles(quantizer, shape)
+    inner = {}
+    for name, (size, buffer_dtype) in _get_buffer_specs(quantizer, shape).items():
+        inner[name] = torch.empty(size, dtype=buffer_dtype)
+    return _assemble_tensor(quantizer, shape, dtype, inner)
+
+
+def _require_tiles(quantizer: Any, shape: tuple[int, ...]) -> None:
+    """Refuse a shape that Transformer Engine does not quantise.
+
+    Raises:
+        BackendUnavailableError: MXFP8 of a shape that is not a multiple of 32 on both sides.
+    """
     if get_quantizer_name(quantizer) == "MXFP8Quantizer" and (
         shape[-1] % 32 or math.prod(shape[:-1]) % 32
     ):
@@ -142,11 +155,23 @@ def create_empty_quantized_tensor(
             f"got a tensor of {shape}. "
             "Use widths and tokens of a micro-batch that are, on each rank."
         )
-    inner = {}
-    for name, (size, buffer_dtype) in _get_buffer_specs(quantizer, shape).items():
-        inner[name] = torch.empty(size, dtype=buffer_dtype)
+
+
+def _assemble_tensor(
+    quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, inner: dict[str, torch.Tensor]
+) -> Any:
+    """Return a quantised tensor of Transformer Engine's class with these buffers.
+
+    Args:
+        quantizer: Transformer Engine's quantizer.
+        shape: Shape of the tensor.
+        dtype: Nominal dtype of the tensor.
+        inner: Attribute -> buffer.
+    """
     meta = quantizer.create_metadata(shape, dtype=dtype)
-    stride = torch.empty(shape, device="meta").stride()
+    stride = None
+    if meta["is_tensor"]:
+        stride = torch.empty(shape, device="meta").stride()
     tensor = meta["cls"].__tensor_unflatten__(inner, meta, shape, stride)
     if hasattr(tensor, "_with_gemm_swizzled_scales"):
         tensor._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
@@ -191,7 +216,7 @@ def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor
         spec,
         rowwise=row,
         columnwise=col,
-        scale=scale,
+        tensor_scale=scale,
         reduce_amax=_make_amax_reduction(quantizer),
     )
     if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
@@ -242,14 +267,14 @@ def quantize(
         and x.dtype != torch.bfloat16
     ):
         raise RuntimeError("RHT is only supported for bfloat16 input")  # csrc/quantizer.cpp
-    out = output
-    if out is None:
-        out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
-    contents = _quantise_buffers(x, quantizer)
-    buffers = _get_buffer_specs(quantizer, get_shape(out))
-    for name, value in contents.items():
-        if hasattr(out, name):
-            _write_buffer(out, name, value, buffers.get(name), is_new=output is None)
+    if output is None:
+        out = _quantise_into_new_tensor(x, quantizer)
+    else:
+        out = output
+        buffers = _get_buffer_specs(quantizer, get_shape(out))
+        for name, value in _quantise_buffers(x, quantizer).items():
+            if hasattr(out, name):
+                _write_buffer(out, name, value, buffers.get(name))
     if hasattr(out, "_transpose_invalid"):
         out._transpose_invalid = out._transpose is None
     if hasattr(out, "_fp8_dtype"):
@@ -257,39 +282,55 @@ def quantize(
     return out
 
 
-def _write_buffer(
-    out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool
-) -> None:
+def _quantise_into_new_tensor(x: torch.Tensor, quantizer: Any) -> Any:
+    """Return a tensor in a new storage."""
+    shape = tuple(x.shape)
+    _require_tiles(quantizer, shape)
+    contents = _quantise_buffers(x, quantizer)
+    inner = {}
+    for name, buffer in _get_buffer_specs(quantizer, shape).items():
+        inner[name] = _view_as_buffer(contents.get(name), buffer, f"quantize: {name}")
+    return _assemble_tensor(quantizer, shape, x.dtype, inner)
+
+
+def _view_as_buffer(value: torch.Tensor | None, buffer: _Buffer, label: str) -> torch.Tensor:
+    """Return the contents of a buffer in its shape and dtype.
+
+    Raises:
+        RuntimeError: There are no contents, or they have another number of elements.
+    """
+    shape, dtype = buffer
+    if value is None or value.numel() != math.prod(shape):
+        value_shape = None
+        if value is not None:
+            value_shape = tuple(value.shape)
+        raise RuntimeError(f"{label}: must have shape {shape}, got {value_shape}")
+    value = value.reshape(shape)
+    if value.dtype == dtype:
+        return value
+    return value.view(dtype)
+
+
+def _write_buffer(out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None) -> None:
     """Write a buffer of a storage.
 
-    A tensor of an existing storage keeps its memory, which may be a part of a DDP buffer.
+    A buffer that has the right shape keeps its memory, which may be a part of a DDP buffer.
 
     Args:
         out: The storage.
         name: Attribute of the buffer.
         value: Its contents.
         buffer: Its shape and dtype, None if the storage has no such buffer.
-        is_new: Whether the storage has just been made.
     """
     if buffer is None:
         setattr(out, name, None)
         return
-    shape, dtype = buffer
-    if value is None or value.numel() != math.prod(shape):
-        value_shape = None
-        if value is not None:
-            value_shape = tuple(value.shape)
-        raise RuntimeError(
-            f"{type(out).__name__}.{name}: must have shape {shape}, got {value_shape}"
-        )
-    value = value.reshape(shape)
-    if value.dtype != dtype:
-        value = value.view(dtype)
+    contents = _view_as_buffer(value, buffer, f"{type(out).__name__}.{name}")
     present = getattr(out, name, None)
-    if present is not None and present.shape == value.shape and not is_new:
-        present.copy_(value)
+    if present is not None and present.shape == contents.shape:
+        present.copy_(contents)
     else:
-        setattr(out, name, value)
+        setattr(out, name, contents)
 
 
 def read_quantised(tensor: Any) -> Quantised:

@@ -1,4 +1,4 @@
-"""One record of every GEMM of a model in a block of code, from three sources that do not overlap.
+"""`GemmWatch`: records every GEMM of a model in a block of code, from three separate sources.
 
 - `bridge.runtime.numerics` announces the GEMMs that it emulates.
 - Transformer Engine's Python calls its extension (`te_gemms.py`).
@@ -63,7 +63,7 @@ class GemmWatch(Observer):
     """A record of the GEMMs that ran: rows, counts, and the health of low-precision modules."""
 
     def __init__(self, model: Iterable[torch.nn.Module]) -> None:
-        """Label the modules of a model, or of its chunks; nothing is recorded yet."""
+        """Label the modules of a model, or of its chunks. Nothing is recorded yet."""
         self.labels = label_modules(model)
         self.running = ModuleTracker(self._note_te_module)
         self.calls: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class GemmWatch(Observer):
         """
         self._rows: set[GemmRow] = set()
         self._gemm_depth = 0
-        """GEMMs of the first two sources that are running; operators inside them do not count."""
+        """Running GEMMs of the first two sources. Operators inside them do not count."""
         self._contexts: dict[torch.nn.Module, str] = {}
         """Module of Transformer Engine -> scheme of the autocast around its forward pass."""
         self._inputs: dict[torch.nn.Module, Any] = {}
@@ -211,7 +211,7 @@ class GemmWatch(Observer):
     ) -> None:
         """Record an operator of torch in a linear layer."""
         factors = arguments[:2]
-        if name in ("addmm", "baddbmm"):  # whose first argument is added to the product
+        if name in ("addmm", "baddbmm"):  # their first argument is added to the product
             factors = arguments[1:3]
         if len(factors) < 2 or not all(isinstance(value, torch.Tensor) for value in factors):
             return

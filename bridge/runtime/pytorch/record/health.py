@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Two checks of the tensors that a GEMM multiplied: a right format can hold a wrong tensor.
+"""Two checks of the tensors that a GEMM multiplied, because a right format can hide a wrong tensor.
 
 - Error. The first fprop GEMM of each low-precision module is computed again in FP32, from the
   tensors before quantisation, and the two results are compared. A healthy FP8 linear layer has a
@@ -25,7 +25,7 @@ from bridge.runtime.pytorch.record.operand_format import OperandFormat, is_quant
 from bridge.runtime.pytorch.record.te_gemms import TeGemm
 
 MAX_CHECKED_TOKENS = 256
-"""Most rows of a result that are computed again."""
+"""The largest number of rows of a result that are computed again."""
 DELAYED_ERROR_LIMIT = 0.5
 """Largest healthy error under delayed scaling."""
 
@@ -42,7 +42,7 @@ def get_error_limit(operand: OperandFormat) -> float:
 
 
 def find_scale(stored: Any) -> float | None:
-    """Return the scale of a stored weight's codes; None for a weight with a scale per tile."""
+    """Return the scale of a stored weight's codes, or None for a weight with a scale per tile."""
     emulated = getattr(stored, "stored", None)
     if emulated is not None:
         scale_inv = emulated.scale_inv
@@ -60,14 +60,14 @@ def compute_relative_error(
 ) -> float:
     """Return |out - (x w^T + bias)| / |x w^T + bias|, in Frobenius norms.
 
-    The error of a reference of zeros is 0. It is 0 too where the reference has no finite norm:
-    other checks of a run find values that leave the range.
+    The error of a reference of zeros is 0. It is also 0 if the reference has no finite norm,
+    because other checks of a run find values that leave the range.
 
     Args:
         out: (M, N), the result of the low-precision GEMM.
         x_MK: Its left operand before quantisation.
         w_NK: The weight before quantisation.
-        bias: (N,). None means no bias.
+        bias: (N,). None: no bias.
     """
     rows = min(MAX_CHECKED_TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
@@ -93,7 +93,7 @@ def clamp_to_range(values: torch.Tensor, format_: str, scale: float | None) -> t
 
 
 def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return a module's weight as the next quantisation has to read it, (N, K); None without it.
+    """Return a module's weight as the next quantisation has to read it, (N, K), or None without it.
 
     A weight that is stored quantised is read from the optimizer's master. The result is None if the
     module has no such weight, or if this rank has only a part of the master.
@@ -122,7 +122,7 @@ def measure_emulated_health(
     *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
-    """Return the health of an emulated layer's fprop GEMM; None without a weight on this rank.
+    """Return the health of an emulated layer's fprop GEMM, or None without a weight on this rank.
 
     Args:
         module: The layer.
@@ -130,17 +130,17 @@ def measure_emulated_health(
         x_MK: Its input before quantisation.
         operands: The multiplied operands, input and weight.
         out: (M, N), the result before the bias is added.
-        bias: (N,). None means no bias.
+        bias: (N,). None: no bias.
     """
     weight = get_live_weight(module)
     if weight is None:
         return None
     x_operand, w_operand = operands
     is_fresh = _is_weight_fresh(weight, w_operand)
-    w_scale = w_operand.scale
+    w_scale = w_operand.tensor_scale
     if w_operand.has_stored_codes and w_operand.spec.has_single_scale:
         w_scale = 1 / w_operand.factor
-    x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
+    x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.tensor_scale)
     weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
     error = compute_relative_error(out, x_MK, weight, bias)
     weight_format = OperandFormat(format=w_operand.spec.format, scheme=w_operand.spec.scheme)
@@ -150,13 +150,17 @@ def measure_emulated_health(
 def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     """Return whether an operand is the quantisation of the weight as it is now.
 
-    A weight that is stored under delayed scaling counts as fresh: its codes have the scale of the
-    step before, which is not known any more.
+    A weight that is stored under delayed scaling counts as fresh. Its codes have the scale of the
+    previous step, which is no longer known.
     """
     spec = operand.spec
     if not operand.has_stored_codes:
         fresh = make_operand(
-            weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
+            weight,
+            spec,
+            "weight",
+            columnwise=operand.columnwise,
+            tensor_scale=operand.tensor_scale,
         )
     elif spec.scheme != "delayed":
         fresh = make_stored_operand(quantise(weight, spec, columnwise=False), "weight")
@@ -200,7 +204,7 @@ def measure_te_health(
 
 
 def _make_gemm_input(module: Any, source: torch.Tensor, call: TeGemm) -> torch.Tensor:
-    """Return the input of a GEMM before quantisation, (M, K): normed, and the part of its group."""
+    """Return the normed input of a GEMM, or of its part of a group, before quantisation, (M, K)."""
     x_MK = _apply_input_norm(module, source.detach()).reshape(-1, source.shape[-1])
     if call.part is None:
         return x_MK
@@ -223,7 +227,7 @@ def _is_te_weight_fresh(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) 
 
 
 def _get_te_scale(operand: Any) -> float | None:
-    """Return the scale of an operand's codes; None for an operand with a scale per tile."""
+    """Return the scale of an operand's codes, or None for an operand with a scale per tile."""
     scale_inv = getattr(operand, "_scale_inv", None)
     if scale_inv is None:
         return None
@@ -231,7 +235,7 @@ def _get_te_scale(operand: Any) -> float | None:
 
 
 def _apply_input_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return the input after the norm of a `LayerNormLinear`, the input itself in other modules."""
+    """Return the input after the norm of a `LayerNormLinear`. Other modules keep their input."""
     gain = getattr(module, "layer_norm_weight", None)
     if gain is None:
         return x

@@ -1,4 +1,4 @@
-"""The modules of a model: their names in the plan, and the module that is running.
+"""`ModuleTracker` and `label_modules`: the module that is running, and the names in the plan.
 
 Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs
 no Megatron. The label of any other module has an empty layer, and the whole path as the name.
@@ -28,7 +28,7 @@ ATTENTION_CORE = "core_attention"
 TOKEN_MIXERS = ("mixer", "self_attention", "indexer")
 """Modules between linear layers.
 
-They are those of a Mamba layer, of attention or a gated delta net, and of sparse attention.
+They belong to a Mamba layer, to attention or a gated delta net, or to sparse attention.
 """
 _CONTAINER_PREFIX = re.compile(
     r"^(mtp_model_layer\.|transformer_layer\.)?"
@@ -44,7 +44,7 @@ def has_class_name(module: torch.nn.Module, names: Iterable[str]) -> bool:
 
 
 def label_modules(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, ModuleLabel]:
-    """Return the label of every module of a model, given as its chunks."""
+    """Return the label of every module in the chunks of a model."""
     labels: dict[torch.nn.Module, ModuleLabel] = {}
     for chunk in model:
         for module in chunk.modules():
@@ -67,12 +67,12 @@ def label_modules(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Mod
 
 
 def mixes_tokens(name: str) -> bool:
-    """Return whether a module's matrix products mix tokens, and so are not those of a linear layer."""
+    """Return whether a module's products mix tokens, unlike the products of a linear layer."""
     return name in TOKEN_MIXERS or ATTENTION_CORE in name.split(".")
 
 
 def _shorten_name(name: str) -> str:
-    """Return the plan's name of a module in its layer; all experts of a layer have the same name."""
+    """Return the plan's name of a module in its layer. All experts of a layer share a name."""
     rest = _CONTAINER_PREFIX.sub("", name)
     if "experts.local_experts." in name.removesuffix(rest):
         return f"experts.{rest}"
@@ -105,7 +105,7 @@ class ModuleTracker:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The innermost module that runs; None outside of all modules."""
+        """The innermost module that runs. None: no module runs."""
         if self._stack:
             return self._stack[-1]
         node = self._node
@@ -127,7 +127,7 @@ class ModuleTracker:
 
     @contextmanager
     def follow(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-        """Follow modules in a ``with`` block; pure containers of other modules are left out."""
+        """Follow modules in a ``with`` block. Pure containers of other modules are left out."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
             for module in filter(is_more_than_container, modules):

@@ -1,4 +1,4 @@
-"""The number format, scaling scheme and tile of an operand, read from its tensor.
+"""`get_operand_format`: number format, scaling scheme and tile of an operand, from its tensor.
 
 An operand is a plain tensor, a storage of Transformer Engine, or an emulated stored weight.
 Nothing of Transformer Engine is imported: its classes are recognised by their names.
@@ -105,7 +105,7 @@ def get_operand_format(tensor: Any, *, columnwise: bool) -> OperandFormat:
 
 
 def _get_number_format(storage: Any) -> str:
-    """Return the format of a storage's codes: FP4 has a single format, FP8 has two.
+    """Return the format of a storage's codes. FP4 has a single format, and FP8 has two.
 
     The enum members of Transformer Engine's extension are `kFloat8E4M3` and `kFloat8E5M2`.
     """
@@ -121,7 +121,7 @@ def get_tile(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool =
 
     Args:
         scheme: A scheme with a scale per tile.
-        quantizer: Transformer Engine's quantizer; None for a storage without it.
+        quantizer: Transformer Engine's quantizer. None: a storage without it.
         columnwise: Whether the column-wise copy is read.
         is_square: Whether the storage has two-dimensional tiles, whatever its quantizer has.
     """
@@ -140,8 +140,8 @@ def get_tile(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool =
 def _get_storage_scheme(storage: Any) -> str:
     """Return the scheme of a storage without a quantizer.
 
-    The class of a storage with a scale per tensor does not tell delayed from current scaling: the
-    recipe of the autocast does.
+    The class of a storage with a scale per tensor is the same under delayed and current scaling.
+    The recipe of the autocast distinguishes them.
     """
     class_name = type(storage).__name__
     for prefix, scheme in SCHEME_OF_STORAGE.items():

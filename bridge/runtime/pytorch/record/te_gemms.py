@@ -1,15 +1,15 @@
-"""GEMMs of Transformer Engine, recorded where its Python calls the compiled extension.
+"""`report_gemms`: reports GEMMs of Transformer Engine where its Python calls the extension.
 
 The same code serves a GPU and the stand-in on a CPU: both are the module
-`transformer_engine_torch`. Nothing is imported here; a process that has not loaded the extension
+`transformer_engine_torch`. The extension is not imported here. A process that has not loaded it
 runs none of its GEMMs.
 
 Operands are named as in cuBLAS, whose matrices are column-major: `A` is the right operand of the
 product in row-major order, and `B` the left operand.
 
 Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py:273-290 (`generic_gemm`), :504-522
-(`te_general_grouped_gemm`) and pytorch/custom_recipes/gemm.py:34-48 (`custom_gemm`); the positions
-are those of 2.9.0 and 2.14.0, too. Megatron Core 0.16.1 tensor_parallel/layers.py:569-576 (Apex).
+(`te_general_grouped_gemm`) and pytorch/custom_recipes/gemm.py:34-48 (`custom_gemm`). The positions
+are the same in 2.9.0 and 2.14.0. Megatron Core 0.16.1 tensor_parallel/layers.py:569-576 (Apex).
 """
 
 import functools
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 TE_EXTENSION_MODULE = "transformer_engine_torch"
 CUSTOM_GEMM_MODULE = "transformer_engine.pytorch.cpp_extensions.gemm"
-"""Module that calls the Python GEMM of a user's own quantizer."""
+"""Module that calls the Python GEMM of a user's quantizer."""
 APEX_EXTENSION_MODULE = "fused_weight_gradient_mlp_cuda"
 """Apex's extension.
 
@@ -48,7 +48,7 @@ class GenericGemmArguments(NamedTuple):
     B: Any
     transb: bool
     out: Any
-    """Tensor to write to. None means a new tensor."""
+    """Tensor to write to. None: a new tensor."""
     quantization_params: Any
     """Quantizer of the result."""
     out_dtype: Any
@@ -69,7 +69,7 @@ class GenericGemmArguments(NamedTuple):
 class GroupedGemmArguments(NamedTuple):
     """Positional arguments of `te_general_grouped_gemm`: a product per expert.
 
-    A further argument, the number of multiprocessors, has no part in the record.
+    A further argument, the number of multiprocessors, is not recorded.
     """
 
     A: Sequence[Any]
@@ -77,7 +77,7 @@ class GroupedGemmArguments(NamedTuple):
     B: Sequence[Any]
     transb: bool
     out: Any
-    """A tensor per product, or with `single_output` a tensor for all."""
+    """A tensor per product, or with `single_output` a tensor for all products."""
     out_dtype: Any
     m_splits: Sequence[int] | None
     """Rows of each product."""
@@ -117,7 +117,7 @@ CUSTOM_GEMM_PARAMETERS = (
     "accumulate",
     "layout",
 )
-"""The first parameters of `custom_gemm`, to the last that is read here."""
+"""The first parameters of `custom_gemm`, up to the last that is read here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +131,11 @@ class TeGemm:
     right: Any
     """Operand with the result's last axis."""
     out: Any
-    """The result of the product; None if only the result after a GELU is known."""
+    """The result of the product. None: only the result after a GELU is known."""
     bias: Any = None
     """Added to the product before it was rounded."""
     part: int | None = None
-    """Number of the GEMM in its group; None for a single GEMM."""
+    """Number of the GEMM in its group. None: a single GEMM."""
     splits: Sequence[int] = ()
     """Rows of each GEMM of the group."""
     split_accumulator: bool = True
@@ -249,7 +249,7 @@ GEMM_FUNCTIONS = (
         gemms=_read_apex_wgrad,
     ),
 )
-"""Functions that are watched; Megatron Core calls those of Apex."""
+"""Functions that are watched. Megatron Core calls the functions of Apex."""
 
 
 @contextmanager
