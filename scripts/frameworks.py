@@ -261,8 +261,9 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
     for row in table.start:
         yield from _start_lines(row)
     for variable, given in table.environment.items():
+        when = "always" if given.replaces else "nothing sets it"
         below = f", below compute capability {given.below}" if given.below is not None else ""
-        yield f"| `{variable}` | `{given.value}` | nothing sets it{below} | {given.source} |"
+        yield f"| `{variable}` | `{given.value}` | {when}{below} | {given.source} |"
     dropped = list(table.dropped_options)
     if dropped:
         yield ""

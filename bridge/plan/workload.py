@@ -82,6 +82,15 @@ class Workload:
         recompute = model.get_stated("recompute_granularity")
         if recompute not in ("selective", "full"):
             recompute = "none"
+        method = model.get_stated("recompute_method", "uniform")
+        least_layers = 1
+        if method == "block" or recompute != "full":
+            least_layers = 0
+        layers = _read_count("model.recompute_num_layers", model, 1, least=least_layers)
+        if layers == 0:  # Megatron recomputes none of the layers of a stage, or reads no number
+            method, layers = "uniform", 1
+            if recompute == "full":
+                recompute = "none"
         loss = "unfused"
         if model.values["cross_entropy_loss_fusion"]:
             loss = str(model.values["cross_entropy_fusion_impl"])
@@ -95,8 +104,8 @@ class Workload:
             is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
             recompute=recompute,
             modules=_get_recomputed_modules(model),
-            method=model.get_stated("recompute_method", "uniform"),
-            layers=_read_count("model.recompute_num_layers", model, 1),
+            method=method,
+            layers=layers,
             hidden_dropout=model.values["hidden_dropout"] > 0,
             fused_activation=any(model.values[name] for name in FUSED_ACTIVATION_FIELDS),
             attention=_get_attention_core(model.values),

@@ -89,7 +89,7 @@ class CheckContext(RunContext):
 
     def is_value_before_sync_known(self, path: str) -> bool:
         """Return whether an owner's value before the sync is stated, or a known default."""
-        return not self.run.has_any_decider or self.run.find_decider(path) is None
+        return self.run.is_value_before_sync_known(path)
 
     # -- the model ---------------------------------------------------------------------------------
 

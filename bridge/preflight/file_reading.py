@@ -167,20 +167,35 @@ class FileReading:
         """Return a sentence for each reason, about the values that the framework sets at start."""
         reasons = []
         for row in self.derived:
-            reasons.append(((row.set_by, row.because), f"{row.path}={row.value}"))
+            reasons.append(
+                ((row.set_by, row.because, self._is_assumed(row)), f"{row.path}={row.value}")
+            )
         sentences = []
-        for (set_by, reason), values in group_pairs(reasons).items():
+        for (set_by, reason, is_assumed), values in group_pairs(reasons).items():
             if reason == MODE_REASON and self.uncertainty.mode_decider is not None:
                 continue
             framework = set_by or self.settings_of
             settings = f"{', '.join(values)} ({reason})."
             if reason == MICRO_BATCH_REASON:
                 sentences.append(f"Counted here: {settings}")
-            elif self.uncertainty.default_decider is not None and reason != MODE_REASON:
+            elif is_assumed:
                 sentences.append(f"Assumed, as {framework} sets it at start: {settings}")
             else:
                 sentences.append(f"{framework} sets at start: {settings}")
         return sentences
+
+    def _is_assumed(self, row: DerivedValue) -> bool:
+        """Return whether another program than the one that sets a value at start may decide it.
+
+        A source that is not read may decide a setting in the place of Megatron-LM's parser: a
+        framework whose model is not made of its arguments.
+        """
+        if row.because == MODE_REASON:
+            return False
+        is_of_parser = self.settings_of == MEGATRON_LM and not row.set_by
+        if is_of_parser and row.path in self.uncertainty.unread_sources:
+            return True
+        return self.uncertainty.default_decider is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the notes of an answer on the file as plain data."""

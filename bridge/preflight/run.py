@@ -389,6 +389,17 @@ class Run:
         """Return the decider of a setting that is assumed or open; None if its value is known."""
         return self._deciders.find(path)
 
+    def is_value_before_sync_known(self, path: str) -> bool:
+        """Return whether a setting's value before the sync is stated, or a known default.
+
+        The switches of the mode in the optimizer's config are not known if the source of that
+        config is not read, although a recipe decides the mode.
+        """
+        if not self.has_any_decider:
+            return True
+        is_unread = self._deciders.find_unread_source(path) is not None
+        return not is_unread and self.find_decider(path) is None
+
     def find_decider_after_sync(self, path: str) -> str | None:
         """Return the decider of a setting's value after the sync; None if that value is known.
 

@@ -199,19 +199,19 @@ class TestUnreadOptions:
     """Options that bear on the bytes and that nothing reads."""
 
     WITHOUT_A_VOCABULARY = RUN.replace("--vocab-size 1024 ", "")
-    OPTIONS = "--ds-sequence-parallel-size 4 --pad-vocab-size-to 250880 --zero-stage 1"
+    OPTIONS = "--ds-sequence-parallel-size 4 --extra-vocab-size 128 --zero-stage 1"
 
     def test_they_are_named_and_memory_has_no_verdict(self, tmp_path, capsys):
         run = self.WITHOUT_A_VOCABULARY.replace("--num-layers 4", "--num-layers 400")
         script = f"{run} --hidden-size 16384 {self.OPTIONS}"
         reading = read(tmp_path, script).reading
-        named = "--ds-sequence-parallel-size, --pad-vocab-size-to, --zero-stage"
+        named = "--ds-sequence-parallel-size, --extra-vocab-size, --zero-stage"
         assert (
             f"{named}: not read here; the layout, the layers or the bytes may be others than those that are counted."
             in (reading.uncertainty.open_points)
         )
         assert reading.uncertainty.unread_options == tuple(named.split(", "))
-        assert reading.uncertainty.unread_sources["model.vocab_size"] == "--pad-vocab-size-to"
+        assert reading.uncertainty.unread_sources["model.vocab_size"] == "--extra-vocab-size"
         assert reading.uncertainty.unread_sources["optimizer.use_distributed_optimizer"] == "--zero-stage"
         code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", capsys=capsys)
         assert code == 0

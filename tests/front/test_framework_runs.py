@@ -204,6 +204,18 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     assert not [one for one in check(forwarded).findings if one.id == "PB801"]
 
 
+def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_path: Path) -> None:
+    def parser_sentences(words: str) -> list[str]:
+        lines = miles(tmp_path, words).reading.lines
+        return [line for line in lines if "Megatron-LM sets" in line and "bias_activation_fusion" in line]
+
+    (sentence,) = parser_sentences("--megatron-to-hf-mode raw")
+    assert sentence.startswith("Megatron-LM sets at start:")
+    (sentence,) = parser_sentences("--megatron-to-hf-mode bridge")
+    assert sentence.startswith("Assumed, as Megatron-LM sets it at start:")
+    assert "check_for_nan_in_grad" not in sentence
+
+
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunConfigError, match="--train-backend fsdp: trains on PyTorch's FSDP, without Megatron Core"):
         miles(tmp_path, "--train-backend fsdp")
@@ -300,6 +312,15 @@ def test_primus_lays_its_files_over_each_other(tmp_path: Path) -> None:
     assert run.origin_of("optimizer.use_distributed_optimizer") == "pre_trainer.yaml"
     assert run.origin_of("model.vocab_size") == "Primus at start"
     assert run.plan.layers
+
+
+def test_a_variable_that_primus_exports_replaces_another_value(tmp_path: Path) -> None:
+    run = primus(tmp_path)
+    assert run.reading.environment["NVTE_ROCM_ENABLE_MXFP8"] == "1"
+    assert [line for line in run.reading.lines if "NVTE_ROCM_ENABLE_MXFP8" in line] == [
+        "Primus sets NVTE_ROCM_ENABLE_MXFP8=1 for its training processes, whatever else sets it "
+        "(runner/helpers/envs/base_env.sh)."
+    ]
 
 
 def test_a_variable_of_primus_may_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

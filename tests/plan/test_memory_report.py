@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
+from bridge.errors import RunConfigError
 from bridge.model.layout import ParallelLayout
 from bridge.plan.memory_activations import build_segments
 from bridge.plan.memory_parameters import list_chunk_parameters
@@ -238,6 +239,15 @@ def test_recomputation_and_pipelines_change_what_is_kept_at_a_time():
     assert [everything[stage] - freed[stage] for stage in range(4)] == [4 * sent, 3 * sent, 2 * sent, 0]
     assert activations(micro_batches=2, keeps_outputs=False)[1] == freed[2]
     assert activations(recompute="full")[1] < activations(recompute="selective", modules=("mlp",))[1] < everything[1]
+
+
+def test_a_block_of_no_layers_is_no_recomputation_and_a_group_of_no_layers_is_an_error():
+    block = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 0}
+    load = Workload.from_sections({**SHAPE, **block})
+    assert (load.recompute, load.layers) == ("none", 1)
+    assert Workload.from_sections({**SHAPE, "recompute_num_layers": 0}).recompute == "none"
+    with pytest.raises(RunConfigError, match=r"recompute_num_layers: must be a whole number of at least 1, got 0\."):
+        Workload.from_sections({**SHAPE, **block, "recompute_method": "uniform"})
 
 
 def test_low_precision_linears_keep_narrower_inputs():

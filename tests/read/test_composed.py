@@ -71,6 +71,11 @@ def test_files_that_inherit_in_a_circle_are_refused(tmp_path: Path) -> None:
         read_inherited_config(tmp_path / "a.yaml", {"defaults": "b.yaml"})
 
 
+@pytest.mark.parametrize("values", [{"a": {"x": "${a}"}}, {"a": "${b}", "b": "${a}"}, {"a": ["${a}"] * 9}])
+def test_interpolations_in_a_circle_stay_as_they_are_written(values: dict[str, Any]) -> None:
+    assert resolve_interpolations(values) == values
+
+
 def test_an_interpolation_that_only_the_run_decides_stays_as_it_is_written() -> None:
     values = resolve_interpolations(
         {"a": "${oc.env:HOME}/x", "b": "${gone.key}", "c": "${a}", "d": "${d}", "e": "n-${c}"}

@@ -6,6 +6,7 @@ import pytest
 
 from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
+from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
@@ -75,3 +76,21 @@ def test_a_file_next_to_the_script_decides_too(tmp_path: Path) -> None:
 def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:
     with pytest.raises(PayloadError, match="takes its precision from ds.json"):
         import_runs(Document.from_text(f"{written(BLOCK)}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
+
+
+@pytest.mark.parametrize(("words", "size"), [("--pad-vocab-size-to 250880", 250880), ("", None)])
+def test_an_option_of_a_fork_states_the_size_of_the_padded_vocabulary(
+    tmp_path: Path, words: str, size: int | None
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{RUN} --hidden-size 64 --num-attention-heads 4 --tokenizer-type PretrainedFromHF {words}")
+    run = load_run(config_file=script, strict=False)
+    assert run.model.get("vocab_size") == size
+
+
+def test_outputs_between_stages_are_freed_whatever_the_arguments_say(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun pretrain_gpt.py --num-layers 2 --bf16 --pipeline-model-parallel-size 2")
+    run = load_run(config_file=script, strict=False)
+    (freed,) = [value for value in run.reading.derived if value.path == "model.deallocate_pipeline_outputs"]
+    assert (freed.value, freed.because) == (True, "whatever the arguments say")

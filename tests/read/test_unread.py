@@ -10,7 +10,7 @@ BEARING = {
     "zero_stage": "optimizer.use_distributed_optimizer",
     "moe_expert_parallel_size": "model.expert_model_parallel_size",
     "ds_sequence_parallel_size": "model.context_parallel_size",
-    "pad_vocab_size_to": "model.vocab_size",
+    "pad_vocab_to_multiple": "model.vocab_size",
     "allow_padding_num_layers": "model.num_layers",
     "checkpoint_activations": "model.recompute_granularity",
     "activations_checkpoint_method": "model.recompute_granularity",
@@ -45,7 +45,14 @@ HARMLESS = (
         "partition_id",
         "rotary_position_embeddings_theta",
     ),
-    *("no_query_key_layer_scaling", "universal_checkpoint", "advantage_estimator", "temperature", "wandb_group"),
+    *(
+        "pad_vocab_size_to",
+        "no_query_key_layer_scaling",
+        "universal_checkpoint",
+        "advantage_estimator",
+        "temperature",
+        "wandb_group",
+    ),
 )
 
 

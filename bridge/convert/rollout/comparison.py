@@ -91,14 +91,12 @@ class RolloutRow:
     decided_by: str = ""
     """The source that decides a verdict that cannot be known."""
 
-    def sentence(self) -> str:
-        """Return a row that is not equal as a sentence."""
+    def describe_difference(self) -> str:
+        """Return a row whose two sides differ as a sentence."""
         subject = self.subject
         if self.layers:
             subject = f"{subject} ({self.layers})"
-        if self.verdict == DIFFERS:
-            return f"{subject}: training has {self.training}; rollout {self.rollout}."
-        return f"{subject}: cannot be known; {self.decided_by} decides."
+        return f"{subject}: training has {self.training}; rollout {self.rollout}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,7 @@ def make_rollout_table(
     lines = [_describe_verdict(comparison)]
     for row in comparison.rows:
         if row.verdict == DIFFERS:
-            lines.append(f"  {row.sentence()}")
+            lines.append(f"  {row.describe_difference()}")
     lines.extend(f"  {sentence}" for sentence in _describe_unknown_rows(comparison.rows))
     if comparison.rollout.sent:
         lines.append(f"  {comparison.rollout.sent}")

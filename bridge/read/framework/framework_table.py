@@ -17,7 +17,7 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
     fields       a key of its files -> the settings of ours that it becomes
     start        values that it sets at start, in order
     environment  variables that it sets for its training processes where nothing sets them: `value`, `source`, and
-                 `below`, the compute capability from which on it does not
+                 `below`, the compute capability from which on it does not; with `replaces` whatever else sets them
     variables_in an argument with JSON of variables that it sets for its training processes
     variables    variables that bear on the run and are not read, with the columns of `own`
     checkpoint   `named`, the key with the checkpoint that the model's config is made of, and its `source`
@@ -132,11 +132,13 @@ class DroppedOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetVariable:
-    """A variable that a framework sets for its training processes where nothing sets it."""
+    """A variable that a framework sets for its training processes."""
 
     value: str
     below: int | None
     """The compute capability (its first number) from which on it does not; None: it always does."""
+    replaces: bool
+    """Whether it sets the variable whatever else sets it, and not only where nothing does."""
     source: str
 
 
@@ -352,7 +354,10 @@ def _parse_dropped_option(columns: Mapping[str, Any]) -> DroppedOption:
 
 def _parse_set_variable(columns: Mapping[str, Any]) -> SetVariable:
     return SetVariable(
-        value=str(columns["value"]), below=columns.get("below"), source=columns["source"]
+        value=str(columns["value"]),
+        below=columns.get("below"),
+        replaces=columns.get("replaces", False),
+        source=columns["source"],
     )
 
 

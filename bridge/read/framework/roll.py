@@ -84,7 +84,7 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     Raises:
         UnreadFileError: Its actor trains without Megatron Core.
     """
-    choice.refuse_checkpoint(path)
+    choice.refuse_checkpoint(path, unread_by="mcore_adapter")
     values = resolve_interpolations(dict(config))
     trainer = _find_trainer(values)
     _refuse_other_trainers(config, values, trainer, path)

@@ -22,6 +22,11 @@ VARIABLE_IS_SET = (
 )
 
 
+VARIABLE_IS_REPLACED = (
+    "{framework} sets {name}={value} for its training processes, whatever else sets it ({source})."
+)
+
+
 def add_framework_rows(
     title: str, base: Sequence[StartupRow], sections: Mapping[str, Any]
 ) -> list[StartupRow]:
@@ -43,7 +48,7 @@ def add_framework_rows(
 
 
 def add_framework_variables(reading: FileReading, target: Target) -> FileReading:
-    """Return the reading with the variables that its framework sets where nothing sets them."""
+    """Return the reading with the variables that its framework sets for its training processes."""
     table = find_table_by_title(reading.framework)
     if table is None:
         return reading
@@ -51,11 +56,14 @@ def add_framework_variables(reading: FileReading, target: Target) -> FileReading
     sentences: list[str] = []
     for name, row in table.environment.items():
         is_set = row.below is None or target.is_before(row.below)
-        if name in environment or not is_set:
+        if not is_set or (name in environment and not row.replaces):
             continue
         environment[name] = row.value
         facts = {"name": name, "value": row.value, "source": row.source}
-        sentences.append(VARIABLE_IS_SET.format(framework=reading.framework, **facts))
+        sentence = VARIABLE_IS_SET
+        if row.replaces:
+            sentence = VARIABLE_IS_REPLACED
+        sentences.append(sentence.format(framework=reading.framework, **facts))
     return replace(reading, environment=environment).with_notes(*sentences)
 
 

@@ -50,8 +50,8 @@ DEVICES_KEY = "trainer.n_gpus_per_node"
 DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
 OVERRIDES_KEY = f"{ACTOR_BLOCK}.megatron.override_transformer_config"
 """Fields of the model that go to Megatron Bridge by their names."""
-OLDER_BRIDGE_KEY = f"{ACTOR_BLOCK}.megatron.vanilla_mbridge"
-"""Switch of mbridge in the place of Megatron Bridge."""
+VANILLA_MBRIDGE = "megatron.vanilla_mbridge"
+"""Key below the actor that asks for the older bridge; the rows of the table read it by this name."""
 ADAPTER = f"{MODEL_BLOCK}.lora"
 RANK = f"{ADAPTER}.rank"
 REFERENCE = (f"{ACTOR_BLOCK}.use_kl_loss", "algorithm.use_kl_in_reward")
@@ -276,12 +276,15 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     if get_dotted_value(values, f"{MODEL_BLOCK}.mtp.enable") is not True:
         absent.append("mtp_num_layers")
     checkpoint = _read_actor_checkpoint(values, path, choice)
-    known = ("moe_router_load_balancing_type",)
+    known = []
+    if not _is_on_mbridge(values):
+        known.append("moe_router_load_balancing_type")
     reading = build_reading_from_tree(table, tree, checkpoint, absent=absent, known=known)
     own_fields: dict[str, object] = dict(OPTIMIZER_DTYPES)
     optim = get_dotted_value(values, f"{ACTOR_BLOCK}.optim")
     if isinstance(optim, Mapping):
         own_fields |= {f"optim.{key}": value for key, value in optim.items()}
+    own_fields[VANILLA_MBRIDGE] = _is_on_mbridge(values)
     release = reading.release
     if _is_on_npu(values):
         release = RELEASE_ON_NPU
@@ -315,13 +318,18 @@ def _read_actor_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) ->
     """Return what is known of the checkpoint that the actor starts from."""
     table = load_framework_table(TABLE_NAME)
     bridge = MEGATRON_BRIDGE
-    if get_dotted_value(values, OLDER_BRIDGE_KEY) is True:
+    if _is_on_mbridge(values):
         bridge = MBRIDGE
     overrides = get_dotted_value(values, f"{MODEL_BLOCK}.override_config")
     if not isinstance(overrides, Mapping):
         overrides = {}
     name = get_dotted_value(values, table.checkpoint["named"])
     return read_checkpoint(name, path, choice, bridge, overrides)
+
+
+def _is_on_mbridge(values: ConfigTree) -> bool:
+    """Return whether the older bridge, mbridge, makes the model, and not Megatron Bridge."""
+    return get_dotted_value(values, f"{ACTOR_BLOCK}.{VANILLA_MBRIDGE}") is True
 
 
 def _write_mode(tree: TreeReading, values: ConfigTree) -> None:
@@ -448,7 +456,10 @@ def _find_unknown_overrides(values: ConfigTree) -> list[Finding]:
     Source: verl/workers/engine/megatron/transformer_impl.py _build_tf_config.
     """
     overrides = get_dotted_value(values, OVERRIDES_KEY)
-    is_other_bridge = get_dotted_value(values, OLDER_BRIDGE_KEY) not in (None, False)
+    is_other_bridge = get_dotted_value(values, f"{ACTOR_BLOCK}.{VANILLA_MBRIDGE}") not in (
+        None,
+        False,
+    )
     if not isinstance(overrides, Mapping) or is_other_bridge or _is_on_npu(values):
         return []
     known = list_all_framework_fields(MEGATRON_BRIDGE)

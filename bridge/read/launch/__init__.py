@@ -5,6 +5,7 @@
     recognition.py        recognises the command that starts one
     command_line_rows.py  the words by which it is recognised: `read/rows/command_lines.yaml`
     ray_job.py            the environment of a job of Ray; torchrun.py, the processes that it starts
+    slurm_header.py       the variables that Slurm sets by the `#SBATCH` lines of the script
     notes.py              `Note`: a part of the script that was not read
 
     interpreter.py        follows the script once: its commands, functions and nested scripts

@@ -6,12 +6,13 @@ the script again with the other result of this condition.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.conditions import ConditionResult, match_case_patterns
 from bridge.read.launch.commands import CommandInterpreter
 from bridge.read.launch.notes import Note
-from bridge.read.launch.shell_word import ShellWord, get_variable_name
+from bridge.read.launch.shell_word import UNKNOWN_OUTPUT, ShellWord, get_variable_name
 from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 from bridge.read.launch.trace import Arm
 
@@ -110,7 +111,8 @@ class BranchInterpreter(CommandInterpreter):
                 line = self.get_line(node)
                 noun = f"the case on line {line}, which goes on to its next pattern"
                 self.trace.note(Note(noun))
-        self._run_taken_branch([self._make_case_arm(item, subject) for item in items], [])
+        arms = [self._make_case_arm(item, subject) for item in items]
+        self._run_taken_branch(_take_first_for_output(arms, subject), [])
         self.has_failed = False
 
     def _make_case_arm(self, item: Node, subject: str) -> Arm:
@@ -180,7 +182,8 @@ class BranchInterpreter(CommandInterpreter):
     ) -> list[Arm | None]:
         """Return the branch that is taken, and then the others that a run may take.
 
-        None is the branch `else`.
+        None is the branch `else`. A run does not take it behind an arm that always holds, such as
+        `*)` of a `case`.
         """
         first = None
         for arm in arms:
@@ -189,7 +192,10 @@ class BranchInterpreter(CommandInterpreter):
                 break
         if not (open_arms or self.is_lenient):
             return [first]
-        others = [branch for branch in (None, *open_arms) if branch is not first]
+        others: list[Arm | None] = [arm for arm in open_arms if arm is not first]
+        is_else_possible = first is None or first.result.is_open or self.is_lenient
+        if first is not None and is_else_possible:
+            others.insert(0, None)
         return [first, *others]
 
     def holds(self, arm: Arm) -> bool:
@@ -197,6 +203,18 @@ class BranchInterpreter(CommandInterpreter):
         if arm.result.is_open:
             return self.forced_results.get(arm.text, arm.result.holds)
         return arm.result.holds
+
+
+def _take_first_for_output(arms: list[Arm], subject: str) -> list[Arm]:
+    """Return the arms of a `case`; if its subject is the output of a command, the first holds.
+
+    The output is not known, and a script has an arm for each output that it expects. Without any
+    arm the variables that all arms set would have no values.
+    """
+    is_output = ShellWord.from_text(subject).text_when_unset == UNKNOWN_OUTPUT
+    if not arms or not is_output or any(arm.result.holds for arm in arms):
+        return arms
+    return [replace(arms[0], result=ConditionResult(holds=True)), *arms[1:]]
 
 
 def _find_then(clause: Node) -> int:

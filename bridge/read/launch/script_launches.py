@@ -20,6 +20,7 @@ from bridge.read.launch.interpreter import ScriptInterpreter
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.shell_word import ShellWord, split_words
+from bridge.read.launch.slurm_header import find_slurm_variables
 from bridge.read.launch.syntax_tree import find_error_line, parse_script
 from bridge.read.launch.unexecuted_text import find_unexecuted_text
 
@@ -47,13 +48,13 @@ def read_launches(
     Args:
         text: The script.
         path: Its path; files that it sources are looked for from its folder.
-        variables: Variables that its environment sets.
+        variables: Variables that its environment sets. Those of Slurm are read from its header too.
 
     Raises:
         PayloadError: The script is no bash that can be read, or is nested too deeply.
     """
     root = parse_script(text, path)
-    stated = variables or {}
+    stated = {**find_slurm_variables(text), **(variables or {})}
     error_line = find_error_line(root)
     try:
         first = _run_interpreter(root, path, stated, {})

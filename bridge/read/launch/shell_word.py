@@ -31,6 +31,8 @@ DEFERRED_REGEX = rf"(?:\$(?:{BRACES_REGEX}|{_PARENTHESES_REGEX}|'[^']*'|[{{(])|[
 OPEN_PIECE_PATTERN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{DEFERRED_REGEX}")
 """A piece that only the run decides. The first or second group is its variable, if the piece is a
 plain variable."""
+UNKNOWN_OUTPUT = "?"
+"""The text that stands for the output of a command, so that it is not empty."""
 FIELD_PATTERN = re.compile(rf"(?:{DEFERRED_REGEX}|\S)+")
 """A text without blanks, except for blanks inside a deferred piece."""
 
@@ -75,7 +77,7 @@ class ShellWord(str):
         A variable is empty, and `$#` is 0. The output of a command is not known, and becomes a
         question mark, so that it is not empty.
         """
-        unset = {"": "?", "#": "0"}
+        unset = {"": UNKNOWN_OUTPUT, "#": "0"}
         return OPEN_PIECE_PATTERN.sub(lambda piece: unset.get(piece[1] or piece[2] or "", ""), self)
 
     def split_option(self) -> tuple[ShellWord, ShellWord | None]:

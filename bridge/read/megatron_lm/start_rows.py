@@ -157,6 +157,14 @@ def _find_vocab_size(settings: StartupSettings) -> int | None:
     return size
 
 
+def _find_padded_vocab_size(settings: StartupSettings) -> int | None:
+    """Return the size that a fork pads the vocabulary to, whatever the tokenizer.
+
+    It is None if no option states it.
+    """
+    return parse_integer(settings.value(f"{ARGUMENT_SECTION}.pad_vocab_size_to"))
+
+
 def _compute_swiglu_size(settings: StartupSettings) -> int:
     """Return the default FFN size of SwiGLU: 8/3 of the hidden size, rounded down to a multiple of 64.
 
@@ -201,6 +209,15 @@ START_ROWS: tuple[StartupRow, ...] = (
     *_make_default_rows(
         {"optimizer.optimizer_offload_fraction": 1.0}, "optimizer.optimizer_cpu_offload"
     ),
+    *make_startup_rows(
+        {"model.vocab_size": _find_padded_vocab_size},
+        lambda settings: _find_padded_vocab_size(settings) is not None,
+        because="pad_vocab_size_to",
+        source="megatron/tokenizer/tokenizer.py: _vocab_size_with_padding "
+        "(bigscience-workshop/Megatron-DeepSpeed 0671c79d)",
+        is_default=True,
+        set_by="BigScience's Megatron-DeepSpeed",
+    ),
     *_make_default_rows(
         {"model.vocab_size": _find_vocab_size},
         lambda settings: _find_vocab_size(settings) is not None,
@@ -222,9 +239,11 @@ START_ROWS: tuple[StartupRow, ...] = (
         lambda settings: (_count_chunks(settings) or 1) > 1,
         because="num_layers_per_virtual_pipeline_stage",
     ),
-    *_make_default_rows(
+    *make_startup_rows(
         {"model.deallocate_pipeline_outputs": True},
         lambda settings: settings.size("pipeline_model_parallel_size") > 1,
+        because="whatever the arguments say",
+        source=f"{ARGUMENTS_SOURCE}: core_transformer_config_from_args",
     ),
     *_make_default_rows({"model.overlap_p2p_comm": True}, _is_interleaved),
     *_make_rows(

@@ -104,8 +104,11 @@ def _merge_bases(
         if not is_readable_name or not os.path.isfile(base):  # noqa: PTH113
             config.missing.append(name)
             continue
-        if base in heirs or len(heirs) > MAX_INHERITANCE:
+        if base in (*heirs, path):
             rule = f"files must not inherit from each other in a circle, got {name!r}"
+            raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
+        if len(heirs) > MAX_INHERITANCE:
+            rule = f"at most {MAX_INHERITANCE} files may inherit from each other, got {name!r} too"
             raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
         config.read.append(name)
         base_content = _read_mapping(base)
@@ -196,34 +199,55 @@ class _UndecidedError(Exception):
     """The configuration does not have the value of an interpolation."""
 
 
+class _CircleError(Exception):
+    """Interpolations refer to each other in a circle, or in a chain that is too long."""
+
+
 class _InterpolationResolver:
     """Resolves the interpolations of one configuration."""
 
     def __init__(self, values: ConfigTree) -> None:
         self.values = values
 
-    def resolve_mapping(self, section: Mapping[str, object], path: tuple[str, ...]) -> ConfigTree:
+    def resolve_mapping(
+        self, section: Mapping[str, object], path: tuple[str, ...], depth: int = 0
+    ) -> ConfigTree:
         """Return a section with its interpolations resolved.
 
         Args:
             section: The section.
             path: The keys of the section from the top, from which `${.name}` begins.
+            depth: The number of interpolations that led here.
+
+        Raises:
+            _CircleError: The interpolations that led here refer to each other in a circle.
         """
         resolved: ConfigTree = {}
         for key, value in section.items():
-            resolved[key] = self._resolve_value(value, (*path, str(key)))
+            resolved[key] = self._resolve_value(value, (*path, str(key)), depth)
         return resolved
 
-    def _resolve_value(self, value: object, path: tuple[str, ...]) -> object:
-        """Return the value at a path resolved, or as it is written if only the run decides it."""
+    def _resolve_value(self, value: object, path: tuple[str, ...], depth: int) -> object:
+        """Return the value at a path resolved, or as it is written if only the run decides it.
+
+        Raises:
+            _CircleError: The interpolations that led here refer to each other in a circle. Without
+                any that led here, the value stays as it is written.
+        """
+        if depth > MAX_INHERITANCE:
+            raise _CircleError
         if isinstance(value, dict):
-            return self.resolve_mapping(value, path)
+            return self.resolve_mapping(value, path, depth)
         if isinstance(value, list):
-            return [self._resolve_value(item, (*path, "-")) for item in value]
+            return [self._resolve_value(item, (*path, "-"), depth) for item in value]
         if isinstance(value, str) and "${" in value:
             try:
-                return self._resolve_text(value, path, 0)
+                return self._resolve_text(value, path, depth)
             except _UndecidedError:
+                return value
+            except _CircleError:
+                if depth > 0:
+                    raise
                 return value
         return value
 
@@ -235,9 +259,10 @@ class _InterpolationResolver:
 
         Raises:
             _UndecidedError: The configuration does not decide it.
+            _CircleError: The interpolations refer to each other in a circle.
         """
         if depth > MAX_INHERITANCE:
-            raise _UndecidedError
+            raise _CircleError
         match = INTERPOLATION_PATTERN.search(text)
         while match is not None:
             value = self._resolve_expression(match[1].strip(), path, depth)
@@ -259,6 +284,7 @@ class _InterpolationResolver:
 
         Raises:
             _UndecidedError: The configuration does not decide it.
+            _CircleError: The interpolations refer to each other in a circle.
         """
         resolver, colon, arguments = inner.partition(":")
         if colon:
@@ -278,7 +304,7 @@ class _InterpolationResolver:
             raise _UndecidedError
         if isinstance(value, str) and "${" in value:
             return self._resolve_text(value, target, depth + 1)
-        return self._resolve_value(value, target)
+        return self._resolve_value(value, target, depth + 1)
 
 
 def _call_resolver(name: str, arguments: str) -> object:

@@ -70,7 +70,11 @@ def _tiny_common(
     )
 """
 PRIMUS_RECIPE = """
+from dataclasses import dataclass
+from megatron.bridge.models.gpt_provider import GPTModelProvider
 from megatron.bridge.recipes.tiny import _tiny_common
+from megatron.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
+from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.mixed_precision import bf16_mixed, register
 
 @register
@@ -85,6 +89,16 @@ def registered_pretrain_config(**user_kwargs):
 
 def house_pretrain_config(**user_kwargs):
     return _tiny_common(precision_config="bf16_with_mxfp8_mixed", **user_kwargs)
+
+@dataclass
+class HouseProvider(GPTModelProvider):
+    num_layers: int = 2
+
+def unread_pretrain_config(**user_kwargs):
+    optimizer, scheduler = distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)
+    return ConfigContainer(
+        model=HouseProvider(), optimizer=optimizer, scheduler=scheduler, mixed_precision="bf16_mixed"
+    )
 """
 
 
@@ -224,3 +238,10 @@ def test_linear_layers_of_primus_turbo_are_not_planned(tmp_path: Path) -> None:
 def test_a_number_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunConfigError, match="--launch"):
         load_run(config_file=experiment(tmp_path), choice=RunChoice(number=2))
+
+
+def test_no_switch_of_an_optimizer_is_replaced_whose_source_is_not_read(tmp_path: Path) -> None:
+    run = load(experiment(tmp_path, recipe="house", flavor="unread_pretrain_config", has_source=False))
+    assert run.prediction.precision.bf16
+    assert not run.is_value_before_sync_known("optimizer.bf16")
+    assert [finding for finding in check(run).findings if finding.id == "PB123"] == []

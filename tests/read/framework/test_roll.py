@@ -120,8 +120,13 @@ def test_a_script_is_read_with_the_file_that_it_names(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_refused_since_its_bridge_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(file())
-    with pytest.raises(RunConfigError, match="checkpoint"):
+    with pytest.raises(RunConfigError, match="since the rules of mcore_adapter are not known here"):
         load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+
+
+def test_the_release_is_that_of_its_newest_image(run_of) -> None:
+    release = run_of(file(), "run.yaml").reading.release
+    assert (str(release.version), "Dockerfile" in release.reason) == ("0.16.1", True)
 
 
 @pytest.mark.parametrize("trainer", ["sft_train", "student", "student_train"])

@@ -106,6 +106,15 @@ def test_defaults_of_its_own_files_are_set_at_start(run_of) -> None:
         assert run.origin_of(path) == "verl at start", path
 
 
+def test_the_older_bridge_sets_the_load_balancing_of_the_router_itself(run_of) -> None:
+    setting = "model.moe_router_load_balancing_type"
+    run = run_of(script("actor_rollout_ref.actor.megatron.vanilla_mbridge=True"), "run.sh")
+    assert [derived for derived in run.reading.derived if derived.path == setting] == []
+    assert run.find_decider(setting) == "config.json of org/a-model"
+    run = run_of(script("actor_rollout_ref.actor.megatron.vanilla_mbridge=False"), "run.sh")
+    assert run.model["moe_router_load_balancing_type"] == "none"
+
+
 @pytest.mark.parametrize(
     ("words", "reduced_in_fp32"),
     [

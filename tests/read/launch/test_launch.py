@@ -587,6 +587,19 @@ def test_a_loop_over_a_number_of_the_environment_is_open() -> None:
     assert launch.arguments == ("--moe-layer-freq", "$FREQ", "--other", "[0]*2+[1]*$1")
 
 
+@pytest.mark.parametrize("subject", ["$(uname)", "`uname`", "${D:-$(uname && echo npu || echo gpu)}"])
+def test_a_case_of_the_output_of_a_command_takes_its_first_arm(subject: str) -> None:
+    (launch,) = read_launches(
+        f'A=(--lr 1)\ncase "{subject}" in gpu) A+=(--seed 2);; npu) A=();; esac\n{RUN} "${{A[@]}}"'
+    )
+    assert launch.arguments[-4:] == ("--lr", "1", "--seed", "2")
+
+
+def test_a_case_whose_last_arm_ends_the_script_takes_an_arm_that_goes_on() -> None:
+    (launch,) = read_launches(f'case "$D" in gpu) A="--seed 2";; *) exit 1;; esac\n{RUN} $A')
+    assert launch.arguments[-2:] == ("--seed", "2")
+
+
 @pytest.mark.parametrize("sign", [";&", ";;&"])
 def test_a_case_that_goes_on_to_its_next_pattern_is_noted(sign: str) -> None:
     (launch,) = read_launches(f"case a in a) A=1\n{sign} a*) A=2;; esac\n{RUN} $A")
