@@ -72,7 +72,7 @@ def test_files_that_inherit_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [{"a": {"x": "${a}"}}, {"a": "${b}", "b": "${a}"}, {"a": ["${a}"] * 9}])
-def test_interpolations_in_a_circle_stay_as_they_are_written(values: dict[str, Any]) -> None:
+def test_interpolations_in_a_circle_stay_as_they_are_written(values: dict[str, object]) -> None:
     assert resolve_interpolations(values) == values
 
 
