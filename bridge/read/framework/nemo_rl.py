@@ -9,6 +9,7 @@ Source: NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/megatron/setup.py; nemo_rl/models
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -40,6 +41,13 @@ from bridge.read.text.inherited_config import (
 )
 from bridge.read.text.repository_files import find_repository_file
 
+SUITES_FOLDER, RECIPES_FOLDER = "tests/test_suites", "examples/configs/recipes"
+"""Folder of the scripts of NeMo-RL's test suites, and that of their YAML files.
+
+Source: NVIDIA-NeMo/RL 7ea279ab tests/test_suites/llm/common.env, CONFIG_PATH."""
+SUITE_CONFIG_PATTERN = re.compile(
+    rf"\$\(echo \$SCRIPT_DIR/\$\{{EXP_NAME\}}\.yaml \| sed 's#{SUITES_FOLDER}#{RECIPES_FOLDER}#'\)"
+)
 TABLE_NAME = "nemo_rl"
 
 # Keys of its files.
@@ -398,6 +406,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         name = _find_default_config(launch)
     else:
         name = str(config)
+    suite_config = _find_suite_config(name, script)
+    if suite_config is not None:
+        name = suite_config
     if name is None:
         rule = f"starts {launch.name} without --config, and its default is not known"
         raise UnreadFileError(
@@ -426,6 +437,23 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         notes=(first, f"--config {name}: read from {path}.", *others),
         uncertainty=replace(reading.uncertainty, open_points=tuple(open_points)),
     )
+
+
+def _find_suite_config(name: str | None, script: Path) -> str | None:
+    """Return the file of a script of NeMo-RL's test suites: that of its name among the recipes.
+
+    It is None for any other script, and for one that sets the name of its experiment.
+
+    Args:
+        name: The file as the command line names it.
+        script: The script.
+    """
+    if name is None or SUITE_CONFIG_PATTERN.fullmatch(name) is None:
+        return None
+    if "EXP_NAME=" in script.read_text(encoding="utf-8"):
+        return None
+    own_path = script.resolve().with_suffix(".yaml").as_posix()
+    return own_path.replace(SUITES_FOLDER, RECIPES_FOLDER, 1)
 
 
 def _find_config_option(launch: Launch) -> ShellWord | None:

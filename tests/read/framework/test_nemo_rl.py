@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
+from bridge.read.run_file import read_run_file
 
 SIZES = ("model.num_layers=4", "model.hidden_size=512", "model.num_attention_heads=8")
 BASE = """
@@ -286,3 +287,22 @@ def test_a_file_that_a_script_names_and_that_is_not_there_is_named(tmp_path: Pat
     script.write_text("uv run examples/run_grpo.py --config $CONFIG policy.precision=float16\n")
     with pytest.raises(RunConfigError, match=r"with the file \$CONFIG, which is not found from here"):
         load_run(config_file=script)
+
+
+def test_a_script_of_the_test_suites_is_read_with_the_recipe_of_its_name(child: Path) -> None:
+    root = child.parent / "clone"
+    recipe = root / "examples" / "configs" / "recipes" / "llm" / "a.yaml"
+    script = root / "tests" / "test_suites" / "llm" / "a.sh"
+    for file in (recipe, script):
+        file.parent.mkdir(parents=True)
+    recipe.write_text(f"defaults: {child}\n")
+    command = (
+        "CONFIG_PATH=$(echo $SCRIPT_DIR/${EXP_NAME}.yaml | sed 's#tests/test_suites#examples/configs/recipes#')\n"
+        "uv run examples/run_grpo.py --config $CONFIG_PATH policy.megatron_cfg.pipeline_model_parallel_size=2\n"
+    )
+    script.write_text(command)
+    reading = read_run_file(script)
+    assert reading.sections["model"]["pipeline_model_parallel_size"] == 2
+    script.write_text(f"EXP_NAME=b\n{command}")
+    with pytest.raises(UnreadFileError, match="which is not found from here"):
+        read_run_file(script)
