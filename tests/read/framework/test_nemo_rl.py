@@ -8,7 +8,7 @@ from bridge.cli.main import main
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
-from bridge.read.run_file import read_run_file
+from bridge.read.run_file import load_file_reading
 
 SIZES = ("model.num_layers=4", "model.hidden_size=512", "model.num_attention_heads=8")
 BASE = """
@@ -301,8 +301,8 @@ def test_a_script_of_the_test_suites_is_read_with_the_recipe_of_its_name(child: 
         "uv run examples/run_grpo.py --config $CONFIG_PATH policy.megatron_cfg.pipeline_model_parallel_size=2\n"
     )
     script.write_text(command)
-    reading = read_run_file(script)
+    reading = load_file_reading(script)
     assert reading.sections["model"]["pipeline_model_parallel_size"] == 2
     script.write_text(f"EXP_NAME=b\n{command}")
     with pytest.raises(UnreadFileError, match="which is not found from here"):
-        read_run_file(script)
+        load_file_reading(script)
