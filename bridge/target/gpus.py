@@ -1,6 +1,8 @@
 """`GPUS`: the GPUs that models are trained on, with compute capability, memory and formats.
 
-To add a GPU, add a row to `_ROWS`.
+To add a GPU, add a row to `_ROWS`, at the place of its compute capability. For a new generation of
+NVIDIA's, see also the capabilities in `precision/schemes.py` and the policies in
+`preflight/recipe_choice.py`.
 """
 
 import re
@@ -25,7 +27,10 @@ class Gpu:
     If a GPU is sold with several memory sizes, this is the common size.
     """
     formats: tuple[str, ...]
-    """Formats that the matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
+    """Formats that the matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4.
+
+    The rules ask it only for GPUs of other vendors. For NVIDIA's they ask the capability.
+    """
     aliases: tuple[str, ...] = ()
     """Other names in a target, in lower case and without spaces."""
 
@@ -119,12 +124,14 @@ CPU = GPUS["cpu"]
 def make_gpu_of_capability(capability: tuple[int, int]) -> Gpu:
     """Return a GPU of which only the compute capability is known.
 
-    Its generation and formats come from the row with the nearest earlier capability.
+    Its generation and formats come from the row with the largest capability that is not larger.
     """
     generation = "before Volta"
     formats: tuple[str, ...] = ()
+    nearest = (0, 0)
     for row in GPUS.values():
-        if row.capability is not None and row.capability <= capability:
+        if row.capability is not None and nearest <= row.capability <= capability:
+            nearest = row.capability
             generation = row.generation
             formats = row.formats
     major, minor = capability

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.read.framework.framework_table import FrameworkTable, list_table_names, load_framework_table
+from bridge.read.framework import framework_table
+from bridge.read.framework.framework_table import FrameworkTable, TableError, list_table_names, load_framework_table
 from bridge.read.megatron_lm.unread_options import UNREAD_ARGUMENTS
 from bridge.read.startup_rows import StartupSettings
 from bridge.target.fields import OWNER_FIELDS
@@ -69,3 +70,30 @@ def test_the_page_of_frameworks_is_what_the_tables_say() -> None:
 def test_an_unknown_setting_of_a_start_has_no_value() -> None:
     start = StartupSettings(sections={"model": {}}, own_fields={"argument.mock_data": True}, gpus=None)
     assert start.value("argument.mock_data") is True
+
+
+WHOLE_TABLE = (
+    "{title: foo, repository: a/foo, commit: abc, date: 2026-01-01, settings: Megatron-LM, reads: scripts, "
+    "own: [{names: x, for: a name, source: foo.py}]}"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "changed", "message"),
+    [
+        ("own:", "owns:", "foo.yaml: no column 'owns'. Columns: "),
+        ("for:", "say:", "foo.yaml: own: no column 'say'. Columns: "),
+        ("repository: a/foo, ", "", "foo.yaml: the column 'repository' is missing."),
+        ("Megatron-LM", "megatron", "foo.yaml: settings must be one of Megatron-LM, Megatron Bridge, Megatron Core"),
+    ],
+)
+def test_a_misspelt_or_missing_column_of_a_table_is_named(
+    written: str, changed: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framework_table, "TABLES_FOLDER", tmp_path)
+    load = load_framework_table.__wrapped__
+    (tmp_path / "foo.yaml").write_text(WHOLE_TABLE)
+    assert load("foo").title == "foo"
+    (tmp_path / "foo.yaml").write_text(WHOLE_TABLE.replace(written, changed))
+    with pytest.raises(TableError, match=re.escape(message)):
+        load("foo")

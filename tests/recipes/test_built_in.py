@@ -117,3 +117,11 @@ def test_listing_and_calling_recipes_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False False\n", done.stderr
+
+
+def test_every_file_of_recipes_is_imported_by_the_package():
+    package = HERE.parents[1] / "recipes"
+    imported = (package / "__init__.py").read_text()
+    for path in package.glob("*.py"):
+        if path.name != "__init__.py":
+            assert f"from .{path.stem} import" in imported, f"recipes/__init__.py does not import {path.name}"

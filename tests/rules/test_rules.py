@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
-from bridge.rules import rulebook
+from bridge.rules import rulebook, topics
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC_REACTIONS, evaluate_rule, evaluate_rules
 from bridge.rules.rulebook import RULES, RULES_BY_ID, TOPICS
@@ -219,3 +220,13 @@ def test_a_size_that_does_not_divide_over_its_ranks_is_an_error(model: dict, fie
     said = check(run_of(CASES["PB408"][0] | {"model": model}))
     found = [one.rule for one in said.findings if (one.id, one.path) == ("PB408", f"model.{field}")]
     assert found == ([] if by is None else [f"does not divide by {by}: each rank has to get the same part"])
+
+
+def test_every_file_of_topics_is_a_topic() -> None:
+    evaluated = {rule.id for rule in RULES}
+    for path in Path(topics.__file__).parent.rglob("*.py"):
+        if path.name == "__init__.py":
+            continue
+        module = import_module(f"bridge.rules.topics.{path.parent.name}.{path.stem}")
+        for rule in getattr(module, "RULES", ()):
+            assert rule.id in evaluated, f"{path.name} has no row in TOPICS of bridge/rules/rulebook.py"

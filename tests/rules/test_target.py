@@ -8,6 +8,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
+from bridge.precision.schemes import SCHEMES
 from bridge.rules.rule import te
 from bridge.target import versions
 from bridge.target.declaration import parse_target
@@ -218,3 +219,19 @@ def test_the_version_of_a_source_tree_of_megatron_core_is_the_one_on_the_path(tm
     finally:
         versions.get_installed_text.cache_clear()
         versions.get_installed_version.cache_clear()
+
+
+def test_a_gpu_of_nvidia_has_the_formats_of_the_schemes_that_its_capability_runs() -> None:
+    formats = {"tensorwise": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+    schemes = {scheme.name: scheme for scheme in SCHEMES}
+    for gpu in GPUS.values():
+        if gpu.capability is None:
+            continue
+        for scheme, number_format in formats.items():
+            if schemes[scheme].runs_on(gpu.capability):
+                assert number_format in gpu.formats, f"{gpu.name}: {scheme}"
+
+
+def test_a_capability_takes_the_formats_of_the_largest_one_that_is_not_larger() -> None:
+    assert make_gpu_of_capability((9, 5)).generation == "Hopper"
+    assert make_gpu_of_capability((6, 0)).generation == "before Volta"

@@ -51,7 +51,7 @@ def rule_to_dict(rule: Rule[RunContext]) -> dict[str, Any]:
         "severity": rule.severity,
         "title": rule.title,
         "about": rule.setting,
-        "examples": _load_examples()[rule.id],
+        "examples": _load_examples().get(rule.id, []),
         "explanation": rule.explanation,
         "holds_for": list(map(str, rule.versions)),
         "source": rule.source,

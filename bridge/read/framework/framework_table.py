@@ -66,6 +66,74 @@ OFF_VALUES = (None, False, "", "False", "false", "None", "none", "0")
 """Values with which an own name changes nothing."""
 
 
+SETTINGS_OWNERS = ("Megatron-LM", "Megatron Bridge", "Megatron Core")
+"""Values of the column `settings`."""
+REQUIRED_COLUMNS = ("title", "repository", "commit", "date", "settings", "reads")
+TABLE_COLUMNS = frozenset(
+    [
+        "title",
+        "repository",
+        "commit",
+        "date",
+        "counted",
+        "clone",
+        "keys",
+        "settings",
+        "reads",
+        "release",
+        "schemes",
+        "ranks",
+        "places",
+        "fields",
+        "start",
+        "environment",
+        "variables_in",
+        "variables",
+        "own",
+        "ignores",
+        "drops",
+        "checkpoint",
+        "forwards",
+    ]
+)
+START_COLUMNS = frozenset(
+    [
+        "sets",
+        "copies",
+        "when",
+        "unless",
+        "where",
+        "where_not",
+        "default",
+        "after",
+        "because",
+        "source",
+    ]
+)
+OWN_COLUMNS = frozenset(
+    [
+        "names",
+        "for",
+        "opens",
+        "says",
+        "unplans",
+        "in_bf16",
+        "warns",
+        "refuses",
+        "harmless",
+        "where",
+        "needs",
+        "source",
+    ]
+)
+DROPPED_COLUMNS = frozenset(["names", "where", "because", "source", "mended", "into", "instead"])
+VARIABLE_COLUMNS = frozenset(["value", "below", "replaces", "source"])
+
+
+class TableError(ValueError):
+    """A table has a column that is not known, or lacks a column."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartRow:
     """Values that a framework sets at the start of a run."""
@@ -248,7 +316,9 @@ class FrameworkTable:
 @cache
 def load_framework_table(name: str) -> FrameworkTable:
     """Return the table of a framework."""
-    columns = load_package_yaml(TABLES_FOLDER.joinpath(f"{name}.yaml"))
+    file = f"{name}.yaml"
+    columns = load_package_yaml(TABLES_FOLDER.joinpath(file))
+    _require_table_columns(file, columns)
     return FrameworkTable(
         name=name,
         title=columns["title"],
@@ -280,6 +350,49 @@ def load_framework_table(name: str) -> FrameworkTable:
             for place, names in columns.get("forwards", {}).items()
         },
     )
+
+
+def _require_table_columns(file: str, columns: Mapping[str, Any]) -> None:
+    """Refuse a table whose columns, or those of its rows, are not known or not complete.
+
+    Raises:
+        TableError: A column is not known, is missing, or has a wrong value.
+    """
+    _require_columns(file, columns, REQUIRED_COLUMNS, TABLE_COLUMNS)
+    if columns["settings"] not in SETTINGS_OWNERS:
+        owners = ", ".join(SETTINGS_OWNERS)
+        raise TableError(f"{file}: settings must be one of {owners}, got {columns['settings']!r}.")
+    for row in columns.get("start", ()):
+        _require_columns(f"{file}: start", row, ("because", "source"), START_COLUMNS)
+    for column in ("own", "variables"):
+        for row in columns.get(column, ()):
+            _require_columns(f"{file}: {column}", row, ("names", "for", "source"), OWN_COLUMNS)
+    for row in columns.get("drops", ()):
+        _require_columns(f"{file}: drops", row, ("names", "because", "source"), DROPPED_COLUMNS)
+    for variable, row in columns.get("environment", {}).items():
+        _require_columns(f"{file}: {variable}", row, ("value", "source"), VARIABLE_COLUMNS)
+
+
+def _require_columns(
+    place: str, row: Mapping[str, Any], required: Sequence[str], known: frozenset[str]
+) -> None:
+    """Refuse a row with a column that is not known, or without a column that it needs.
+
+    Args:
+        place: The place of the row in messages: "slime.yaml: own".
+        row: The columns of the row.
+        required: Columns that the row must have.
+        known: Columns that it may have.
+
+    Raises:
+        TableError: A column is not known, or is missing.
+    """
+    for column in row:
+        if column not in known:
+            raise TableError(f"{place}: no column {column!r}. Columns: {', '.join(sorted(known))}.")
+    for column in required:
+        if column not in row:
+            raise TableError(f"{place}: the column {column!r} is missing.")
 
 
 def list_table_names() -> list[str]:
