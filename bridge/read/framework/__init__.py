@@ -16,8 +16,7 @@ primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM'
 primus_bridge.py           experiments of Primus on Megatron Bridge, whose recipe is a function
 primus_presets.py          `PrimusPresets`: the module and model files of a clone of Primus
 python_launcher.py         `maybe_read_launcher`: a Python launcher as the script that it stands for
-launcher_program.py        `LauncherProgram`: a launcher, followed by its syntax; its expressions in
-                           launcher_expressions.py, their values in launcher_values.py
+launcher/                  `LauncherProgram`: a Python launcher, followed by its syntax
 
 A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
 

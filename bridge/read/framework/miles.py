@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridge.errors import PayloadError
-from bridge.read.framework.launcher_expressions import FAULTS
-from bridge.read.framework.launcher_program import Call, LauncherProgram, PathEndError
-from bridge.read.framework.launcher_values import (
+from bridge.read.framework.launcher.expressions import FAULTS
+from bridge.read.framework.launcher.program import LauncherProgram
+from bridge.read.framework.launcher.values import (
+    Call,
     Frame,
     Function,
+    PathEndError,
     UnknownValueError,
     Value,
     get_plain,

@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.read.framework.launcher_expressions import OpenCondition
-from bridge.read.framework.launcher_program import LauncherProgram, PathEndError, Start
-from bridge.read.framework.launcher_values import (
+from bridge.read.framework.launcher.expressions import OpenCondition
+from bridge.read.framework.launcher.program import LauncherProgram
+from bridge.read.framework.launcher.values import (
+    PathEndError,
+    Start,
     UnknownValueError,
     Value,
     format_name,
     get_plain,
-    make_late_value,
+    make_open_value,
 )
 from bridge.read.framework.miles import evaluate_model_file
 from bridge.read.text.document import Document
@@ -157,7 +159,7 @@ class _Launcher:
         """Return the command of bash that a call of `execute_train` starts."""
         arguments = start.arguments
         program = arguments.get("train_script", Value("train.py")).text
-        train_arguments = arguments.get("train_args", make_late_value("train_args")).text
+        train_arguments = arguments.get("train_args", make_open_value("train_args")).text
         environment = self._write_environment(arguments.get("extra_env_vars", Value({})))
         source, model = self._write_model(start, variables)
         command = f"ray job submit {environment} -- python3 {start.package}/{program} {model} "
@@ -189,7 +191,7 @@ class _Launcher:
                 if arguments is not None:
                     return "", " ".join(_quote(word) for word in arguments.split())
         if start.package == MILES:
-            return "", make_late_value(f"{MODELS_FOLDER}/{name}.py").text
+            return "", make_open_value(f"{MODELS_FOLDER}/{name}.py").text
         file = Path(f"/{start.package}") / MODELS_FOLDER / f"{name}.sh"
         for folder in self.path.resolve().parents:
             if (folder / MODELS_FOLDER / file.name).is_file():

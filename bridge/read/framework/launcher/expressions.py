@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.read.framework.launcher_values import (
+from bridge.read.framework.launcher.values import (
     Class,
     Frame,
     Imported,
@@ -23,7 +23,7 @@ from bridge.read.framework.launcher_values import (
     Value,
     get_plain,
     join_texts,
-    make_late_value,
+    make_open_value,
     wrap,
 )
 
@@ -148,7 +148,7 @@ class ExpressionReader:
         try:
             return self._evaluate(node, frame)
         except FAULTS:
-            return make_late_value(node)
+            return make_open_value(node)
 
     def plain(self, node: ast.expr, frame: Frame, names: set[str]) -> Any:
         """Return the value of an expression as Python has it, and add the variables that it rests on."""
@@ -191,12 +191,12 @@ class ExpressionReader:
         if name in self.variables:
             return Value(_parse_stated(self.variables[name], kind))
         if default is None:
-            return make_late_value(name)
+            return make_open_value(name)
         names: set[str] = set()
         try:
             content = get_plain(default, names)
         except UnknownValueError:
-            return make_late_value(name)
+            return make_open_value(name)
         if content is not None and not isinstance(content, str | int | float):
             return default
         self.defaults.setdefault(name, content)
@@ -258,7 +258,7 @@ class ExpressionReader:
     def _find_name(self, name: str, frame: Frame) -> Value:
         value = frame.find(name)
         if value is None:
-            return make_late_value(name)
+            return make_open_value(name)
         if isinstance(value.content, Imported):
             return self.load_name(value.content.path)
         return value
@@ -320,9 +320,9 @@ class ExpressionReader:
                 break
         else:
             if late is not None:
-                return make_late_value(node)
+                return make_open_value(node)
         if late is not None and not isinstance(value.content, bool):
-            return make_late_value(node)
+            return make_open_value(node)
         return Value(value.content, value.names | names)
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Value:

@@ -18,32 +18,38 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bridge.read.framework.launcher_expressions import (
+from bridge.read.framework.launcher.expressions import (
     BUILTINS,
     FAULTS,
     MAX_ITEMS,
     TEXT_METHODS,
     ExpressionReader,
 )
-from bridge.read.framework.launcher_values import (
+from bridge.read.framework.launcher.syntax import (
+    find_module_file,
+    make_pattern_test,
+    make_read_expression,
+    parse_file,
+)
+from bridge.read.framework.launcher.values import (
+    Call,
     Class,
     Frame,
     Function,
     Imported,
     Instance,
     Module,
+    PathEndError,
+    Start,
     UnknownValueError,
     Value,
     get_plain,
-    make_late_value,
+    make_open_value,
     wrap,
 )
-from bridge.read.text.python_calls import parse_python
 
 TRAIN_FUNCTION = ".command_utils.execute_train"
 """End of the import path of the function that starts a run."""
@@ -56,10 +62,6 @@ MAX_STATEMENTS = 20_000
 """Statements that are followed."""
 
 
-class PathEndError(Exception):
-    """The end of a path: an error of the launcher, or too many statements."""
-
-
 class _ReturnedError(Exception):
     """The end of a function."""
 
@@ -70,25 +72,6 @@ class _ReturnedError(Exception):
 
 class _JumpedError(Exception):
     """A `break` or `continue`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of a call."""
-
-    arguments: Sequence[Value]
-    options: Mapping[str, Value]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A call of `execute_train`."""
-
-    line: int
-    """The line of the launcher."""
-    package: str
-    """The framework whose function it is."""
-    arguments: Mapping[str, Value]
 
 
 class LauncherProgram(ExpressionReader):
@@ -124,12 +107,12 @@ class LauncherProgram(ExpressionReader):
         """
         self.main.names |= {"__name__": Value("__main__"), "__file__": Value(str(self.path))}
         with suppress(_ReturnedError, _JumpedError):
-            self._follow(_parse(self.path).body, self.main)
+            self._follow(parse_file(self.path).body, self.main)
 
     def load_functions(self) -> Frame:
         """Return the names of the program, which starts nothing."""
         self.main.names |= {"__name__": Value("module"), "__file__": Value(str(self.path))}
-        self._follow(_parse(self.path).body, self.main)
+        self._follow(parse_file(self.path).body, self.main)
         return self.main
 
     # -- modules -----------------------------------------------------------------------------------
@@ -154,7 +137,7 @@ class LauncherProgram(ExpressionReader):
     def _find_module(self, path: str) -> Path | None:
         """Return the file of a module in the clone of the launcher; None for any other module."""
         if path not in self._files:
-            self._files[path] = _find_module(self.path, path)
+            self._files[path] = find_module_file(self.path, path)
         return self._files[path]
 
     def load_module(self, module: Module) -> Frame:
@@ -163,7 +146,7 @@ class LauncherProgram(ExpressionReader):
             frame = Frame(module, {"__name__": Value(module.name), "__file__": Value(module.path)})
             self._modules[module.path] = frame
             with suppress(PathEndError):
-                self._follow(_parse(Path(module.path)).body, frame)
+                self._follow(parse_file(Path(module.path)).body, frame)
         return self._modules[module.path]
 
     # -- statements --------------------------------------------------------------------------------
@@ -187,7 +170,9 @@ class LauncherProgram(ExpressionReader):
             case ast.AnnAssign(target=target, value=ast.expr() as expression):
                 self.assign(target, self.value(expression, frame), frame)
             case ast.AugAssign(target=target, op=kind, value=expression):
-                operation = ast.copy_location(ast.BinOp(_as_read(target), kind, expression), node)
+                operation = ast.copy_location(
+                    ast.BinOp(make_read_expression(target), kind, expression), node
+                )
                 self.assign(target, self.value(operation, frame), frame)
             case ast.Expr(value=expression):
                 self.value(expression, frame)
@@ -279,10 +264,10 @@ class LauncherProgram(ExpressionReader):
                 names.add(inner.id)
         holder: Frame | None = frame
         for name in names:
-            frame.names[name] = make_late_value(name)
+            frame.names[name] = make_open_value(name)
             while holder is not None:
                 if name in holder.names:
-                    holder.names[name] = make_late_value(name)
+                    holder.names[name] = make_open_value(name)
                 holder = holder.outer
 
     def _follow_loop(self, node: ast.For, frame: Frame) -> None:
@@ -304,7 +289,7 @@ class LauncherProgram(ExpressionReader):
     def _follow_match(self, node: ast.Match, frame: Frame) -> None:
         """Follow the first case that fits."""
         for case in node.cases:
-            test = _make_test(node.subject, case.pattern)
+            test = make_pattern_test(node.subject, case.pattern)
             if test is None:
                 self._forget_names(node, frame)
                 return
@@ -322,7 +307,7 @@ class LauncherProgram(ExpressionReader):
                 if isinstance(instance, Instance):
                     instance.fields[name] = value
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                items = [make_late_value(element) for element in targets]
+                items = [make_open_value(element) for element in targets]
                 with suppress(*FAULTS):
                     items = self.list_items(value)
                 for element, item in zip(targets, items, strict=False):
@@ -339,7 +324,7 @@ class LauncherProgram(ExpressionReader):
                 if isinstance(mapping, dict) and isinstance(key.content, str | int):
                     mapping[key.content] = value
                 elif isinstance(holder, ast.Name):
-                    frame.names[holder.id] = make_late_value(holder)
+                    frame.names[holder.id] = make_open_value(holder)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -377,7 +362,7 @@ class LauncherProgram(ExpressionReader):
             if isinstance(argument, ast.Name):
                 changeable = self.value(argument, frame)
                 if isinstance(changeable.content, list | dict):  # an unknown function may change it
-                    frame.names[argument.id] = make_late_value(argument)
+                    frame.names[argument.id] = make_open_value(argument)
         raise UnknownValueError(ast.unparse(node.func))
 
     def call_imported(self, path: str, node: ast.Call, call: Call, frame: Frame) -> Value:
@@ -472,7 +457,7 @@ class LauncherProgram(ExpressionReader):
                 return Value(list(content.values()))
         if not isinstance(content, str) or name not in TEXT_METHODS or node.keywords:
             if isinstance(method.value, ast.Name) and not isinstance(content, str):
-                frame.names[method.value.id] = make_late_value(method.value)
+                frame.names[method.value.id] = make_open_value(method.value)
             raise UnknownValueError(name)
         names: set[str] = set()
         text: Any = get_plain(holder, names)
@@ -528,7 +513,7 @@ class LauncherProgram(ExpressionReader):
             elif default is not None and frame.outer is not None:
                 frame.names[name] = self.value(default, frame.outer)
             else:
-                frame.names[name] = make_late_value(name)
+                frame.names[name] = make_open_value(name)
         if signature.kwarg is not None:
             frame.names[signature.kwarg.arg] = Value(others)
         if signature.vararg is not None:
@@ -616,7 +601,7 @@ class LauncherProgram(ExpressionReader):
                 field = positional.pop(0)
             else:
                 default = self._read_default(node.value, frame)
-                field = default or make_late_value(name)
+                field = default or make_open_value(name)
                 if is_command_line:
                     variable = f"{self.prefix}{name.upper()}"
                     annotation = ast.unparse(node.annotation)
@@ -642,7 +627,7 @@ class LauncherProgram(ExpressionReader):
                     return self.value(keyword.value.body, frame)
                 if isinstance(keyword.value, ast.Name) and keyword.value.id in ("list", "dict"):
                     return Value([] if keyword.value.id == "list" else {})
-                return make_late_value(keyword.value)
+                return make_open_value(keyword.value)
         return None
 
     def _list_members(self, kind: Class) -> dict[str, tuple[ast.stmt, Frame]]:
@@ -694,53 +679,3 @@ def _search(arguments: Sequence[Value]) -> Value:
 def _make_error(node: ast.stmt, frame: Frame, fault: str) -> PathEndError:
     """Return the end of a path on which the launcher raises an error."""
     return PathEndError(f"{fault} on line {node.lineno} of {Path(frame.module.path).name}")
-
-
-def _parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a program."""
-    return _parse_text(path.read_text(encoding="utf-8"), str(path))
-
-
-@lru_cache(maxsize=64)
-def _parse_text(text: str, path: str) -> ast.Module:
-    """Return the syntax tree of a text; a launcher is followed once for each branch."""
-    return parse_python(text, path)
-
-
-def _find_module(launcher: Path, path: str) -> Path | None:
-    """Return the file of a module in the clone of a launcher; None for a module that is not there."""
-    if not path:
-        return None
-    parts = path.split(".")
-    for folder in launcher.resolve().parents:
-        for file in (
-            folder.joinpath(*parts).with_suffix(".py"),
-            folder.joinpath(*parts, "__init__.py"),
-        ):
-            if file.is_file():
-                return file
-    return None
-
-
-def _as_read(target: ast.expr) -> ast.expr:
-    """Return the target of an assignment as an expression that is read."""
-    return ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
-
-
-def _make_test(subject: ast.expr, pattern: ast.pattern) -> ast.expr | None:
-    """Return the condition that a pattern of `match` is; None for a pattern that is not followed."""
-    match pattern:
-        case ast.MatchAs(pattern=None):
-            return ast.Constant(True)
-        case ast.MatchValue(value=value):
-            return ast.Compare(subject, [ast.Eq()], [value])
-        case ast.MatchOr(patterns=patterns):
-            tests = [_make_test(subject, inner) for inner in patterns]
-            if None not in tests:
-                return ast.BoolOp(ast.Or(), [test for test in tests if test is not None])
-        case ast.MatchSequence(patterns=patterns) if isinstance(subject, ast.Tuple):
-            pairs = zip(subject.elts, patterns, strict=False)
-            tests = [_make_test(element, inner) for element, inner in pairs]
-            if None not in tests:
-                return ast.BoolOp(ast.And(), [test for test in tests if test is not None])
-    return None

@@ -1,7 +1,7 @@
 """`Value`: a value of a Python launcher that is followed by its syntax, and the text that it becomes.
 
     Value(8, {"SLURM_JOB_NUM_NODES"}).text      # "${SLURM_JOB_NUM_NODES:-8}"
-    make_late_value("args.run_id").text         # "${args_run_id}"
+    make_open_value("args.run_id").text         # "${args_run_id}"
 
 A text of a launcher is written as bash has it: a piece that rests on the default of a variable is
 `${NAME:-default}`, and a piece that only the run knows is `${NAME}`. So the reader of launch scripts
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bridge.read.launch.shell_word import ShellWord
@@ -31,12 +31,16 @@ class UnknownValueError(Exception):
     """A value is needed that only the run knows."""
 
 
+class PathEndError(Exception):
+    """The end of a path: an error of the launcher, or too many statements."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value of the program."""
 
     content: object = None
-    """A number, a text, None, a list, tuple or mapping of `Value`, or a class of `launcher_objects`."""
+    """A number, a text, None, a list, tuple or mapping of `Value`, or a class of this module."""
     names: frozenset[str] = frozenset()
     """Variables on whose defaults the value rests."""
     late_name: str = ""
@@ -63,7 +67,7 @@ class Value:
         return text
 
 
-def make_late_value(source: ast.AST | str) -> Value:
+def make_open_value(source: ast.AST | str) -> Value:
     """Return a value that only the run knows.
 
     Args:
@@ -190,3 +194,22 @@ class Instance:
 
     kind: Class
     fields: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a call."""
+
+    arguments: Sequence[Value]
+    options: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A call of `execute_train`."""
+
+    line: int
+    """The line of the launcher."""
+    package: str
+    """The framework whose function it is."""
+    arguments: Mapping[str, Value]
