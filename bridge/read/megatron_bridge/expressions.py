@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -83,7 +84,7 @@ class Frame:
         return {**self.closure, **self.names}
 
 
-class ExpressionEvaluator:
+class ExpressionEvaluator(ABC):
     """The expressions of a program."""
 
     def __init__(self, library: Library) -> None:
@@ -97,9 +98,9 @@ class ExpressionEvaluator:
 
         Python raises an error for such a call, which is followed here with the value of the mapping."""
 
+    @abstractmethod
     def follow(self, function: Function, call: Call) -> Value:
         """Return the value that a call of a function with source returns. The subclass follows it."""
-        raise NotImplementedError
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression. It is open if it is known only when the program runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +118,7 @@ class OpenCondition:
     """Whether the launcher ends with an error if it does not hold."""
 
 
-class ExpressionReader:
+class ExpressionReader(ABC):
     """The expressions of a program.
 
     Args:
@@ -135,13 +136,13 @@ class ExpressionReader:
         self.conditions: dict[str, OpenCondition] = {}
         """Text of a condition -> the condition, in the order of the program."""
 
+    @abstractmethod
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the value that a call returns. The subclass follows it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_name(self, path: str) -> Value:
         """Return what an import path names. The subclass finds it."""
-        raise NotImplementedError
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression."""
@@ -281,9 +282,9 @@ class ExpressionReader:
                 return self.load_name(f"{name}.{node.attr}")
         raise UnknownValueError(node.attr)
 
+    @abstractmethod
     def find_member(self, kind: Class, name: str, holder: Value | None) -> Value:
         """Return a member of a class. The subclass finds it."""
-        raise NotImplementedError
 
     def _evaluate_operation(self, node: ast.BinOp, frame: Frame) -> Value:
         """Return a sum, a product or a similar value. A text may have pieces that only the run knows."""
@@ -399,9 +400,9 @@ class ExpressionReader:
             items.append(item if isinstance(item, Value) else Value(item, value.names))
         return items
 
+    @abstractmethod
     def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Assign a value. The subclass does."""
-        raise NotImplementedError
 
 
 def _list_compared_constants(test: ast.expr) -> tuple[object, ...]:
