@@ -111,15 +111,16 @@ def find_switch_without_effect(context: RuleContext) -> Iterator[Violation]:
         yield from find_fields_without_effect(context, ["first_last_layers_bf16"])
 
 
-def find_mtp_layers_in_low_precision(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of linear layers of multi-token prediction that compute in FP8 or FP4."""
+def find_mtp_layers_in_low_precision(context: RunContext) -> Violation | None:
+    """Return a violation if linear layers of multi-token prediction compute in FP8 or FP4."""
     if not context.is_low_precision or not context.model.keep_mtp_spec_in_bf16:
-        return
+        return None
     linears = context.mtp_schemes
     schemes = [scheme for scheme in linears if scheme is not None]
     if schemes:
         named = " and ".join(dict.fromkeys(schemes))
-        yield Violation(low=len(schemes), linears=len(linears), schemes=named)
+        return Violation(low=len(schemes), linears=len(linears), schemes=named)
+    return None
 
 
 RULES = (

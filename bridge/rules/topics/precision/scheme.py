@@ -58,11 +58,12 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
             yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
 
 
-def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
-    """Yield the amax algorithm that delayed scaling does not know."""
+def find_unknown_amax_algorithm(context: RuleContext) -> Violation | None:
+    """Return a violation if delayed scaling does not know the amax algorithm."""
     algorithm = context.get_setting_value("fp8_amax_compute_algo")
     if algorithm not in _AMAX_ALGORITHMS:
-        yield Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
+        return Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
+    return None
 
 
 def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
