@@ -154,7 +154,7 @@ def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_c
         ParallelLayout.from_model({"pipeline_model_parallel_size": 4}).split_layers(6)
     assert str(raised.value) == (
         "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
-        "stages, or say how many the first and the last stage have."
+        "stages, or state how many layers the first and the last stage have."
     )
     stages = {"pipeline_model_parallel_size": 4}
     for fields, rule in (

@@ -187,16 +187,16 @@ RULES = (
         when=find_unaligned_widths,
         message="its part on one rank ({size}{how}) must be a multiple of "
         "{multiple} under {run.scheme}",
-        remedies=("choose a width that is", "change the parallel sizes"),
+        remedies=("choose a width whose part is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; "
         "NVIDIA/TransformerEngine issue 1422, 2025-01-25",
     ),
     warning(
         id="PB503",
-        title="size that is no multiple of a block",
+        title="size that is not a multiple of a block",
         setting="model.hidden_size",
         when=find_ragged_blocks,
-        message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
+        message="its part on one rank ({size}{how}) is not a multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; "

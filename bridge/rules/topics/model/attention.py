@@ -86,7 +86,10 @@ RULES = (
             and not context.model.attention_softmax_in_fp32
         ),
         message="apply_query_key_layer_scaling sets it to True",
-        remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
+        remedies=(
+            "set it to True, as Megatron does in any case",
+            "set apply_query_key_layer_scaling=False",
+        ),
         source=MODEL_CHECK_SOURCE,
     ),
     warning(

@@ -150,7 +150,7 @@ RULES = (
             and not context.model.moe_pad_expert_input_to_capacity
             and not _pads_routing_map(context)
         ),
-        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so "
+        message="the tokens of an expert are not a multiple of what {run.scheme} GEMMs need, so "
         "every layer with experts runs kernels that pad them",
         remedies=(
             "set it to True",

@@ -233,7 +233,7 @@ RULES = (
         setting="first_last_layers_bf16",
         when=find_switch_without_effect,
         message="has no effect: {why}",
-        remedies=("drop it", "say fp8 or fp4"),
+        remedies=("drop it", "state fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
     ),
     warning(

@@ -42,7 +42,7 @@ def find_unknown_formats(context: RuleContext) -> Iterator[Violation]:
             continue
         hint = _format_hint(value, known)
         if value in _SCHEMES_BY_FAMILY["fp8"] or value in _SCHEMES_BY_FAMILY["fp4"]:
-            hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
+            hint = f"state {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
         elif value == "e5m2":
             hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
         yield Violation(family, known=listed(known), hint=hint)
@@ -203,7 +203,7 @@ RULES = (
         setting="fp8_recipe",
         when=find_schemes_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
-        remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
+        remedies=("state {family}={chosen!r} too", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
         "accepted silently",
     ),
@@ -246,7 +246,7 @@ RULES = (
         setting="fp8",
         when=lambda context: context.is_custom and context.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
-        remedies=("let the factory choose the format", "say fp8='hybrid'"),
+        remedies=("let the factory choose the format", "state fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
         "Engine 2.20 CustomRecipe",
     ),
@@ -385,7 +385,7 @@ DELAYED_RULES = (
         message="the largest of a history of one step is the most recent",
         remedies=(
             "use 1024, the length that the delayed recipes state",
-            "say fp8_amax_compute_algo='most_recent'",
+            "state fp8_amax_compute_algo='most_recent'",
         ),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
     ),

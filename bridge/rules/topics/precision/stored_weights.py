@@ -198,7 +198,7 @@ RULES = (
         setting="fp8_param_gather",
         when=find_storage_without_format,
         message="weights can be stored in {name} only in an {family} run",
-        remedies=("set it to False", "say {family}={chosen!r}"),
+        remedies=("set it to False", "state {family}={chosen!r}"),
         source=f"{MODEL_CHECK_SOURCE}; Megatron-LM training/arguments.py, 0.19.2",
     ),
     info(

@@ -254,8 +254,8 @@ RULES = (
         setting="target.gpu",
         versions=(te(until="2.19"),),
         when=runs_nvfp4_on_rtx,
-        message="before Transformer Engine 2.19 NVFP4 trains there without Hadamard transform and "
-        "stochastic rounding only: the fused transform fails, and gradients that are rounded "
+        message="before Transformer Engine 2.19 NVFP4 trains on this GPU only without Hadamard transform and "
+        "stochastic rounding: the fused transform fails, and gradients that are rounded "
         "stochastically are zero",
         remedies=(
             "use Transformer Engine 2.19",
@@ -335,9 +335,9 @@ RULES = (
         when=lambda context: (
             context.is_low_precision and context.is_emulated and context.backend != "te"
         ),
-        message="nothing there runs {run.scheme} natively: the values can be "
-        "emulated, the speed cannot",
-        remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
+        message="this machine has no {run.scheme} GEMMs: the emulation computes their values at a "
+        "lower speed",
+        remedies=("use the run to study the numerics alone", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.runtime.numerics",
     ),
     error(
@@ -345,7 +345,7 @@ RULES = (
         title="Transformer Engine without a GPU",
         setting="target.gpu",
         when=find_te_without_gpu,
-        message="precision_backend=te cannot run there; missing: a CUDA device{missing}",
+        message="precision_backend=te needs a CUDA device{missing}, which the machine does not have",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
     ),
@@ -370,8 +370,8 @@ RULES = (
         title="scheme on a GPU that is not NVIDIA's",
         setting="target.gpu",
         when=is_other_vendor_unverified,
-        message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; the ROCm "
-        "one has gates of its own",
+        message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; ROCm's "
+        "has other checks",
         remedies=("run a few steps and compare the loss with BF16",),
         source="pytorch/torchtitan issue 3760, 2026-06-24",
         evidence="weak",
@@ -390,7 +390,7 @@ RULES = (
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
         when=lambda context: context.is_custom and not context.calls_te,
-        message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
+        message="a custom factory makes Transformer Engine's objects, which the emulated backend does not have",
         remedies=(
             "choose a named scheme",
             "choose the backend te_cpu",

@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.facts.divisions import find_uneven_sizes
+from bridge.rules.facts.divisions import (
+    CONTEXT_SIZE,
+    EXPERT_SIZE,
+    EXPERT_TENSOR_SIZES,
+    PIPELINE_SIZE,
+    TENSOR_SIZE,
+    find_uneven_sizes,
+)
 from bridge.rules.facts.gemm_sizes import compute_tokens_per_rank
 from bridge.rules.facts.weight_shards import format_unsharding_settings
 from bridge.rules.rule import MODEL_CHECK_SOURCE, PARSER_SOURCE, error, mcore, te, warning
@@ -83,18 +90,20 @@ def find_incomplete_replicas(context: RunContext) -> Violation | None:
     """Return a violation if replicas of the model, or of the experts, do not fill the GPUs."""
     if not context.has_model or not context.target.count:
         return None
-    count, ranks = context.target.count, context.parallel
-    if count % ranks.replica_size:
-        what = (
-            f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica_size}"
+    count, layout = context.target.count, context.parallel
+    if count % layout.replica_size:
+        product = (
+            f"TP {layout.tensor} x PP {layout.pipeline} x CP {layout.context} = "
+            f"{layout.replica_size}"
         )
-        return Violation(what=what, rests_on=_list_named_sizes(what))
-    if context.has_experts and count % ranks.expert_replica_size:
-        what = (
-            f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
-            f"{ranks.expert_replica_size}"
+        return Violation(product=product, rests_on=(TENSOR_SIZE, PIPELINE_SIZE, CONTEXT_SIZE))
+    if context.has_experts and count % layout.expert_replica_size:
+        product = (
+            f"expert TP {layout.expert_tensor} x EP {layout.expert} x PP {layout.pipeline} = "
+            f"{layout.expert_replica_size}"
         )
-        return Violation(what=what, rests_on=["model.num_moe_experts", *_list_named_sizes(what)])
+        settings = ("model.num_moe_experts", *EXPERT_TENSOR_SIZES, EXPERT_SIZE, PIPELINE_SIZE)
+        return Violation(product=product, rests_on=settings)
     return None
 
 
@@ -148,24 +157,9 @@ def find_indivisible_sizes(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that are not divisible by their ranks."""
     length = context.model.seq_length or context.data.seq_length
     for uneven in find_uneven_sizes(context.model, context.shape, context.parallel, length):
-        rests_on = [uneven.path, *_list_named_sizes(uneven.ranks)]
-        yield Violation(uneven.path, value=uneven.size, by=uneven.ranks, rests_on=rests_on)
-
-
-_SIZE_BY_RANKS = {
-    "TP": "model.tensor_model_parallel_size",
-    "expert TP": "model.expert_tensor_parallel_size",
-    "EP": "model.expert_model_parallel_size",
-    "PP": "model.pipeline_model_parallel_size",
-    "CP": "model.context_parallel_size",
-    " x TP": "model.sequence_parallel",
-}
-"""Name of ranks in a text -> the setting that decides their number."""
-
-
-def _list_named_sizes(text: str) -> list[str]:
-    """Return the settings of the ranks that a text names."""
-    return [setting for words, setting in _SIZE_BY_RANKS.items() if words in text]
+        group = uneven.group
+        rests_on = [uneven.path, *group.settings]
+        yield Violation(uneven.path, value=uneven.size, by=group.label, rests_on=rests_on)
 
 
 def find_unsplittable_layers(context: RunContext) -> Violation | None:
@@ -186,7 +180,7 @@ RULES = (
         setting="fp8_recipe",
         versions=(te(until="2.14"),),
         when=gathers_ragged_blocks,
-        message="gathering blockwise tensors whose sides are no multiples of 128 over TP "
+        message="gathering blockwise tensors whose sides are not multiples of 128 over TP "
         "{run.parallel.tensor} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
         remedies=(
@@ -205,7 +199,7 @@ RULES = (
         when=find_overlap_without_sequence,
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
         "Bridge sets it to False",
-        remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
+        remedies=("{needed}", "set tp_comm_overlap=False, as Megatron Bridge does in any case"),
         source=f"{PARSER_SOURCE}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     warning(
@@ -245,7 +239,7 @@ RULES = (
         title="not a whole number of model replicas",
         setting="target.count",
         when=find_incomplete_replicas,
-        message="the GPUs of the run must be a multiple of {what}",
+        message="the GPUs of the run must be a multiple of {product}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
     ),
@@ -323,7 +317,10 @@ RULES = (
         ),
         message="must be the {run.parallel.virtual} chunks of a stage in "
         "model.pipeline_model_parallel_layout",
-        remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
+        remedies=(
+            "set it to None: Megatron then takes the number of the layout",
+            "correct the layout",
+        ),
         source=MODEL_CHECK_SOURCE,
     ),
     error(
@@ -335,7 +332,7 @@ RULES = (
         "split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
-            "say how many the first and the last stage have",
+            "state how many layers the first and the last stage have",
         ),
         source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",
     ),

@@ -93,9 +93,7 @@ def find_unread_reduction_dtype(context: RuleContext) -> Violation | None:
         steps.append(f"ddp.megatron_fsdp_grad_comm_dtype={wanted}")
     if steps:
         return Violation(caveat=caveat, remedy=f"set {' and '.join(steps)} instead")
-    return Violation(
-        caveat=f"{caveat}, as it asks", remedy="leave it, or drop it", severity="info"
-    )
+    return Violation(caveat=f"{caveat}, as it asks", remedy="leave it, or drop it", severity="info")
 
 
 def find_half_precision_main_grads(context: RuleContext) -> Violation | None:
@@ -177,7 +175,7 @@ RULES = (
         "Transformer Engine 2.0 and later",
         remedies=(
             "use the distributed optimizer instead",
-            "set fp8_param_gather=False, as it will be",
+            "set fp8_param_gather=False, as Megatron-LM does in any case",
         ),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
