@@ -93,7 +93,9 @@ def test_a_recipe_of_recipes_from_is_an_option_from_the_command_line(shown, reci
 
 
 def test_recipes_from_takes_a_list(shown, recipes_file: Path) -> None:
-    config = shown("mixed_precision=house-bf16-mixed", f"recipes_from=[precision_bridge_recipes.half,{recipes_file}]")
+    config = shown(
+        "mixed_precision=house-bf16-mixed", f"recipes_from=[precision_bridge_recipes.unscaled,{recipes_file}]"
+    )
     assert config["mixed_precision"] == HOUSE
 
 
