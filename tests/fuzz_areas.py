@@ -30,7 +30,7 @@ from bridge.errors import MAX_LINE_LENGTH, BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.planned_run import PlannedRun
 from bridge.plan.precision_plan import precision_plan
-from bridge.precision.config import FIELDS_BY_SUBJECT
+from bridge.precision.precision_config import FIELDS_BY_SUBJECT
 from bridge.precision.yaml_text import to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

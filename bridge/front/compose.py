@@ -36,7 +36,7 @@ from bridge.errors import RunConfigError
 from bridge.front.errors import translate_errors
 from bridge.front.references import refuse_expanding_references
 from bridge.front.search import DEFAULT_JOB_NAME, Search
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.preflight.origins import ConfigLayer, Origins, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.precision.statements import get_recipe_name
 from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
 from bridge.preflight.megatron_release import MegatronRelease

@@ -14,8 +14,8 @@ from bridge.extras import require_extra
 from bridge.front.decode import decode_fields
 from bridge.model.shape_reader import find_impossible_sizes
 from bridge.precision.coercion import get_torch_dtype
-from bridge.precision.fields import get_field_default
 from bridge.precision.mode import get_mode
+from bridge.precision.stated_field import get_field_default
 from bridge.precision.statements import get_field_value
 from bridge.preflight import declared_gpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE

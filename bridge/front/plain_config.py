@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from bridge.precision.coercion import is_torch_dtype, parse_dtype
-from bridge.precision.fields import get_field_default
+from bridge.precision.stated_field import get_field_default
 from bridge.precision.statements import get_recipe_name
 from bridge.read.run_keys import OWNER_SECTIONS, RECIPE_NAME_KEY, SECTION_CLASSES
 from bridge.registry.config import MixedPrecisionConfig

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeGuard
 
 from bridge.errors import UnknownFieldError
-from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS, get_field_default
+from bridge.precision.precision_config import FIELDS, MODE_SWITCHES, PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS, get_field_default
 from bridge.precision.statements import (
     check_value,
     get_field_value,

@@ -34,7 +34,7 @@ from bridge.front.container import build_container
 from bridge.front.loader import make_run
 from bridge.model.section import NULLABLE_FIELDS
 from bridge.plan.fit import PARALLEL_SIZE_FIELDS
-from bridge.precision.fields import get_field_default
+from bridge.precision.stated_field import get_field_default
 from bridge.preflight import declared_gpu
 from bridge.read.run_input import RunInput
 from bridge.registry.config import MixedPrecisionConfig

@@ -20,7 +20,7 @@ from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.target.target import Target
 
 if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.rules.owner_values import (
         DataValues,
         DdpValues,

@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from bridge.precision.config import FIELDS
 from bridge.precision.package_yaml import load_package_yaml
+from bridge.precision.precision_config import FIELDS
 
 OWNER_CLASS_NAMES = {
     "model": "TransformerConfig",

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.precision.config import FIELDS, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode, get_scheme, is_family_on
+from bridge.precision.precision_config import FIELDS, PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import (
     get_field_value,
     get_source,

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.mode import format_label, get_mode
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.precision.statements import get_source
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run

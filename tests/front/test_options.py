@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge.front.command_line import HYDRA_OPTIONS, HYDRA_SWITCHES
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

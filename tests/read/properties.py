@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import FIELD_CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.statements import list_field_names
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.semantics import SEMANTICS

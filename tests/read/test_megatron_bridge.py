@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document

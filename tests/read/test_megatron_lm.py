@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
-from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH_PATTERN, get_dest

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
 from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
 from bridge.registry.registry import REGISTRY

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
 from bridge.rules import rulebook, topics

@@ -17,7 +17,7 @@ from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain.field import explain_field
 from bridge.errors import PrecisionConfigError
 from bridge.model.section import read_section
-from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
+from bridge.precision.precision_config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value, is_stated, list_field_names
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.sync.owner import OwnerValues, normalise_value

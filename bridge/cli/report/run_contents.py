@@ -19,7 +19,7 @@ from bridge.runtime.audit.run_folder import CONFIG_FILE, RunFolder
 
 if TYPE_CHECKING:
     from bridge.plan.planned_run import PlannedRun
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.report.answer import Answer
     from bridge.report.html.run_content import RunContent
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from bridge.errors import BridgeWarning
-from bridge.precision.config import MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import has_same_computation

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.reports import DEFAULT_REMEDIES, ImportReport, Unmapped
 from bridge.read.foreign.semantics import get_semantics

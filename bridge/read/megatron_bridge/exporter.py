@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.coercion import TORCH_NAMES
-from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode
+from bridge.precision.precision_config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import find_equivalent_recipe

@@ -5,8 +5,8 @@ Each function is a step of the import. It states fields in the report, and maps 
 
 from collections.abc import Mapping
 
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.launch.notes import NoteKind

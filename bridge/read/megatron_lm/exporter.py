@@ -7,9 +7,9 @@ A setting that acts is written out, even where Megatron-LM's default is the same
 
 from collections.abc import Iterator, Mapping
 
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import compute_effective_fields

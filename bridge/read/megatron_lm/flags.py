@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
-from bridge.precision.fields import KEY
+from bridge.precision.precision_config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
+from bridge.precision.stated_field import KEY
 from bridge.precision.statements import get_field_value
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.setting_row import PRECISION_NAME_PATTERN

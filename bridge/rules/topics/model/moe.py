@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean, listed
-from bridge.precision.config import FIELD_CHOICES
+from bridge.precision.precision_config import FIELD_CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.payloads import find_recipes_with_stored_weights, find_refused_payloads

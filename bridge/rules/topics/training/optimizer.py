@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import FIELD_CHOICES
+from bridge.precision.precision_config import FIELD_CHOICES
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     OPTIMIZER_CHECK_SOURCE,

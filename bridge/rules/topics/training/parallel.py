@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.rules.facts.divisions import (
     CONTEXT_SIZE,
     EXPERT_SIZE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.facts.off_switches import SHARDING_OWNERS, find_off_switches
 from bridge.rules.inert import GRAD_BUFFER_REUSE

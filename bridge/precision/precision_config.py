@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects
 from bridge.precision.coercion import LAZY_TORCH, DType
-from bridge.precision.fields import KEY, get_field_descriptors, stated
 from bridge.precision.schemes import Scheme
+from bridge.precision.stated_field import KEY, get_field_descriptors, stated
 from bridge.precision.statements import (
     ORIGIN,
     Statements,
