@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.front.loader import load_run
     from bridge.plan.precision_plan import PrecisionPlan as Plan
     from bridge.registry.composed import to_config
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.registry.registry import (
         MIXED_PRECISION_RECIPES,
         get_mixed_precision_config,
@@ -57,7 +57,7 @@ _MODULE_BY_NAME = {
     "BridgeError": "errors",
     "BridgeWarning": "errors",
     "ConfigContainer": "training.config",
-    "MixedPrecisionConfig": "registry.config",
+    "MixedPrecisionConfig": "registry.mixed_precision_config",
     "Plan": "plan.precision_plan",
     "PrecisionSchedule": "registry.schedule",
     "SyncReport": "sync.report",

@@ -4,7 +4,7 @@ import functools
 import warnings
 
 from bridge.errors import BridgeWarning
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 from .unscaled import bf16_mixed, fp16_mixed

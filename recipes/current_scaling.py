@@ -1,6 +1,6 @@
 """FP8 with per-tensor current scaling: scales come from the tensor that is about to be cast."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 from .unscaled import bf16_mixed, fp16_mixed

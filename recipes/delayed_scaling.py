@@ -1,6 +1,6 @@
 """FP8 with per-tensor delayed scaling: scales come from the amax history of earlier steps."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 from .unscaled import bf16_mixed, fp16_mixed

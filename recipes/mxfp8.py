@@ -1,6 +1,6 @@
 """MXFP8: one power-of-two scale (E8M0) per 32 values, E4M3 in every operand."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 from .unscaled import bf16_mixed, fp16_mixed

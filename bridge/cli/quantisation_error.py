@@ -24,7 +24,7 @@ from bridge.runtime.audit.quantisation import QUANTISATION_FILE, replace_non_fin
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.audit.quantisation import QuantisationRow
 
 DEFAULT_STEPS = 20

@@ -32,7 +32,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import Settings, parse_mode_dtype
 from bridge.read.text.trainer_arguments import TRAINER_SWITCHES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 TABLE = load_table("huggingface")
 TRAINING_DTYPES = ("fp32", "bf16", "fp16")

@@ -50,8 +50,8 @@ from bridge.read.run_keys import (
     SECTION_CLASSES,
     refuse_unknown_sections,
 )
-from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""

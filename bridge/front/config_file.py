@@ -36,7 +36,7 @@ from bridge.read.run_keys import (
     SECTION_CLASSES,
 )
 from bridge.read.startup_values import apply_startup_values
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import find_near_names
 from bridge.rules.topics.precision.mode import MODE_NAMES

@@ -26,7 +26,7 @@ from bridge.read.run_keys import NON_SECTION_KEYS, SECTION_CLASSES
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 PADDING_FIELDS = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
 """Fields of the model that Megatron takes together with FP8 or FP4 alone."""

@@ -23,7 +23,7 @@ from bridge.read.run_keys import (
     RECIPES_KEY,
     SECTION_CLASSES,
 )
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_FIELDS
 
 Schema = dict[str, Any]

@@ -52,7 +52,7 @@ from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS_FILE = "findings.json"

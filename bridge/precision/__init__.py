@@ -43,5 +43,5 @@ Single modules
 
     grouping.py         a list of pairs as a dictionary of lists
 
-`bridge.registry.config.MixedPrecisionConfig` is the public class.
+`bridge.registry.mixed_precision_config.MixedPrecisionConfig` is the public class.
 """

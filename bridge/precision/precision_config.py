@@ -1,6 +1,6 @@
 """`PrecisionConfig`: the fields of a precision, its mode and its scaling scheme.
 
-`bridge.registry.config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The
+`bridge.registry.mixed_precision_config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The
 rules, the plan and the synchroniser need this base only.
 
 The first 31 fields are the fields of Megatron Bridge's `MixedPrecisionConfig` (snapshot

@@ -34,7 +34,7 @@ from bridge.preflight.file_reading import (
     FileReading,
 )
 from bridge.preflight.origins import UNKNOWN_ORIGIN, Origins
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS

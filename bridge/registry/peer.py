@@ -18,7 +18,7 @@ from bridge.precision.statements import (
     list_field_names,
     mark_ambiguous_fields,
 )
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 PEER_SOURCE = "Megatron Bridge's config"
 MIRRORED_FIELDS = ("fp8_param", "fp4_param")

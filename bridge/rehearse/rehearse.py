@@ -20,7 +20,7 @@ from bridge.precision.statements import get_recipe_name
 from bridge.preflight import declared_gpu
 from bridge.preflight.run import Run
 from bridge.read.run_keys import RECIPE_NAME_KEY
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import format_nearest_label
 from bridge.rehearse.job import Job, JobAnswer, LaunchOutcome, RankOutcome, StepRecord
 from bridge.rehearse.layout import LaunchLayout

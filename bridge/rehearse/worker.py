@@ -37,7 +37,7 @@ from bridge.plan.fit import PARALLEL_SIZE_FIELDS
 from bridge.precision.stated_field import get_field_default
 from bridge.preflight import declared_gpu
 from bridge.read.run_input import RunInput
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rehearse.error_cause import find_cause, find_root_error
 from bridge.rehearse.job import (
     Job,

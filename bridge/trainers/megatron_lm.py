@@ -20,7 +20,7 @@ from bridge.precision.statements import get_source
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, OWNERS
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID

@@ -12,7 +12,7 @@ from bridge.convert import axolotl
 from bridge.errors import BridgeError
 from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_import, check_nothing_dropped, reasons
 

@@ -12,12 +12,12 @@ import pytest
 from bridge.front.command_line import HYDRA_OPTIONS, HYDRA_SWITCHES
 from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.sync.test_routes import STATED
 
 RECIPES_FILE = '''
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 @register(aliases=("house",))

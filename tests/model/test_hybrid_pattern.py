@@ -34,7 +34,7 @@ from bridge.plan.workload import Workload
 from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.versions import Version

@@ -22,7 +22,7 @@ from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import format_ranges, precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict

@@ -27,7 +27,7 @@ from bridge.precision.statements import (
     list_fields_over_recipe,
 )
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 

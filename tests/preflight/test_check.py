@@ -12,7 +12,7 @@ from bridge.model.section import SECTION_NAMES
 from bridge.precision.statements import list_field_names
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rulebook import RULES
 from bridge.target.declaration import parse_target

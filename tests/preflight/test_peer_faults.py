@@ -11,7 +11,7 @@ from bridge.errors import PrecisionConfigError, UnknownRecipeError
 from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.target.declaration import parse_target

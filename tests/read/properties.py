@@ -11,7 +11,7 @@ from bridge.precision.precision_config import FIELD_CHOICES, FIELD_DEFAULTS, MEG
 from bridge.precision.statements import list_field_names
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.semantics import SEMANTICS
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 
 SCHEMES = (
     {},

@@ -17,7 +17,7 @@ from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH_PATTERN, get_dest
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import OLDEST_VERSION, get_routes
 from bridge.target.fields import OWNER_DEFAULTS

@@ -7,7 +7,7 @@ from bridge.errors import PrecisionConfigError
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 from bridge.rules.rulebook import RULES
 
 PREFIX = "mixed_precision."

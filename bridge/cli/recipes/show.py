@@ -13,7 +13,7 @@ from bridge.precision.field_docstrings import read_field_docs
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.precision.precision_config import FIELDS_BY_SUBJECT, MEGATRON_FIELDS
 from bridge.precision.statements import is_stated, list_field_names
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 from bridge.rules.inert import find_inert_fields
 
 

@@ -13,7 +13,7 @@ from bridge.cli.recipes.difference import list_field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.mode import get_mode
 from bridge.precision.statements import get_recipe_name
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.runtime.audit.run_folder import CONFIG_FILE, RunFolder
 

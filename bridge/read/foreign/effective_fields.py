@@ -16,7 +16,7 @@ from bridge.precision.mode import get_mode
 from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import has_same_computation
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import LOSS_SCALER_FIELDS, find_inert_fields

@@ -20,7 +20,7 @@ from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.reports import ExportReport
 from bridge.read.foreign.table import load_table
 from bridge.read.megatron_lm.module_recipe.stage_files import build_shared_file
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.saved_entry import PEER_TARGET
 from bridge.sync.routes import ROUTES
 from bridge.target.versions import parse_version

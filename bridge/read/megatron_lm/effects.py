@@ -13,7 +13,7 @@ from bridge.read.launch.notes import NoteKind
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, format_option, may_affect_precision
 from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rules.inert import LOSS_SCALER_FIELDS
 
 SHARDING_SWITCHES = ("use_distributed_optimizer", "use_torch_fsdp2", *FSDP_SWITCHES)

@@ -21,7 +21,7 @@ from bridge.precision.statements import get_field_value
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.setting_row import PRECISION_NAME_PATTERN
 from bridge.read.foreign.table import load_table
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_FIELDS
 
 TABLE = load_table("megatron_lm")

@@ -44,7 +44,7 @@ from bridge.read.megatron_lm.written_arguments import (
     parse_runs,
 )
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "parse_variables", "read"]
 

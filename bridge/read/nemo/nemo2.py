@@ -30,7 +30,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import PythonCall, parse_program
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 TABLE = load_table("nemo2")
