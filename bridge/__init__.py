@@ -5,7 +5,7 @@ The places for additions (`docs/explain/architecture.md` has the whole table):
     a built-in recipe           recipes/, next to this package: a function with `@register`; a new
                                 file is imported in recipes/__init__.py
     a recipe of a team          any module that the entry-point group `bridge.recipes` names
-    a field of the precision    precision/precision_config.py, and a route in sync/routes.py
+    a field of the precision    precision/precision_config.py, and a route in sync/field_routes.py
     a scheme or a format        precision/schemes.py, precision/formats.py
     a rule                      rules/topics/, the file of its topic; a new file: rules/rulebook.py
     a framework's file          read/framework/NAME.yaml; another system's file: convert/

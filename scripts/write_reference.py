@@ -32,7 +32,7 @@ from bridge.report.table import format_markdown
 from bridge.rules.rule import EVIDENCE, SYNC_REACTIONS, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.run_context import RunContext
-from bridge.sync.routes import load_route_notes
+from bridge.sync.field_routes import load_route_notes
 from bridge.target.gpus import GPUS
 from bridge.target.versions import format_dotted
 

@@ -5,8 +5,8 @@ To add a field
        below it, which is its documentation. The options of `stated` are the attributes of
        `StatedField` (stated_field.py): the kind of its values, its subject, the family and the
        schemes that it acts in, whether a schedule may change it, and Megatron-LM's option.
-    2. Add its route to the configs of Megatron in ``bridge/sync/routes.py``, with a note in
-       ``bridge/sync/routes.yaml``. ``tests/sync/test_routes.py`` names what is missing.
+    2. Add its route to the configs of Megatron in ``bridge/sync/field_routes.py``, with a note in
+       ``bridge/sync/route_notes.yaml``. ``tests/sync/test_field_routes.py`` names what is missing.
     3. Run ``scripts/write_reference.py``, which writes the reference pages.
 
 To add a number format or a scaling scheme

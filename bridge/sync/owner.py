@@ -25,7 +25,7 @@ from bridge.precision.coercion import is_torch_dtype, parse_dtype
 from bridge.precision.owners import ConfigObject
 from bridge.precision.precision_config import FIELD_DEFAULTS
 from bridge.precision.stated_field import get_field_default
-from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES
+from bridge.sync.field_routes import OWNER_CLASS_NAMES, ROUTES
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, SHARED_SWITCHES
 from bridge.target.versions import Version
 

@@ -37,9 +37,9 @@ from bridge.precision.statements import (
 from bridge.rules.facts.off_switches import find_off_switches
 from bridge.rules.inert import GRAD_BUFFER_REUSE
 from bridge.rules.sync_row import CONFIG_DEFAULT, MEGATRON_DEFAULT, MODE, Decider, SyncRow, Verdict
+from bridge.sync.field_routes import CLASS_DEFAULT, OLDEST_VERSION, OWNER_CLASS_NAMES, ROUTES, Route
 from bridge.sync.module_recipe import build_module_recipe
 from bridge.sync.owner import OwnerValues, is_same_value
-from bridge.sync.routes import CLASS_DEFAULT, OLDEST_VERSION, OWNER_CLASS_NAMES, ROUTES, Route
 from bridge.target.fields import FUSED_ADAM_RECIPES, SHARED_SETTINGS
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")

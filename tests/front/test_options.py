@@ -14,7 +14,7 @@ from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.sync.test_routes import STATED
+from tests.sync.test_field_routes import STATED
 
 RECIPES_FILE = '''
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig

@@ -17,7 +17,7 @@ from bridge.preflight.run import Run
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 from bridge.target import versions
 from bridge.target.fields import OWNER_FIELDS
 

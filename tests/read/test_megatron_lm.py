@@ -19,7 +19,7 @@ from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH_PATTERN,
 from bridge.read.text.document import Document
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.sync.routes import OLDEST_VERSION, get_routes
+from bridge.sync.field_routes import OLDEST_VERSION, get_routes
 from bridge.target.fields import OWNER_DEFAULTS
 from tests import releases
 from tests.read.properties import check_export, check_return, configs, reasons

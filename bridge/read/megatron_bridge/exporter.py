@@ -22,7 +22,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.megatron_lm.module_recipe.stage_files import build_shared_file
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.saved_entry import PEER_TARGET
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 from bridge.target.versions import parse_version
 
 TABLE = load_table("megatron_bridge")
