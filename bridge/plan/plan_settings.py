@@ -26,7 +26,7 @@ from bridge.precision.precision_config import list_scheme_fields
 from bridge.precision.quantizer_factories import find_shipped_factory
 from bridge.precision.schemes import Scheme, find_scheme
 from bridge.precision.stated_field import LAYER_COUNTS
-from bridge.rules.variables import collect_recipe_keywords, list_scheme_variables
+from bridge.rules.environment_variables import collect_recipe_keywords, list_scheme_variables
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import FUSED_ADAM_RECIPES, get_gradient_dtypes
 from bridge.target.versions import Version, is_at_least

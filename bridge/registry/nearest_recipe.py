@@ -22,7 +22,7 @@ from bridge.precision.mode import (
 from bridge.precision.precision_config import FIELDS, MODE_SWITCHES, PrecisionConfig
 from bridge.precision.statements import get_field_value, get_recipe_name, list_field_names
 from bridge.registry.registry import REGISTRY
-from bridge.rules.inert import find_inert_fields
+from bridge.rules.inert_fields import find_inert_fields
 
 
 def _list_second_names() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from bridge.model.read_tracking import AttributeView
 from bridge.precision.mode import get_mode
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import get_stated_values, get_switches_put_aside
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.target.target import Target
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from bridge.precision.statements import (
     list_field_names,
 )
 from bridge.rules.facts.off_switches import find_off_switches
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.rules.sync_row import CONFIG_DEFAULT, MEGATRON_DEFAULT, MODE, Decider, SyncRow, Verdict
 from bridge.sync.field_routes import CLASS_DEFAULT, OLDEST_VERSION, OWNER_CLASS_NAMES, ROUTES, Route
 from bridge.sync.module_recipe import build_module_recipe

@@ -22,7 +22,7 @@ from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100
 from tests.rules.situations import run_of, setup_of
 
 check_module = sys.modules["bridge.preflight.check"]
-EXAMPLES = Path(rulebook.__file__).with_name("examples.yaml")
+EXAMPLES = Path(rulebook.__file__).with_name("expected_findings.yaml")
 MESSAGES = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
 IDS = [rule.id for rule in RULES]
 

@@ -14,7 +14,7 @@ from bridge.read.megatron_lm.flags import FLAG_OF_NAME, format_option, may_affec
 from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 
 SHARDING_SWITCHES = ("use_distributed_optimizer", "use_torch_fsdp2", *FSDP_SWITCHES)
 """Switches that shard the optimizer. Weights that are stored in FP8 are gathered only under one of them."""

@@ -20,7 +20,7 @@ from bridge.read.foreign.reports import ExportReport
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.module_recipe.stage_files import SHARED_FILE_NAME, build_shared_file
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 from bridge.target.fields import FUSED_ADAM_RECIPES
 
 TITLE = "Megatron-LM 0.20"

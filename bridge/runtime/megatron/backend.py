@@ -21,7 +21,7 @@ from megatron.core.fp8_utils import get_fp8_recipe
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.matchers import ModulePrecision, list_matchers, parse_quant_recipes
-from bridge.rules.variables import (
+from bridge.rules.environment_variables import (
     check_environment,
     format_set_variables,
     list_scheme_variables,

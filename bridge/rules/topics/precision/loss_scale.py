@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from bridge.rules.context import RuleContext
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.inert_field_violation import find_fields_without_effect
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 from bridge.rules.rule import PARSER_SOURCE, contradiction, error, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.versions import is_at_least
 
 LARGEST_FP32 = 2**128 - 2**104

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE, get_sent_dtype
 from bridge.rules.context import RuleContext
+from bridge.rules.inert_field_violation import find_fields_without_effect
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     PARSER_SOURCE,
@@ -17,7 +18,6 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.versions import is_at_least
 
 MODE_NAMES = ("fp32", "fp16", "bf16")

@@ -7,7 +7,8 @@ from bridge.precision.precision_config import FIELD_CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.payloads import find_recipes_with_stored_weights, find_refused_payloads
-from bridge.rules.inert import GRAD_BUFFER_REUSE, ROUTER_PADDING, SCHEME_SPECIFIC_FIELDS
+from bridge.rules.inert_field_violation import find_fields_without_effect
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE, ROUTER_PADDING, SCHEME_SPECIFIC_FIELDS
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     contradiction,
@@ -19,7 +20,6 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 
 _FORMATS_BY_FAMILY = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES_BY_FAMILY = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}

@@ -6,8 +6,8 @@ Transformer Engine reads its variables when it is imported.
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
+from bridge.rules.environment_variables import list_scheme_variables
 from bridge.rules.rule import error, mcore, warning
-from bridge.rules.variables import list_scheme_variables
 from bridge.rules.violation import Violation
 
 FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"

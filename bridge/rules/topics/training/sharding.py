@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.facts.off_switches import SHARDING_OWNERS, find_off_switches
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.rules.rule import PARSER_SOURCE, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation

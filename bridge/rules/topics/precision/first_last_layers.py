@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.rules.context import RuleContext
+from bridge.rules.inert_field_violation import find_fields_without_effect
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     contradiction,
@@ -16,7 +17,6 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.fields import OWNER_DEFAULTS
 
 
