@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge.errors import BridgeError, BridgeWarning
-    from bridge.front.check import check
     from bridge.front.loader import load_run
+    from bridge.front.python_check import check
     from bridge.plan.precision_plan import PrecisionPlan as Plan
     from bridge.registry.composed import to_config
     from bridge.registry.mixed_precision_config import MixedPrecisionConfig
@@ -61,7 +61,7 @@ _MODULE_BY_NAME = {
     "Plan": "plan.precision_plan",
     "PrecisionSchedule": "registry.schedule",
     "SyncReport": "sync.report",
-    "check": "front.check",
+    "check": "front.python_check",
     "get_mixed_precision_config": "registry.registry",
     "load_run": "front.loader",
     "register": "registry.registry",

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
-from bridge.preflight.check import check
 from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.rule_check import check
 from bridge.read.framework.framework_table import (
     FrameworkOption,
     FrameworkTable,

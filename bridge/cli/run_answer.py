@@ -38,7 +38,7 @@ def plan_run(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPla
 def collect_decisive_findings(run: Run) -> list[RuleFinding]:
     """Return the decisive findings of a run's check: errors, and findings about overrides."""
     from bridge.precision.stated_field import COMMAND_LINE
-    from bridge.preflight.check import get_report
+    from bridge.preflight.rule_check import get_report
 
     decisive = []
     for finding in get_report(run).findings:

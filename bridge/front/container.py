@@ -17,7 +17,7 @@ from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.mode import get_mode
 from bridge.precision.stated_field import get_field_default
 from bridge.precision.statements import get_field_value
-from bridge.preflight import declared_gpu
+from bridge.preflight import gpu_for_te_cpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
@@ -178,12 +178,12 @@ def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
 
 def _declare_gpu_for_te_cpu(run: Run) -> None:
     """Declare the GPU of a run whose backend is te_cpu, before Megatron Core is imported."""
-    if run.sections.get("precision_backend") != declared_gpu.TE_CPU_BACKEND:
+    if run.sections.get("precision_backend") != gpu_for_te_cpu.TE_CPU_BACKEND:
         return
     fields = run.model
     if run.precision is not None:
         fields = run.precision.to_dict(full=True)
-    declared_gpu.declare_for_run(run.sections.get("target"), fields)
+    gpu_for_te_cpu.declare_for_run(run.sections.get("target"), fields)
 
 
 def decode_sections(

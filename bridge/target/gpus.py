@@ -2,7 +2,7 @@
 
 To add a GPU, add a row to `_ROWS`, at the place of its compute capability. For a new generation of
 NVIDIA's, see also the capabilities in `precision/schemes.py` and the policies in
-`preflight/recipe_choice.py`.
+`preflight/auto_recipe.py`.
 """
 
 import re

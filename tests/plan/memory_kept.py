@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # functions that a GPU compiles run one operator after the other
 FUSED = ("bias_activation_fusion", "bias_dropout_fusion")

@@ -18,7 +18,7 @@ TE = Path(sys.prefix) / "te"
 ASK = """
 import json, sys
 from importlib import import_module
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 declare("b200")
 from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bridge.precision.coercion import parse_dtype
-from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

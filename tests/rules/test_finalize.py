@@ -5,7 +5,7 @@ import pytest
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionConfigError
 from bridge.precision.mode import get_mode, get_scheme
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.registry.mixed_precision_config import find_config_faults
 from bridge.rules.rulebook import RULES

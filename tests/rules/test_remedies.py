@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from bridge.precision.precision_config import FIELD_DEFAULTS
-from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import RULES_BY_ID

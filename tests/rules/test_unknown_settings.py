@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.model.read_tracking import AttributeView, TrackedValues, track_reads, tracked_property
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import RULES_BY_ID

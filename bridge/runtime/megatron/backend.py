@@ -99,7 +99,7 @@ def choose_backend(
     Args:
         requested: One of `BACKENDS`. auto is Transformer Engine if it works on this machine, and
             the emulation otherwise. te_cpu needs a process that was declared for it
-            (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
+            (`bridge.preflight.gpu_for_te_cpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
         environ: Environment variables. Only Transformer Engine's variables are read.
 

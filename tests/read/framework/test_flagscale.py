@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 
 TRAINING = """\
 system:

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 
 COMMAND = "NPROC_PER_NODE=8 megatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048"
 FP8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
