@@ -8,7 +8,7 @@ The places for additions (`docs/explain/architecture.md` has the whole table):
     a field of the precision    precision/precision_config.py, and a route in sync/field_routes.py
     a scheme or a format        precision/schemes.py, precision/formats.py
     a rule                      rules/topics/, the file of its topic; a new file: rules/rulebook.py
-    a framework's file          read/framework/NAME.yaml; another system's file: convert/
+    a framework's file          read/framework/tables/NAME.yaml; another system's file: convert/
     a log of another trainer    read/logs/, a module, and its call in read/logs/files.py
     a command                   cli/, a module, and its row in cli/commands.py
     a GPU                       target/gpus.py

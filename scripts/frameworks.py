@@ -41,9 +41,7 @@ from bridge.read.run_file import load_file_reading
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")
-NOTE = (
-    "<!-- Written by scripts/frameworks.py from the tables in bridge/read/framework; change those, not this page. -->\n"
-)
+NOTE = "<!-- Written by scripts/frameworks.py from bridge/read/framework/tables; change those, not this page. -->\n"
 MOST_REASONS = 8
 """Reasons that the page has for a framework; the files of the others are one line."""
 OTHER = "other reasons"

@@ -37,10 +37,10 @@ Both rest on:
 
 To add a framework on top of Megatron Core:
 
-- a table `framework/NAME.yaml`: how a file is recognised, its fields, and the values set at start;
-- a row in `rows/frameworks.yaml`;
+- a table `framework/tables/NAME.yaml`: its fields, and the values set at start;
+- a row in `rows/frameworks.yaml`: how a file or a launch is recognised;
 - if its files are YAML, one of their keys in `FRAMEWORK_KEY_PATTERN` of run_file.py, and a reader in
-  `framework/yaml_files.py`; `framework/__init__.py` names the mapping of readers;
+  `framework/yaml_reader_registry.py`; `framework/__init__.py` names the mapping of readers;
 - `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
 
 A system that does not run Megatron Core has a module in `bridge/convert/`, and a row in
