@@ -12,7 +12,7 @@ decide between AMP over FP32 weights, an FP32 adapter over frozen BF16 weights, 
 If both switches are off, the environment variable ACCELERATE_MIXED_PRECISION counts. Without this
 variable nothing is cast.
 
-Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
+Settings and sentences, with their sources, are rows of `foreign/tables/huggingface.yaml`.
 """
 
 from typing import Any, NamedTuple

@@ -8,7 +8,7 @@ Gradients are accumulated and reduced in the dtype of the model unless two setti
 state FP32. FP32 accumulation of half-precision gradients needs ZeRO.
 
 A block refuses a name that it does not know. The top of the file ignores such a name silently. Both
-are reported. The settings and sentences, with their sources, are in `rows/deepspeed.yaml`.
+are reported. The settings and sentences, with their sources, are in `foreign/tables/deepspeed.yaml`.
 
 This module is in `read`, since forks of Megatron-LM train with DeepSpeed's engine.
 `megatron_lm/deepspeed/engine_file.py` reads the precision of such a run with it.

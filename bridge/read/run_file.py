@@ -51,7 +51,7 @@ FRAMEWORK_KEY_PATTERN = re.compile(
 )
 """A top-level key that every YAML file of a framework in `framework/yaml_reader_registry.py` has.
 
-A file without such a key is not compared with the signs in `rows/frameworks.yaml`: to load them
+A file without such a key is not compared with the signs in `framework_signs.yaml`: to load them
 takes longer than to read a file of ours. So the keys of a new framework belong here too."""
 RUN_FILE_NAMES = ("config.yaml", "run_config.yaml", "common.pt")
 """Files of a folder that describe its run: ours, Megatron Bridge's and Megatron-LM's."""

@@ -20,7 +20,7 @@ from bridge.read import deepspeed
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import System
-from bridge.read.system_signs import DOCUMENT_KINDS
+from bridge.read.foreign_system_signs import DOCUMENT_KINDS
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.pytorch.loop import get_compute_dtype

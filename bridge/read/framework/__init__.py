@@ -18,7 +18,7 @@ primus_presets.py          `PrimusPresets`: the module and model files of a clon
 python_launcher.py         `maybe_read_launcher`: a Python launcher as the script that it stands for
 launcher/                  `LauncherProgram`: a Python launcher, followed by its syntax
 
-A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
+A framework is added by its table, a row in `read/framework_signs.yaml`, and the readers of its files:
 
 - Scripts with Megatron-LM's arguments need no module. The column `table` of the row names the table.
 - YAML files whose settings are a tree: a module with `read`, and its line in `TREE_READERS` of

@@ -1,6 +1,6 @@
 """`FrameworkTable`: a framework on top of Megatron Core as a table, `tables/NAME.yaml`.
 
-How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the column `table: NAME`. A table has:
+How a file or a launch is recognised stands in `framework_signs.yaml`, with the column `table: NAME`. A table has:
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in

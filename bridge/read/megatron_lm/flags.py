@@ -1,6 +1,6 @@
 """`Flag`: the options of Megatron-LM's parser, which of them take a value, and the fields that they set.
 
-The rows are in `rows/megatron_lm.yaml`. A *name* here is a name of argparse's namespace, "fp8_recipe",
+The rows are in `foreign/tables/megatron_lm.yaml`. A *name* here is a name of argparse's namespace, "fp8_recipe",
 and an *option* is a word of a command line, "--fp8-recipe". Options of the same parser may have
 several spellings for one argument.
 """
