@@ -19,6 +19,9 @@
  *   - `panel`, `sweep` over all panels, and the functions that Python calls: `bridge_quantise`, `bridge_amax`;
  *   - stored codes: `bridge_decode`, `bridge_lay_out`.
  */
+#if defined(__AVX512BW__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512") /* GCC's default for these processors is half of it */
+#endif
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -28,6 +31,12 @@
 #define MIXED 256 /* the same where rows are mixed, so that the transformed rows of a panel stay in the nearest cache */
 #define GROUP 16 /* rows that the Hadamard transform mixes */
 #define TILE 16 /* columns that share a scale where tiles are this wide or wider */
+#ifdef __AVX512BW__
+#define LANES 16 /* FP32 numbers of a vector */
+#else
+#define LANES 8
+#endif
+#define PAIRED (2 * LANES) /* columns of a vector of pairs: a step of the loops over BF16 numbers */
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
@@ -85,9 +94,11 @@ ALWAYS uint32_t hash(uint32_t x) { /* lowbias32, as in grid.py */
     x ^= x >> 16; x *= 0x7FEB352Du; x ^= x >> 15; x *= 0x846CA68Bu; return x ^ (x >> 16);
 }
 
-/* The random number of a column; `x` and `second` are keys of the column and of its row, see `row_rule_of`. */
-ALWAYS float unit(uint32_t x, uint32_t second) {
-    x *= 0x7FEB352Du; x += second; x ^= x >> 15; x *= 0x846CA68Bu;
+#define KEY_FACTOR 0x7FEB352Du
+/* The random number of a column. `x` is the key of the column times KEY_FACTOR, plus the second key of the row, see
+ * `row_rule_of`. */
+ALWAYS float unit(uint32_t x) {
+    x ^= x >> 15; x *= 0x846CA68Bu;
     return (float)(int32_t)(x >> 16) * 0x1p-16f;
 }
 
@@ -128,7 +139,7 @@ typedef struct {
     uint32_t row, column; /* in the whole matrix */
     int n, size; /* columns, and of how many in turn a scale is */
     const float *scale, *back; /* per tile, or per column where tiles are narrow */
-    const float *paired_scale, *paired_back; /* of narrow tiles: in the order of `pair_up` */
+    const float *paired_scale, *paired_back; /* PER_COLUMN: in the order of `pair_up`; PER_PAIR: per pair */
 } line;
 
 /* What holds for all of a row. */
@@ -159,7 +170,8 @@ ALWAYS void store_one(const row_rule *q, const line *l, int c, uint32_t key, flo
                       const int stochastic) {
     const uint32_t m = (uint32_t)q->mantissa_bits;
     const float y = load(l->x, l->from + c, dtype) * scale, magnitude = fabsf(y);
-    const float r = stochastic ? random_neighbour(magnitude, q->g, m, unit(key, q->second)) : nearest(magnitude, q->g);
+    const float u = unit(key * KEY_FACTOR + q->second);
+    const float r = stochastic ? random_neighbour(magnitude, q->g, m, u) : nearest(magnitude, q->g);
     const int is_nan = as_bits(magnitude) > 0x7F800000;
     const uint32_t sign = is_nan ? 0 : as_bits(y) & 0x80000000;
     if (codes) {
@@ -192,10 +204,38 @@ ALWAYS void store_row(const pass *p, const line *given, const int dtype, const i
                   stochastic);
 }
 
-/* The magnitude of a BF16 number, scaled and on the grid; NaN becomes the maximum. */
+/* The keys of PAIRED columns differ in their lowest bits alone. So the argument of `unit` is the sum of a number of the
+ * step and a number of the place in the step, and a column costs an addition in place of a multiplication. This function
+ * returns the numbers of the places, in the order of pairs. */
+ALWAYS void keys_of_places(const row_rule *q, uint32_t *restrict place) {
+    const uint32_t low = q->first & (PAIRED - 1);
+    for (uint32_t k = 0; k < LANES; k++) {
+        place[k] = (low ^ (2 * k)) * KEY_FACTOR + q->second;
+        place[LANES + k] = (low ^ (2 * k + 1)) * KEY_FACTOR + q->second;
+    }
+}
+
+/* The number of the step that begins at column `start` of a panel; see `keys_of_places`. */
+ALWAYS uint32_t key_of_step(const row_rule *q, int start) {
+    return ((q->first ^ (uint32_t)start) & ~(PAIRED - 1u)) * KEY_FACTOR;
+}
+
+/* The columns of a step that have the same scale: none, those of a pair, or all. So a step is a whole vector, and loads its
+ * scales as vectors, however wide a tile is. */
+enum { PER_COLUMN, PER_PAIR, PER_VECTOR };
+
+ALWAYS int scales_of(int64_t size) { return size >= PAIRED ? PER_VECTOR : size >= TILE ? PER_PAIR : PER_COLUMN; }
+
+/* The index of the first scale of the step at column `start`. */
+ALWAYS int scale_at(const line *l, int start, const int scales) {
+    if (scales == PER_VECTOR) return start >> __builtin_ctz((unsigned)l->size);
+    return scales == PER_PAIR ? start / 2 : start;
+}
+
+/* The magnitude of a BF16 number, scaled and on the grid; NaN becomes the maximum. `key`: the argument of `unit`. */
 ALWAYS float rounded_magnitude(const row_rule *q, float magnitude, uint32_t key, float scale, const int stochastic) {
     const float y = magnitude * scale;
-    if (stochastic) return random_neighbour(y, q->g, (uint32_t)q->mantissa_bits, unit(key, q->second));
+    if (stochastic) return random_neighbour(y, q->g, (uint32_t)q->mantissa_bits, unit(key));
     return nearest(y, q->g);
 }
 
@@ -217,56 +257,58 @@ ALWAYS uint32_t code_of_magnitude(const row_rule *q, float magnitude, uint32_t k
     return code;
 }
 
-/* `store_one` for TILE BF16 numbers and operand values. `key` is that of the first column. */
-ALWAYS void operand_tile(const row_rule *q, const pair *x, pair *value, uint32_t key, const float *scale,
-                         const float *back, const int stochastic, const int is_wide, const int has_nan) {
-    const int half = TILE / 2;
+/* `store_one` for the BF16 numbers of a step and operand values. `key` and `place` are the numbers of the step and of its
+ * places, see `keys_of_places`. */
+ALWAYS void operand_step(const row_rule *q, const pair *x, pair *value, uint32_t key, const uint32_t *place,
+                         const float *scale, const float *back, const int stochastic, const int scales,
+                         const int has_nan) {
 #pragma GCC unroll 1 /* unrolled, the loop would not become vectors */
 #pragma GCC ivdep
-    for (int k = 0; k < half; k++) {
-        const int first = is_wide ? 0 : k, second = is_wide ? 0 : half + k;
+    for (int k = 0; k < LANES; k++) {
+        const int first = scales == PER_VECTOR ? 0 : k, second = scales == PER_COLUMN ? LANES + k : first;
         const uint32_t magnitudes = x[k] & ~SIGNS;
         const uint32_t signs = x[k] & ~(magnitudes + 0x007F007F) & SIGNS; /* the sum reaches the sign's bit for NaN alone */
-        const float a = operand_magnitude(q, first_of(magnitudes), key ^ (uint32_t)(2 * k), scale[first], back[first],
+        const float a = operand_magnitude(q, first_of(magnitudes), key + place[k], scale[first], back[first],
                                           stochastic, has_nan);
-        const float b = operand_magnitude(q, second_of(magnitudes), key ^ (uint32_t)(2 * k + 1), scale[second],
+        const float b = operand_magnitude(q, second_of(magnitudes), key + place[LANES + k], scale[second],
                                           back[second], stochastic, has_nan);
         value[k] = pair_of(a, b) | signs;
     }
 }
 
-/* `store_one` for TILE BF16 numbers and their codes: two codes in the lowest bytes of each integer, as a loop that also
- * narrowed them would have vectors of half the width. `key` is that of the first column. */
-ALWAYS void code_tile(const row_rule *q, const pair *x, uint32_t *codes, uint32_t key, const float *scale,
-                      const int stochastic, const int is_wide, const int has_nan) {
-    const int half = TILE / 2;
+/* `store_one` for the BF16 numbers of a step and their codes: two codes in the lowest bytes of each integer, as a loop
+ * that also narrowed them would have vectors of half the width. */
+ALWAYS void code_step(const row_rule *q, const pair *x, uint32_t *codes, uint32_t key, const uint32_t *place,
+                      const float *scale, const int stochastic, const int scales, const int has_nan) {
 #pragma GCC unroll 1 /* unrolled, the loop would not become vectors */
 #pragma GCC ivdep
-    for (int k = 0; k < half; k++) {
-        const int first = is_wide ? 0 : k, second = is_wide ? 0 : half + k;
+    for (int k = 0; k < LANES; k++) {
+        const int first = scales == PER_VECTOR ? 0 : k, second = scales == PER_COLUMN ? LANES + k : first;
         const uint32_t magnitudes = x[k] & ~SIGNS;
-        const uint32_t signs = x[k] & ~(magnitudes + 0x007F007F) & SIGNS; /* as in `operand_tile` */
-        const uint32_t a = code_of_magnitude(q, first_of(magnitudes), key ^ (uint32_t)(2 * k), scale[first], stochastic,
+        const uint32_t signs = x[k] & ~(magnitudes + 0x007F007F) & SIGNS; /* as in `operand_step` */
+        const uint32_t a = code_of_magnitude(q, first_of(magnitudes), key + place[k], scale[first], stochastic,
                                              has_nan);
-        const uint32_t b = code_of_magnitude(q, second_of(magnitudes), key ^ (uint32_t)(2 * k + 1), scale[second],
-                                             stochastic, has_nan);
+        const uint32_t b = code_of_magnitude(q, second_of(magnitudes), key + place[LANES + k], scale[second], stochastic,
+                                             has_nan);
         const uint32_t first_sign = (signs << 16) >> q->sign_shift, second_sign = signs >> q->sign_shift;
         codes[k] = (a | first_sign) | (b | second_sign) << 8;
     }
 }
 
 /* `store_row` for BF16 numbers and codes. */
-ALWAYS void code_row(const pass *p, const line *l, const int stochastic, const int is_wide, const int has_nan) {
+ALWAYS void code_row(const pass *p, const line *l, const int stochastic, const int scales, const int has_nan) {
     const row_rule q = row_rule_of(p, l);
+    const int whole = l->n / PAIRED * PAIRED, shift = scales == PER_COLUMN ? 0 : __builtin_ctz((unsigned)l->size);
     const uint16_t *x = (const uint16_t *)l->x + l->from;
-    const float *scale = is_wide ? l->scale : l->paired_scale;
+    const float *scale = scales == PER_VECTOR ? l->scale : l->paired_scale;
     uint32_t codes[PANEL / 2];
     uint8_t *code = (uint8_t *)p->out + l->to;
     code_pair *pairs = (code_pair *)code;
-    const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = l->n / TILE * TILE;
-    for (int start = 0; start < whole; start += TILE)
-        code_tile(&q, (const pair *)(x + start), codes + start / 2, q.first ^ (uint32_t)start, scale + (start >> shift),
-                  stochastic, is_wide, has_nan);
+    uint32_t place[PAIRED];
+    if (stochastic) keys_of_places(&q, place);
+    for (int start = 0; start < whole; start += PAIRED)
+        code_step(&q, (const pair *)(x + start), codes + start / 2, key_of_step(&q, start), place,
+                  scale + scale_at(l, start, scales), stochastic, scales, has_nan);
     for (int k = 0; k < whole / 2; k++) pairs[k] = (code_pair)codes[k];
     for (int c = whole; c < l->n; c++)
         store_one(&q, l, c, q.first ^ (uint32_t)c, l->scale[c >> shift], l->back[c >> shift], code, NULL, BF16, 1,
@@ -274,26 +316,29 @@ ALWAYS void code_row(const pass *p, const line *l, const int stochastic, const i
 }
 
 /* `store_row` for BF16 numbers and operand values. */
-ALWAYS void operand_row(const pass *p, const line *l, const int stochastic, const int is_wide, const int has_nan) {
+ALWAYS void operand_row(const pass *p, const line *l, const int stochastic, const int scales, const int has_nan) {
     const row_rule q = row_rule_of(p, l);
+    const int whole = l->n / PAIRED * PAIRED, shift = scales == PER_COLUMN ? 0 : __builtin_ctz((unsigned)l->size);
     const uint16_t *x = (const uint16_t *)l->x + l->from;
-    const float *scale = is_wide ? l->scale : l->paired_scale, *back = is_wide ? l->back : l->paired_back;
+    const float *scale = scales == PER_VECTOR ? l->scale : l->paired_scale;
+    const float *back = scales == PER_VECTOR ? l->back : l->paired_back;
     uint16_t *value = (uint16_t *)p->out + l->to;
-    const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = l->n / TILE * TILE;
-    for (int start = 0; start < whole; start += TILE)
-        operand_tile(&q, (const pair *)(x + start), (pair *)(value + start), q.first ^ (uint32_t)start,
-                     scale + (start >> shift), back + (start >> shift), stochastic, is_wide, has_nan);
+    uint32_t place[PAIRED];
+    if (stochastic) keys_of_places(&q, place);
+    for (int start = 0; start < whole; start += PAIRED)
+        operand_step(&q, (const pair *)(x + start), (pair *)(value + start), key_of_step(&q, start), place,
+                     scale + scale_at(l, start, scales), back + scale_at(l, start, scales), stochastic, scales, has_nan);
     for (int c = whole; c < l->n; c++)
         store_one(&q, l, c, q.first ^ (uint32_t)c, l->scale[c >> shift], l->back[c >> shift], NULL, value, BF16, 0,
                   stochastic);
 }
 
-/* The numbers of TILE columns in the order of pairs: those of the first halves, and then those of the second ones. */
+/* The numbers of PAIRED columns in the order of pairs: those of the first halves, and then those of the second ones. */
 ALWAYS void pair_up(const float *restrict from, float *restrict to, int n) {
-    for (int start = 0; start < n / TILE * TILE; start += TILE)
-        for (int k = 0; k < TILE / 2; k++) {
+    for (int start = 0; start < n / PAIRED * PAIRED; start += PAIRED)
+        for (int k = 0; k < LANES; k++) {
             to[start + k] = from[start + 2 * k];
-            to[start + TILE / 2 + k] = from[start + 2 * k + 1];
+            to[start + LANES + k] = from[start + 2 * k + 1];
         }
 }
 
@@ -468,7 +513,6 @@ typedef struct { uint32_t amax, smallest, largest; } found;
 
 typedef void (*store)(const pass *, const line *);
 typedef void (*measure)(const void *, int64_t at, int64_t stride, int rows, int n, int size, float *amax);
-#define LANES 8 /* columns that the transform mixes in registers; two of them are a tile's */
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint32_t unsigned_words __attribute__((vector_size(4 * LANES)));
@@ -486,33 +530,39 @@ ALWAYS void fetch(const pass *p, int64_t at, int n) {
 }
 
 /* Columns whose rows are brought together before they are mixed: at usual widths the rows of x lie a whole number of
- * pages apart, of which the nearest cache keeps only half a group. The columns of a tile are in the order of pairs. */
+ * pages apart, of which the nearest cache keeps only half a group. BF16 numbers stay as pairs, which take half the
+ * memory. The columns of other numbers are in the order of pairs. */
 #define STRIP 64
-typedef struct { float x[GROUP][STRIP]; } strip;
+typedef union { float x[GROUP][STRIP]; uint32_t pairs[GROUP][STRIP / 2]; } strip;
 
-/* Read n columns of one group of rows, with their signs, and zeros up to a whole tile. */
+/* Read n BF16 numbers of a row, with zeros up to a multiple of PAIRED. `flip` is SIGNS where their signs change: a
+ * multiplication by -1 without widening. */
+ALWAYS void read_pairs(const uint16_t *x, int n, uint32_t flip, uint32_t *restrict to) {
+    const int whole = n / PAIRED * PAIRED;
+    for (int k = 0; k < whole / 2; k++) to[k] = ((const pair *)x)[k] ^ flip;
+    for (int c = whole; c < n || c % PAIRED; c += 2) {
+        const uint32_t first = c < n ? x[c] : 0, second = c + 1 < n ? x[c + 1] : 0;
+        to[c / 2] = (first | second << 16) ^ flip; /* a zero with the sign's sign, as in torch */
+    }
+}
+
+/* `read_pairs` for other numbers. */
+ALWAYS void read_numbers(const void *x, int64_t at, int n, float sign, float *restrict to, const int dtype) {
+    for (int c = 0; c < n || c % PAIRED; c++) {
+        const float one = c < n ? load(x, at + c, dtype) : 0;
+        to[c / PAIRED * PAIRED + c % 2 * LANES + c % PAIRED / 2] = one * sign;
+    }
+}
+
+/* Read n columns of one group of rows, with their signs. Rows after the last one are zeros. */
 ALWAYS void read_strip(const pass *p, int64_t row, int64_t column, int n, strip *s, const int dtype) {
-    const int half = TILE / 2;
+    static const float nothing[STRIP];
     for (int r = 0; r < GROUP; r++) {
-        const float sign = (float)p->signs[r];
-        const int64_t at = (row + r) * p->columns + column;
-        const int is_there = row + r < p->x_rows, whole = is_there ? n / TILE * TILE : 0;
-        float *restrict to = s->x[r];
-        for (int start = 0; start < whole; start += TILE)
-            for (int k = 0; k < half; k++) {
-                if (dtype == BF16) {
-                    const uint32_t both = ((const pair *)((const uint16_t *)p->x + at + start))[k];
-                    to[start + k] = first_of(both) * sign;
-                    to[start + half + k] = second_of(both) * sign;
-                } else {
-                    to[start + k] = load(p->x, at + start + 2 * k, dtype) * sign;
-                    to[start + half + k] = load(p->x, at + start + 2 * k + 1, dtype) * sign;
-                }
-            }
-        for (int c = whole; c < n || c % TILE; c++) {
-            const float one = is_there && c < n ? load(p->x, at + c, dtype) : 0;
-            to[c / TILE * TILE + c % 2 * half + c % TILE / 2] = one * sign; /* a zero with the sign's sign, as in torch */
-        }
+        const int is_there = row + r < p->x_rows, sign = p->signs[r];
+        const void *x = is_there ? p->x : nothing;
+        const int64_t at = is_there ? (row + r) * p->columns + column : 0;
+        if (dtype == BF16) read_pairs((const uint16_t *)x + at, n, sign < 0 ? SIGNS : 0, s->pairs[r]);
+        else read_numbers(x, at, n, (float)sign, s->x[r], dtype);
     }
 }
 
@@ -522,14 +572,21 @@ ALWAYS void fetch_next(const pass *p, int64_t row, int64_t column, int start, in
     for (int r = 0; r < GROUP; r++) fetch(p, (row + r) * p->columns + column + next, n - start < STRIP ? n - start : STRIP);
 }
 
-/* Three of the four rounds of butterflies of LANES columns, in registers. The last one adds and subtracts v[r] and
- * v[r + GROUP / 2]. */
-ALWAYS void mix(const strip *s, int column, lanes v[GROUP]) {
+/* Three of the four rounds of butterflies, in registers, of LANES pairs of columns: of the second columns of the pairs,
+ * or of the first ones. The last round adds and subtracts v[r] and v[r + GROUP / 2]. */
+ALWAYS void mix(const strip *s, int column, int second, lanes v[GROUP], const int dtype) {
 #pragma GCC unroll 2
     for (int half = 0; half < GROUP; half += GROUP / 2) {
         lanes w[GROUP / 2];
 #pragma GCC unroll 8
-        for (int r = 0; r < GROUP / 2; r++) memcpy(&w[r], &s->x[half + r][column], sizeof w[r]);
+        for (int r = 0; r < GROUP / 2; r++) {
+            unsigned_words both;
+            if (dtype == BF16) {
+                memcpy(&both, &s->pairs[half + r][column / 2], sizeof both);
+                if (second) w[r] = (lanes)(both & 0xFFFF0000);
+                else w[r] = (lanes)(both << 16);
+            } else memcpy(&w[r], &s->x[half + r][column + second * LANES], sizeof w[r]);
+        }
 #pragma GCC unroll 3
         for (int distance = 1; distance < GROUP / 2; distance *= 2)
 #pragma GCC unroll 8
@@ -567,34 +624,19 @@ ALWAYS unsigned_words quarter(lanes x, const int dtype) {
     return (rounded & ~is_nan) | (is_nan & 0x7FC00000);
 }
 
-/* The largest magnitudes of the transform's columns, of what `mixed_amax` returns for both halves of the pairs. */
-ALWAYS void store_amax(const lanes most[2], float *restrict amax) {
-    const unsigned_words first = quarter(most[0], BF16) & 0xFFFF0000, second = quarter(most[1], BF16) & 0xFFFF0000;
-    float in_turn[2][LANES];
-    memcpy(in_turn[0], &first, sizeof first);
-    memcpy(in_turn[1], &second, sizeof second);
-    for (int k = 0; k < LANES; k++) {
-        amax[2 * k] = in_turn[0][k];
-        amax[2 * k + 1] = in_turn[1][k];
-    }
-}
-
-/* The transform of n <= MIXED columns of one group of rows, and the largest magnitude of each column; both have room for
- * whole tiles. */
-ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, float *restrict amax,
-                      const int dtype) {
+/* The transform of n <= MIXED columns of one group of rows; `out` has room for whole PAIRED columns. */
+ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, const int dtype) {
     for (int start = 0; start < n; start += STRIP) {
         strip s;
         const int width = n - start < STRIP ? n - start : STRIP;
         fetch_next(p, row, column, start, n);
         read_strip(p, row, column + start, width, &s, dtype);
-        for (int c = 0; c < width; c += TILE) {
-            lanes v[GROUP], most[2];
+        for (int c = 0; c < width; c += PAIRED) {
+            lanes v[GROUP];
             unsigned_words firsts[GROUP];
 #pragma GCC unroll 2
             for (int second = 0; second < 2; second++) { /* halves of the pairs */
-                mix(&s, c + second * LANES, v);
-                most[second] = mixed_amax(v, (lanes){0});
+                mix(&s, c, second, v, dtype);
 #pragma GCC unroll 16
                 for (int r = 0; r < GROUP; r++) {
                     const lanes a = v[r % (GROUP / 2)], b = v[r % (GROUP / 2) + GROUP / 2];
@@ -605,29 +647,35 @@ ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_
                     } else firsts[r] = bits >> 16;
                 }
             }
-            store_amax(most, amax + start + c);
         }
     }
 }
 
-/* The sum of the magnitudes of each column of a whole strip. */
+/* The sum of the magnitudes of each column of a whole strip, in the order of pairs. The sums stay in registers. */
 ALWAYS void column_sums(const pass *p, int64_t row, int64_t column, float *restrict sums, const int dtype) {
-    const int half = TILE / 2;
-    for (int c = 0; c < STRIP; c++) sums[c] = 0;
+    lanes sum[STRIP / LANES];
+    for (int k = 0; k < STRIP / LANES; k++) sum[k] = (lanes){0};
     for (int r = 0; r < GROUP && row + r < p->x_rows; r++) {
         const int64_t at = (row + r) * p->columns + column;
-        for (int start = 0; start < STRIP; start += TILE)
-            for (int k = 0; k < half; k++) {
-                if (dtype == BF16) {
-                    const uint32_t both = ((const pair *)((const uint16_t *)p->x + at + start))[k] & ~SIGNS;
-                    sums[start + k] += first_of(both);
-                    sums[start + half + k] += second_of(both);
-                } else {
-                    sums[start + k] += fabsf(load(p->x, at + start + 2 * k, dtype));
-                    sums[start + half + k] += fabsf(load(p->x, at + start + 2 * k + 1, dtype));
+#pragma GCC unroll 4
+        for (int k = 0; k < STRIP / PAIRED; k++) {
+            lanes first = {0}, second = {0};
+            if (dtype == BF16) {
+                unsigned_words both;
+                memcpy(&both, (const uint16_t *)p->x + at + k * PAIRED, sizeof both);
+                first = (lanes)((both & ~SIGNS) << 16);
+                second = (lanes)(both & (~SIGNS & 0xFFFF0000));
+            } else {
+                for (int c = 0; c < LANES; c++) {
+                    first[c] = fabsf(load(p->x, at + k * PAIRED + 2 * c, dtype));
+                    second[c] = fabsf(load(p->x, at + k * PAIRED + 2 * c + 1, dtype));
                 }
             }
+            sum[2 * k] += first;
+            sum[2 * k + 1] += second;
+        }
     }
+    memcpy(sums, sum, sizeof sum);
 }
 
 /* Whether no column of a tile can exceed `most` after the last round. None exceeds the sum of its magnitudes, up to the
@@ -635,7 +683,7 @@ ALWAYS void column_sums(const pass *p, int64_t row, int64_t column, float *restr
  * tile with NaN or infinity never is. */
 ALWAYS int is_below(const float *sums, float most) {
     int above = 0;
-    for (int c = 0; c < TILE; c++) above |= !(sums[c] * (1 + 0x1p-18f) <= most);
+    for (int c = 0; c < PAIRED; c++) above |= !(sums[c] * (1 + 0x1p-18f) <= most);
     return !above;
 }
 
@@ -648,13 +696,14 @@ ALWAYS float transform_amax(const pass *p, int64_t row, int64_t column, int n, f
         int is_read = 0;
         fetch_next(p, row, column, start, n);
         if (is_whole) column_sums(p, row, column + start, sums, dtype);
-        for (int c = 0; c < width; c += TILE) {
+        for (int c = 0; c < width; c += PAIRED) {
             lanes v[GROUP], found = {0};
             if (is_whole && is_below(sums + c, most)) continue;
             if (!is_read) read_strip(p, row, column + start, width, &s, dtype);
             is_read = 1;
-            for (int half = 0; half < TILE; half += LANES) {
-                mix(&s, c + half, v);
+#pragma GCC unroll 2
+            for (int second = 0; second < 2; second++) {
+                mix(&s, c, second, v, dtype);
                 found = mixed_amax(v, found);
             }
             for (int k = 0; k < LANES; k++) most = found[k] > most ? found[k] : most;
@@ -663,11 +712,10 @@ ALWAYS float transform_amax(const pass *p, int64_t row, int64_t column, int n, f
     return most;
 }
 
-static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out,
-                                                  float *amax) {
-    if (p->dtype == FP32) transform(p, row, column, n, out, amax, FP32);
-    else if (p->dtype == BF16) transform(p, row, column, n, out, amax, BF16);
-    else transform(p, row, column, n, out, amax, FP16);
+static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out) {
+    if (p->dtype == FP32) transform(p, row, column, n, out, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, out, BF16);
+    else transform(p, row, column, n, out, FP16);
 }
 
 static __attribute__((noinline)) float transformed_amax(const pass *p, int64_t row, int64_t column, int n, float most) {
@@ -686,6 +734,7 @@ ALWAYS void spread_by(const float *restrict from, float *restrict to, int n, con
 
 static void spread(const float *from, float *to, int n, int size) {
     if (size == 1) spread_by(from, to, n, 1);
+    else if (size == 8) spread_by(from, to, n, 8);
     else if (size == 16) spread_by(from, to, n, 16);
     else if (size == 32) spread_by(from, to, n, 32);
     else spread_by(from, to, n, size);
@@ -749,13 +798,12 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
     const int in_place = rounds_in_place(p);
     line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, size, tile_scale, tile_back, paired_scale, paired_back};
     if (p->signs) {
-        transformed(p, row, column, n, block, amax);
+        transformed(p, row, column, n, block);
         l.x = block;
         l.from = 0;
-    } else if (p->rule != RULE_TENSOR || p->measure) {
-        tile_amax(p->x, to, stride, rows, n, size, amax);
     }
     if (p->rule != RULE_TENSOR || p->measure) {
+        tile_amax(l.x, l.from, stride, rows, n, size, amax);
         for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
     if (p->rule == RULE_TENSOR) {
@@ -778,6 +826,10 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
         spread(tile_back, back, n, size);
         l.scale = scale;
         l.back = back;
+    }
+    if (scales_of(size) == PER_PAIR) {
+        spread(tile_scale, paired_scale, n / 2, TILE / 2);
+        spread(tile_back, paired_back, n / 2, TILE / 2);
     }
     if (is_narrow) {
         pair_up(l.scale, paired_scale, n);
@@ -829,28 +881,31 @@ static const measure measures[3] = {amax_FP32, amax_BF16, amax_FP16};
     STORE(dtype, codes, 0, 0) STORE(dtype, codes, 0, 1) STORE(dtype, codes, 1, 0) STORE(dtype, codes, 1, 1)
 STORES(FP32, 0) STORES(FP32, 1) STORES(FP16, 0) STORES(FP16, 1)
 
-#define BF16_ROW(kind, stochastic, is_wide, has_nan) \
-    static __attribute__((noinline)) void kind##_##stochastic##_##is_wide##_##has_nan(const pass *p, const line *l) { \
-        kind##_row(p, l, stochastic, is_wide, has_nan); \
+#define BF16_ROW(kind, stochastic, scales, has_nan) \
+    static __attribute__((noinline)) void kind##_##stochastic##_##scales##_##has_nan(const pass *p, const line *l) { \
+        kind##_row(p, l, stochastic, scales, has_nan); \
     }
 #define BF16_ROWS(kind, stochastic) \
-    BF16_ROW(kind, stochastic, 0, 0) BF16_ROW(kind, stochastic, 0, 1) \
-    BF16_ROW(kind, stochastic, 1, 0) BF16_ROW(kind, stochastic, 1, 1)
+    BF16_ROW(kind, stochastic, PER_COLUMN, 0) BF16_ROW(kind, stochastic, PER_COLUMN, 1) \
+    BF16_ROW(kind, stochastic, PER_PAIR, 0) BF16_ROW(kind, stochastic, PER_PAIR, 1) \
+    BF16_ROW(kind, stochastic, PER_VECTOR, 0) BF16_ROW(kind, stochastic, PER_VECTOR, 1)
 BF16_ROWS(operand, 0) BF16_ROWS(operand, 1) BF16_ROWS(code, 0) BF16_ROWS(code, 1)
 
 /* The function that stores a row of a dtype. */
 static store store_for(const pass *p, int dtype) {
 #define PAIRS(d, codes) \
     {{store_##d##_##codes##_0_0, store_##d##_##codes##_0_1}, {store_##d##_##codes##_1_0, store_##d##_##codes##_1_1}}
+#define SCALES(kind, stochastic, scales) {kind##_##stochastic##_##scales##_0, kind##_##stochastic##_##scales##_1}
 #define WIDTHS(kind, stochastic) \
-    {{kind##_##stochastic##_0_0, kind##_##stochastic##_0_1}, {kind##_##stochastic##_1_0, kind##_##stochastic##_1_1}}
+    {SCALES(kind, stochastic, PER_COLUMN), SCALES(kind, stochastic, PER_PAIR), SCALES(kind, stochastic, PER_VECTOR)}
     static const store codes[3][2][2] = {PAIRS(FP32, 1), {{NULL}}, PAIRS(FP16, 1)};
     static const store values[3][2][2] = {PAIRS(FP32, 0), {{NULL}}, PAIRS(FP16, 0)};
-    static const store bf16_codes[2][2][2] = {WIDTHS(code, 0), WIDTHS(code, 1)};
-    static const store bf16_values[2][2][2] = {WIDTHS(operand, 0), WIDTHS(operand, 1)};
+    static const store bf16_codes[2][3][2] = {WIDTHS(code, 0), WIDTHS(code, 1)};
+    static const store bf16_values[2][3][2] = {WIDTHS(operand, 0), WIDTHS(operand, 1)};
     const int stochastic = p->stochastic != 0, is_wide = p->tile_columns >= TILE;
     const int has_nan = p->nan_bits != (int32_t)as_bits(p->max);
-    if (dtype == BF16) return (p->codes ? bf16_codes : bf16_values)[stochastic][is_wide][has_nan];
+    const int scales = scales_of(p->tile_columns);
+    if (dtype == BF16) return (p->codes ? bf16_codes : bf16_values)[stochastic][scales][has_nan];
     return (p->codes ? codes : values)[dtype][stochastic][is_wide];
 }
 
@@ -1009,14 +1064,15 @@ ALWAYS uint32_t value_of(const code_rule *q, uint32_t code, float scale, const i
 ALWAYS void decode_row(const stored *p, const uint8_t *code, int n, const float *scale, uint16_t *out, const int is_scaled,
                        const int is_wide, const int has_special) {
     const code_rule q = code_rule_of(p);
-    const int half = TILE / 2, shift = __builtin_ctz((unsigned)p->tile_columns), whole = n / TILE * TILE;
+    const int tile = is_wide ? TILE : PAIRED, half = tile / 2, whole = n / tile * tile;
+    const int shift = __builtin_ctz((unsigned)p->tile_columns);
     uint32_t two[WIDE / 2]; /* codes of an integer; a loop that also widened them would have vectors of half the width */
     for (int k = 0; k < whole / 2; k++) two[k] = ((const code_pair *)code)[k];
-    for (int start = 0; start < whole; start += TILE) {
+    for (int start = 0; start < whole; start += tile) {
         const uint32_t *in = two + start / 2;
         const float *from = is_wide ? scale + (start >> shift) : scale + start;
         pair *to = (pair *)(out + start);
-#pragma GCC unroll 1 /* as in `operand_tile` */
+#pragma GCC unroll 1 /* as in `operand_step` */
 #pragma GCC ivdep
         for (int k = 0; k < half; k++) {
             const float first_scale = from[is_wide ? 0 : k], second_scale = from[is_wide ? 0 : half + k];
@@ -1076,7 +1132,7 @@ void bridge_decode(const stored *p) {
                 read_scales(p, row, b.column, b.n, tile);
                 if (is_narrow) spread(tile, scale, b.n, (int)p->tile_columns);
                 if (is_narrow) pair_up(scale, paired, b.n);
-                for (int c = b.n / TILE * TILE; is_narrow && c < b.n; c++) paired[c] = scale[c];
+                for (int c = b.n / PAIRED * PAIRED; is_narrow && c < b.n; c++) paired[c] = scale[c];
             }
             decode_for(p, code[r], b.n, is_narrow ? paired : tile, p->out + row * p->columns + b.column);
         }
