@@ -9,8 +9,9 @@ function before it:
     Run               loader.py, make_run               `auto` resolved, fields stated over the recipe
     ConfigContainer   container.py, build_container     Megatron's config objects
     Run               check_and_sync                    the same run, with the values of these objects
-    Report            preflight/rule_check.py, check         the findings of every rule
-    SyncReport        preflight/last_sync.py            the precision, written into the objects
+    Prediction        preflight/run.py, Run.prediction  the plan of the sync, and the values after it
+    Report            rule_check.py, check              the findings of every rule
+    SyncReport        last_sync.py, apply_last_sync     the precision, written into the objects
     StartRun          check_and_sync                    the function that `Job` calls in its folder
     a trained run     train                             records of the check and the sync, the loop
 
@@ -146,11 +147,12 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
     """
     # Megatron computes values when it makes its objects. So the run is read again from the objects.
     run = Run.from_container(config, target=config.target or "auto")
-    check_report = check(run)
+    prediction = run.prediction  # the check reads the same plan that the sync applies
+    check_report = check(run, prediction=prediction)
     _require_no_errors(check_report)
     # `make_run` of front/loader.py has resolved the name of a recipe to its config.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
-    sync_report = apply_last_sync(config, precision, run.prediction)
+    sync_report = apply_last_sync(config, precision, prediction)
     return partial(train, config, check_report, sync_report)
 
 

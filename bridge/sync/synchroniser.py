@@ -94,10 +94,8 @@ def write_precision(
     }
     refuse_non_owners(owners.values())
     values = {owner_name: owner.read() for owner_name, owner in owners.items()}
-    planned: Sequence[SyncRow]
-    if prediction is not None and _is_prediction_of(prediction, config, values):
-        planned = prediction.rows
-    else:
+    planned = _get_predicted_rows(prediction, config, values)
+    if planned is None:
         planned = plan_sync(
             config,
             list(values.values()),
@@ -122,11 +120,28 @@ def write_precision(
     )
 
 
-def _is_prediction_of(
-    prediction: Prediction, config: PrecisionConfig, values: Mapping[str, OwnerValues]
-) -> bool:
-    """Return whether a prediction was made for this precision and these values of the owners."""
-    return prediction.precision is config and prediction.owners == tuple(values.values())
+def _get_predicted_rows(
+    prediction: Prediction | None, config: PrecisionConfig, values: Mapping[str, OwnerValues]
+) -> Sequence[SyncRow] | None:
+    """Return the rows of a prediction that was made for this precision and these owners.
+
+    Args:
+        prediction: The prediction that a check read. None: there was no check.
+        config: The precision that is written.
+        values: Owner name -> the values of the owner now.
+
+    Returns:
+        The rows. None if the plan has to be made: there is no prediction, or it was made for other
+        values. Other values are usual if the target states another release of megatron-core than
+        the installed release, because the owners of another release have other fields.
+    """
+    if prediction is None:
+        return None
+    predicted_values = {owner.name: owner for owner in prediction.owners}
+    if prediction.precision is config and predicted_values == values:
+        return prediction.rows
+    log.info("The sync is planned again: the configs differ from those that the check read.")
+    return None
 
 
 def _refuse_errors(
