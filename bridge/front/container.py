@@ -147,11 +147,13 @@ def _origins_to_dict(run: Run) -> dict[str, dict[str, Any]]:
     return {key: dict(setters) for key, setters in origins.values.items()}
 
 
-def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
+def require_startable(
+    container: ConfigContainer, run: Run, problems: Problems | None = None
+) -> None:
     """Refuse a run with faults that are known before its data and model are built.
 
     Args:
-        config: The container of the run.
+        container: The configs of the run.
         run: The run, for the origins of its values.
         problems: The faults found before, which are raised together with those found here.
 
@@ -162,7 +164,7 @@ def require_startable(config: ConfigContainer, run: Run, problems: Problems | No
 
     problems = problems or Problems(run.origins)
     refuse_impossible_sizes(run, problems)
-    problems.add_all(find_early_faults(config, run.origin_of))
+    problems.add_all(find_early_faults(container, run.origin_of))
     problems.raise_any()
 
 
