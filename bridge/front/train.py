@@ -146,6 +146,7 @@ def check_and_sync(container: ConfigContainer) -> StartRun:
             `require_startable`, which evaluates these rules next.
     """
     # Megatron computes values when it makes its objects. So the run is read again from the objects.
+    # They hold the stated values and Megatron's defaults, and nothing of the precision yet.
     run = Run.from_container(container, target=container.target or "auto")
     prediction = run.prediction  # the check reads the same plan that the sync applies
     check_report = check(run, prediction=prediction)
