@@ -5,7 +5,7 @@
 The plan has a row for each route: the owner's value, the value after the sync, and the verdict.
 Planning writes nothing. It has four steps:
 
-1. Each row is decided by itself, by the rule of its route.
+1. Each row is decided by itself, by the write policy of its route.
 2. If first and last layers stay in BF16 and both counts are 0, the counts get Megatron's defaults.
 3. A setting that two owners have gets the same value in both.
 4. The last plan before a run resolves the settings that sharding decides.
@@ -92,7 +92,7 @@ def _is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> boo
     if is_family_on(config, route.family) and route.scheme in (None, scheme):
         return True
     if not is_stated(config, route.field):
-        return route.rule == "stated"  # this rule leaves the owner's value as it is
+        return route.write_policy == "if_stated"  # this policy leaves the owner's value as it is
     if route.is_harmless:
         return bool(get_field_value(config, route.field) != route.neutral)
     return False
@@ -171,7 +171,9 @@ def _find_same_named_route(field: str, owner: OwnerValues) -> Route:
                 continue
             return route
     family = FIELDS[field].family
-    return Route(field=field, owner=owner.name, attribute=field, family=family, rule="value")
+    return Route(
+        field=field, owner=owner.name, attribute=field, family=family, write_policy="value"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +257,7 @@ def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) 
     if is_same_value(row.old, row.new):
         if verdict != "keep":
             verdict = "agree"
-    elif replaces_set_value and (verdict == "set" or route.rule == "dtype"):
+    elif replaces_set_value and (verdict == "set" or route.write_policy == "dtype"):
         verdict = "override"
     if (verdict, replaces_set_value) == (row.verdict, row.replaces_set_value):
         return row
@@ -291,13 +293,15 @@ def _make_neutral_row(decision: _Decision) -> SyncRow:
 def _decide(decision: _Decision, *, keep_owner_values: bool) -> SyncRow:
     """Return the row of an attribute whose value the precision decides."""
     config, route = decision.config, decision.route
-    is_dtype = route.rule in ("dtype", "autocast dtype")
+    is_dtype = route.write_policy in ("dtype", "autocast dtype")
     if is_dtype and is_reset_to_none(config, route.field) and not decision.owner.is_megatron:
         return decision.row(None, "set", by=Decider("source", "stated"), why="stated as None")
     if not decision.is_stated:
         return _decide_unstated(decision)
     # The precision always decides the mode and the scheme.
-    may_keep = keep_owner_values and route.rule != "switch" and route.field not in SCHEME_FIELDS
+    may_keep = (
+        keep_owner_values and route.write_policy != "switch" and route.field not in SCHEME_FIELDS
+    )
     return _decide_stated(decision, may_keep=may_keep)
 
 
@@ -312,22 +316,22 @@ def _decide_stated(decision: _Decision, *, may_keep: bool) -> SyncRow:
 
 
 def _decide_unstated(decision: _Decision) -> SyncRow:
-    config, rule = decision.config, decision.route.rule
+    config, policy = decision.config, decision.route.write_policy
     value_before = decision.value_before_sync
     mode = f"the mode is {get_mode(config)}"
     unstated = "the recipe does not state it"
-    if rule == "dtype":
+    if policy == "dtype":
         return decision.row(get_mode(config), "derive", by=MODE, why=mode)
-    if rule == "autocast dtype":
+    if policy == "autocast dtype":
         return _decide_autocast_dtype(decision)
-    if rule == "switch":
+    if policy == "switch":
         return decision.row(decision.recipe_value, "set", by=MODE, why=mode)
-    if rule == "count" and decision.attribute in decision.owner.defaults:
+    if policy == "count" and decision.attribute in decision.owner.defaults:
         verdict: Verdict = "agree"
         if get_scheme(config):
             verdict = "keep"
         return decision.row(value_before, verdict, by=decision.by_owner, why=unstated)
-    if rule == "stated" and not decision.is_set:
+    if policy == "if_stated" and not decision.is_set:
         return decision.row(value_before, "agree", by=decision.by_owner, why=unstated)
     if decision.is_set:
         why = "its own value, and the recipe does not state it"
