@@ -350,8 +350,12 @@ class Run:
             raise RunConfigError.of("train.train_iters", rule, None, "State it.")
         from bridge.registry.schedule import plan_phases  # few runs have one
 
-        owners = [owner for owner in self.prediction.owners if owner.name in PRECISION_OWNERS]
-        return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
+        owner_values = []
+        for values in self.prediction.owner_values:
+            if values.name in PRECISION_OWNERS:
+                owner_values.append(values)
+        stated_rows = getattr(rows, "rows", rows)
+        return plan_phases(stated_rows, precision, owner_values, train_iters=train_iters)
 
     def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:
         """Return this run in another precision."""
