@@ -5,7 +5,7 @@
 The plan has a row for each route: the owner's value, the value after the sync, and the verdict.
 Planning writes nothing. It has four steps:
 
-1. Each row is decided by itself, by the write policy of its route.
+1. Each row is decided by itself, by the write policy of its route (`_make_row`).
 2. If first and last layers stay in BF16 and both counts are 0, the counts get Megatron's defaults.
 3. A setting that two owners have gets the same value in both.
 4. The last plan before a run resolves the settings that sharding decides.
@@ -105,16 +105,12 @@ def _turn_off_buffer_reuse(
     resolved = []
     for row in rows:
         if row.attribute == GRAD_BUFFER_REUSE and row.new:
-            verdict: Verdict = "neutralise"
-            if row.old is False:
-                verdict = "agree"
-            neutralised = replace(
+            neutralised = _correct_row(
                 row,
-                new=False,
-                verdict=verdict,
+                False,
+                "neutralise",
                 by=Decider("owner", "ddp"),
                 why="Megatron-FSDP does not implement it",
-                is_stated=False,
                 replaces_set_value=owner_values[row.owner].is_set(GRAD_BUFFER_REUSE),
             )
             resolved.append(neutralised)
@@ -241,7 +237,11 @@ class _Decision:
 
 
 def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) -> SyncRow:
-    """Return the row of an attribute, with a verdict about the owner's value."""
+    """Return the row of an attribute, with a verdict about the owner's value.
+
+    The row is decided as if the value changed. Then an unchanged value gets the verdict "agree",
+    and a value that was set and that is replaced gets the verdict "override".
+    """
     owner, route = decision.owner, decision.route
     if not owner.has(decision.attribute):
         return _make_absent_row(decision)
@@ -425,11 +425,8 @@ def _decide_nan_check(precision: PrecisionConfig, owner: OwnerValues) -> list[Sy
         why="its own value: the loss scale is not dynamic",
     )
     if precision.fp16 and precision.loss_scale is None:
-        verdict: Verdict = "derive"
-        if is_on is False:
-            verdict = "agree"
         why = "a dynamic loss scale overflows by design, and this check would end the run"
-        return [replace(row, new=False, verdict=verdict, by=MODE, why=why)]
+        return [_correct_row(row, False, "derive", by=MODE, why=why)]
     if is_same_value(is_on, value_before):
         return []
     return [row]
@@ -509,17 +506,39 @@ def _align_paired_settings(rows: list[SyncRow]) -> list[SyncRow]:
 
 def _follow_other_owner(row: SyncRow, kept: SyncRow) -> SyncRow:
     """Return a row with the value that another owner keeps for the same setting."""
-    verdict: Verdict = "derive"
-    if is_same_value(row.old, kept.new):
-        verdict = "agree"
     why = f"as {kept.path}, which has a value of its own that the recipe does not state"
+    return _correct_row(row, kept.new, "derive", by=Decider("owner", kept.owner), why=why)
+
+
+def _correct_row(
+    row: SyncRow,
+    new: Any,
+    verdict: Verdict,
+    *,
+    by: Decider,
+    why: str,
+    replaces_set_value: bool = False,
+) -> SyncRow:
+    """Return a row with another new value, which the precision does not state.
+
+    Args:
+        row: The row that is corrected.
+        new: The value after the sync.
+        verdict: The verdict if the value changes. The verdict is "agree" if it does not change.
+        by: The decider of the new value.
+        why: The reason.
+        replaces_set_value: As `SyncRow.replaces_set_value`.
+    """
+    if is_same_value(row.old, new):
+        verdict = "agree"
     return replace(
         row,
-        new=kept.new,
+        new=new,
         verdict=verdict,
-        by=Decider("owner", kept.owner),
+        by=by,
         why=why,
-        replaces_set_value=False,
+        is_stated=False,
+        replaces_set_value=replaces_set_value,
     )
 
 
