@@ -513,5 +513,5 @@ def _make_delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
         _make_linear("conv1d", net.conv_width, net.conv_channels, "column", kind="ssm"),
         Module(name="delta_rule", kind="ssm", split="column", vectors=rule),
         _make_norm(shape, "out_norm", net.value_head_dim),
-        _make_linear("out_proj", net.value, shape.hidden_size, "row"),
+        _make_linear("out_proj", net.value_width, shape.hidden_size, "row"),
     )
