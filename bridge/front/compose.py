@@ -120,7 +120,7 @@ def compose(
         refuse_expanding_references(plain, origins)
         # Hydra instantiates the callbacks of its node.
         problems = Problems(Origins())
-        problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
+        problems.add_instantiations(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
         _resolve_folders(config, plain, is_sweep=is_sweep)
         with _use_hydra_config(config):
@@ -272,7 +272,7 @@ def _refuse_unknown_keys(overrides: Sequence[Override], loader: ConfigLoader) ->
         if override.is_hydra_override() or section in RUN_CONFIG_KEYS:
             continue
         known = sorted({*RUN_CONFIG_KEYS, *loader.list_groups("")})
-        problems.unknown(key, value, "no such section or group", known, word=section)
+        problems.add_unknown(key, value, "no such section or group", known, word=section)
     problems.raise_any()
 
 

@@ -175,7 +175,7 @@ class ConfigFile:
         value_text = (override.input_line or "").partition("=")[2]
         if section not in RUN_CONFIG_KEYS and section not in self.reading.sections:
             sections = (*RUN_CONFIG_KEYS, *self.reading.sections)
-            problems.unknown(key, value_text, "no such section", sections, word=section)
+            problems.add_unknown(key, value_text, "no such section", sections, word=section)
             return True
         if override.is_sweep_override():
             problems.add(key, "takes one value", value_text)
@@ -190,7 +190,7 @@ class ConfigFile:
         near = find_near_names(field, known_fields)
         is_own_section = self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES
         if near or is_own_section:
-            problems.unknown(key, value_text, "no such field", near or known_fields)
+            problems.add_unknown(key, value_text, "no such field", near or known_fields)
             return True
         return False
 
@@ -204,7 +204,7 @@ class ConfigFile:
         elif is_delete and not variables:
             problems.add(key, "the file sets no variable", name, "Remove the override.")
         elif is_delete and name not in variables:
-            problems.unknown(key, text, "no such variable in the file", variables, word=name)
+            problems.add_unknown(key, text, "no such variable in the file", variables, word=name)
         else:
             variables.pop(name, None)
             if not is_delete:

@@ -140,7 +140,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             near = find_near_fields(key, name)
             # The further fields of a model provider are not similar to Megatron's fields.
             if near:
-                problems.unknown(f"{key}.{name}", value, "no such field", near)
+                problems.add_unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
     problems.raise_any()
     if run.precision is not None:

@@ -112,7 +112,7 @@ def _collect_layers(
         if name == RECIPE_NAME_KEY or is_of_recipe:
             continue
         if name not in list_field_names(config):
-            problems.unknown(path, value, "no such field", list_field_names(config))
+            problems.add_unknown(path, value, "no such field", list_field_names(config))
             continue
         try:
             layers.setdefault(origin, {})[name] = check_value(config, name, value)

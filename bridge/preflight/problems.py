@@ -57,7 +57,7 @@ class Problems:
         for fault in faults:
             self.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
 
-    def unknown(
+    def add_unknown(
         self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None
     ) -> None:
         """Add the fault of a key that does not exist, with the nearest known keys.
@@ -86,7 +86,7 @@ class Problems:
             hint = "Remove it."
         self.add(path, rule, value, hint, matches)
 
-    def refuse_targets(self, value: Any, path: str = "") -> None:
+    def add_instantiations(self, value: Any, path: str = "") -> None:
         """Add a fault for each ``_target_``, with which a config would instantiate an object.
 
         Args:
@@ -106,7 +106,7 @@ class Problems:
                 rule = "configurations are data, and nothing in them is instantiated"
                 remedy = "Register a recipe with recipes_from, or set the field's value."
                 self.add(inner_path, rule, inner, remedy)
-            self.refuse_targets(inner, inner_path)
+            self.add_instantiations(inner, inner_path)
 
     def raise_any(self) -> None:
         """Raise the faults that were collected, if any.
