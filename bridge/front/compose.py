@@ -205,7 +205,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 def rewrite_null_groups(overrides: Sequence[str]) -> list[str]:
     """Return overrides with ``SECTION=null`` as ``~SECTION``, since Hydra has no null for a group."""
     nulls = {f"{key}=null": f"~{key}" for key in RUN_CONFIG_KEYS if key not in NON_SECTION_KEYS}
-    return [nulls.get(word, word) for word in overrides]
+    return [nulls.get(override, override) for override in overrides]
 
 
 def _parse_and_load(
@@ -476,11 +476,11 @@ def _make_run_input(
     problems = Problems(origins)
     refuse_unknown_sections(sections, problems)
     problems.raise_any()
-    choice = settings.runtime.choices.get(PRECISION_KEY)
-    recipe = recipes.get(find_recipe_name(f"{PRECISION_KEY}/{choice}") or "")
+    option = settings.runtime.choices.get(PRECISION_KEY)
+    recipe = recipes.get(find_recipe_name(f"{PRECISION_KEY}/{option}") or "")
     return RunInput(
         sections=sections,
-        choice=choice,
+        requested_recipe=option,
         recipe=recipe,
         origins=origins,
         name=settings.job.config_name,

@@ -148,21 +148,21 @@ def _run_once(command_line: CommandLine, job: Job, run_input: RunInput, settings
 def _run_sweep(command_line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
     """Let Hydra run the sweep, and do the script's work after it, also if a job failed."""
     folder = Path(settings.runtime.output_dir)
-    began = time.time() - CLOCK_SECONDS
+    start_time = time.time() - CLOCK_SECONDS
     try:
         command_line.start_hydra(job, _format_override("hydra.sweep.dir", settings.sweep.dir))
     finally:
         if around.after is not None:
-            around.after(folder, _list_sweep_runs(folder, began))
+            around.after(folder, _list_sweep_runs(folder, start_time))
 
 
-def _list_sweep_runs(folder: Path, began: float) -> list[Path]:
+def _list_sweep_runs(folder: Path, start_time: float) -> list[Path]:
     """Return the run folders that a sweep wrote since a time, in order of their jobs."""
-    numbers: dict[Path, int] = {}
+    job_number_by_folder: dict[Path, int] = {}
     for path in folder.rglob(".hydra/hydra.yaml"):
-        if path.stat().st_mtime >= began:
-            numbers[path.parents[1]] = int(OmegaConf.load(path).hydra.job.num)
-    return sorted(numbers, key=numbers.__getitem__)
+        if path.stat().st_mtime >= start_time:
+            job_number_by_folder[path.parents[1]] = int(OmegaConf.load(path).hydra.job.num)
+    return sorted(job_number_by_folder, key=job_number_by_folder.__getitem__)
 
 
 def _format_override(key: str, value: str) -> str:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -53,7 +53,6 @@ from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS_FILE = "findings.json"
@@ -151,9 +150,7 @@ def check_and_sync(container: ConfigContainer) -> StartRun:
     prediction = run.prediction  # the check reads the same plan that the sync applies
     check_report = check(run, prediction=prediction)
     _require_no_errors(check_report)
-    # `make_run` of front/loader.py has resolved the name of a recipe to its config.
-    precision = cast("MixedPrecisionConfig | None", container.mixed_precision)
-    sync_report = apply_last_sync(container, precision, prediction)
+    sync_report = apply_last_sync(container, run.precision, prediction)
     return partial(train, container, check_report, sync_report)
 
 

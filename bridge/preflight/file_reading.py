@@ -90,7 +90,7 @@ class FileReading:
 
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
-    base: str = ""
+    underlying_framework: str = ""
     """The framework below it whose arguments or classes its settings are.
 
     Empty: it has its own.
@@ -141,7 +141,7 @@ class FileReading:
     @property
     def settings_of(self) -> str:
         """The framework whose arguments or classes its settings are."""
-        return self.base or self.framework
+        return self.underlying_framework or self.framework
 
     @property
     def mode_dependent_settings(self) -> frozenset[str]:

@@ -169,7 +169,7 @@ class Run:
         )
 
     @classmethod
-    def from_container(cls, container: Any, *, target: Target | str | None = None) -> Run:
+    def from_container(cls, container: object, *, target: Target | str | None = None) -> Run:
         """Return the run of a `ConfigContainer`, or of a mapping of its sections.
 
         Args:
@@ -470,14 +470,14 @@ class Run:
         return tuple(remedies)
 
 
-def get_section(container: Any, name: str) -> Any:
+def get_section(container: object, name: str) -> Any:
     """Return an item of a mapping, or an attribute of an object; None if it has none."""
     if isinstance(container, Mapping):
         return container.get(name)
     return getattr(container, name, None)
 
 
-def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
+def resolve_precision(precision: Any, model: object, target: Target) -> tuple[Any, Choice | None]:
     """Return the precision with `auto` resolved, and the choice of its recipe.
 
     Args:

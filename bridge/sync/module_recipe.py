@@ -214,7 +214,7 @@ def make_module_recipe(kind: Any, files: Sequence[dict[str, Any]], stages: int) 
 
 def _get_pipeline_stage() -> int:
     """Return the pipeline stage of this process, from Megatron's state."""
-    # The code that builds the model has imported Megatron. This room does not import it.
+    # The code that builds the model has imported Megatron. `bridge.sync` does not import it.
     state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():
         raise RunConfigError(

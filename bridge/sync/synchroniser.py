@@ -216,7 +216,7 @@ def _disable_bf16_reduction(precision: PrecisionConfig, model: Owner | None) -> 
         and is_stated(precision, BF16_REDUCTION_FIELD)
         and get_field_value(precision, BF16_REDUCTION_FIELD)
     ):
-        # The caller has imported torch for Megatron's config. This room does not import it.
+        # The caller has imported torch for Megatron's config. `bridge.sync` does not import it.
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
