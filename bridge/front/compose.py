@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -53,6 +53,9 @@ from bridge.read.run_keys import (
 from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""
 
@@ -71,7 +74,7 @@ class Composition(NamedTuple):
 
     run_input: RunInput
     """The sections of the run, without the values that are swept over."""
-    hydra_settings: Any
+    hydra_settings: HydraConf
     """Hydra's node of the config, with the folders of the job resolved."""
 
 
@@ -137,7 +140,7 @@ def read_job_config(config: DictConfig) -> RunInput:
 
     It is called within the job, which may run in the process of a sweep.
     """
-    settings: Any = HydraConfig.get()
+    settings = HydraConfig.get()
     layers = _ComposedLayers.from_settings(settings, GlobalHydra.instance().config_loader())
     recipes = layers.load_recipes()
     origins = _collect_origins(layers, recipes, settings)
@@ -341,7 +344,7 @@ class _ComposedLayers(NamedTuple):
     sources: Sequence[ConfigSource]
 
     @classmethod
-    def from_settings(cls, settings: Any, loader: ConfigLoader) -> Self:
+    def from_settings(cls, settings: HydraConf, loader: ConfigLoader) -> Self:
         """Return the layers of a composed config.
 
         Args:
@@ -366,7 +369,7 @@ class _ComposedLayers(NamedTuple):
         return recipes
 
 
-def _collect_origins(layers: _ComposedLayers, recipes: Recipes, settings: Any) -> Origins:
+def _collect_origins(layers: _ComposedLayers, recipes: Recipes, settings: HydraConf) -> Origins:
     """Return the origins of the keys of a composed config.
 
     The command line overrides the layers of the defaults list.
@@ -398,7 +401,7 @@ def _collect_origins(layers: _ComposedLayers, recipes: Recipes, settings: Any) -
     return dataclasses.replace(origins, values=values)
 
 
-def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
+def _list_sources(settings: HydraConf, loader: ConfigLoader) -> list[ConfigSource]:
     """Return the sources of configs in Hydra's order, with the sources of ``hydra.searchpath``."""
     # The last source has the configs that code defines.
     *sources, structured = loader.get_sources()
@@ -454,7 +457,12 @@ def _make_layer(
 
 
 def _make_run_input(
-    config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool
+    config: DictConfig,
+    settings: HydraConf,
+    origins: Origins,
+    recipes: Recipes,
+    *,
+    is_complete: bool,
 ) -> RunInput:
     """Return the sections of a composed config, with its references resolved.
 
@@ -483,7 +491,7 @@ def _make_run_input(
         requested_recipe=option,
         recipe=recipe,
         origins=origins,
-        name=settings.job.config_name,
+        name=str(settings.job.config_name),
     )
 
 

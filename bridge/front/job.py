@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -72,7 +71,7 @@ class Job:
 
     def __call__(self, composed: DictConfig) -> None:
         """Start the run of a config that Hydra composed."""
-        settings: Any = HydraConfig.get()
+        settings = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         run = self.run
         try:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
@@ -34,6 +34,9 @@ from bridge.read.run_input import RunInput
 from bridge.read.run_keys import SECTION_CLASSES
 from bridge.registry.hydra_group import restore_environment
 from bridge.runtime.checkpoint.lock import require_unlocked
+
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
 
 CLOCK_SECONDS = 1
 """Seconds by which the clock of a file system may be behind the clock of this machine."""
@@ -130,7 +133,9 @@ def _run_composed(command_line: CommandLine, job: Job, around: AroundSweep) -> N
         _run_sweep(command_line, job, settings, around)
 
 
-def _run_once(command_line: CommandLine, job: Job, run_input: RunInput, settings: Any) -> None:
+def _run_once(
+    command_line: CommandLine, job: Job, run_input: RunInput, settings: HydraConf
+) -> None:
     """Prepare the run. Then let Hydra make the run folder and the log, and start the run in it."""
     job.run = prepare_run(run_input, job.check_and_sync)
     make_stated_run_dir(job.run.container)
@@ -145,7 +150,9 @@ def _run_once(command_line: CommandLine, job: Job, run_input: RunInput, settings
         raise job.refused
 
 
-def _run_sweep(command_line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
+def _run_sweep(
+    command_line: CommandLine, job: Job, settings: HydraConf, around: AroundSweep
+) -> None:
     """Let Hydra run the sweep, and do the script's work after it, also if a job failed."""
     folder = Path(settings.runtime.output_dir)
     start_time = time.time() - CLOCK_SECONDS

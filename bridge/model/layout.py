@@ -328,7 +328,7 @@ _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)")
 """Parts in parentheses, or a letter, with the number of their repetitions."""
 
 
-def _parse_layout(value: Any) -> tuple[tuple[str, ...], ...]:
+def _parse_layout(value: object) -> tuple[tuple[str, ...], ...]:
     """Return the parts of each chunk in a value of `pipeline_model_parallel_layout`.
 
     Args:

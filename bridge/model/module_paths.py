@@ -7,7 +7,6 @@ ModulePaths.from_model(model).path("3", 2, "linear_qkv")
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from bridge.precision.linear_names import LINEAR_LAYERS
 from bridge.target.fields import read_field
@@ -65,7 +64,7 @@ class ModulePaths:
     """The name of the module of a Mamba layer or of a gated delta net that mixes tokens."""
 
     @classmethod
-    def from_model(cls, model: Any) -> ModulePaths:
+    def from_model(cls, model: object) -> ModulePaths:
         """Return the names of the modules of a model config.
 
         They are the names in the installed megatron-core, or else in the newest version.

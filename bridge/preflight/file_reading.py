@@ -93,7 +93,7 @@ class FileReading:
     underlying_framework: str = ""
     """The framework below it whose arguments or classes its settings are.
 
-    Empty: it has its own.
+    Empty: the settings are those of `framework`.
     """
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings.
@@ -237,11 +237,11 @@ class FileReading:
         return replace(self, release=self.release.or_rehearsed(version))
 
     def with_notes(self, *sentences: str) -> FileReading:
-        """Return the reading with further notes after its own."""
+        """Return the reading with further notes after the notes so far."""
         return replace(self, notes=(*self.notes, *sentences))
 
     def with_first_note(self, sentence: str) -> FileReading:
-        """Return the reading with a further note before its own."""
+        """Return the reading with a further note before the notes so far."""
         return replace(self, notes=(sentence, *self.notes))
 
     def describe_dropped(self, path: str) -> tuple[str, ...]:
