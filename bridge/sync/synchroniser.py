@@ -134,15 +134,18 @@ def _get_predicted_rows(
 
     Returns:
         The rows. None if the plan has to be made: there is no prediction, or it was made for other
-        values. Other values are usual if the target states another release of megatron-core than
-        the installed release, because the owners of another release have other fields.
+        values. A check predicts the configs of the target's megatron-core, or configs with every
+        known field if the target states no release. The installed release may have other fields.
     """
     if prediction is None:
         return None
     predicted_values = {values.name: values for values in prediction.owner_values}
     if prediction.precision is precision and predicted_values == owner_values:
         return prediction.rows
-    log.info("The sync is planned again: the configs differ from those that the check read.")
+    log.info(
+        "The sync is planned again: the check read other values or fields than these configs have, "
+        "as for a target that does not state the installed megatron-core."
+    )
     return None
 
 
