@@ -34,13 +34,13 @@ from bridge.model.hybrid_pattern import HybridPattern, make_model_fault
 from bridge.model.list_expression import parse_list_expression
 from bridge.model.section import Section, read_section
 from bridge.model.shape import (
-    MOE_SUFFIX,
     TRANSFORMER_KIND,
     Experts,
     Latent,
     ModelShape,
     StateSpace,
     is_moe_kind,
+    make_moe_kind,
 )
 from bridge.target.fields import parse_integer
 
@@ -318,7 +318,7 @@ class _ShapeReader:
             flags = self._read_layer_flags("moe_layer_freq", layers)
             for layer, is_sparse in enumerate(flags):
                 if is_sparse:
-                    kinds[layer] += f"_{MOE_SUFFIX}"
+                    kinds[layer] = make_moe_kind(kinds[layer])
         return tuple(kinds)
 
     def _get_mtp_kinds(self) -> tuple[str, ...]:
@@ -454,7 +454,7 @@ class _ShapeReader:
             self._add_fault("csa_compress_ratios", rule, list(ratio_kinds), remedy)
         kind = ratio_kinds[0]
         if is_moe_kind(last):
-            kind += f"_{MOE_SUFFIX}"
+            kind = make_moe_kind(kind)
         return kind
 
     def _read_ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
