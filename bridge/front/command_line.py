@@ -75,11 +75,13 @@ class CommandLine:
     """Hydra's name of the job and of its log."""
 
     @classmethod
-    def from_arguments(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
+    def from_arguments(
+        cls, arguments: Sequence[str], *, config_path: Path, name: str
+    ) -> CommandLine:
         """Return the parsed arguments of a command line.
 
         Args:
-            words: The arguments after the name of the script.
+            arguments: The arguments after the name of the script.
             config_path: The folder of the Hydra tree, if no flag names another.
             name: Hydra's name of the job and of its log.
         """
@@ -91,29 +93,29 @@ class CommandLine:
             parser.add_argument(*spellings)
         parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
         parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO_VALUES)
-        flags = parser.parse_intermixed_args(words)
+        flags = parser.parse_intermixed_args(arguments)
         folder = _resolve_config_path(flags.config_path) or str(config_path)
         search = Search(folder, flags.config_name or "config", flags.config_dir)
         return cls(
             flags=flags, overrides=rewrite_null_groups(flags.overrides), search=search, name=name
         )
 
-    def start_hydra(self, job: Callable[..., None], *more: str) -> None:
-        """Run a job under `hydra.main`, with the overrides `more` added.
+    def start_hydra(self, job: Callable[..., None], *further_overrides: str) -> None:
+        """Run a job under `hydra.main`, with further overrides added.
 
         The errors of Hydra and of the job are raised.
         """
-        words = []
+        flags = []
         for name, value in vars(self.flags).items():
             flag = f"--{name.replace('_', '-')}"
             if name in HYDRA_MAIN_ARGUMENTS or not value:
                 continue
-            words.append(flag)
+            flags.append(flag)
             if value is not True:
-                words[-1] = f"{flag}={value}"
+                flags[-1] = f"{flag}={value}"
         before = sys.argv
         full_error = os.environ.get(FULL_ERROR_VARIABLE)
-        sys.argv = [sys.argv[0], *words, *self.overrides, *more]
+        sys.argv = [sys.argv[0], *flags, *self.overrides, *further_overrides]
         # Without the variable Hydra prints an error and ends the process with exit code 1.
         os.environ[FULL_ERROR_VARIABLE] = "1"
         try:

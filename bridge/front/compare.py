@@ -82,7 +82,7 @@ def main_compare(
 
     around = AroundSweep(before=before, after=after)
     main(
-        prepare_arm,
+        check_and_sync_arm,
         config_path=config_path or find_config_folder(),
         name="train",
         arguments=sweep.arguments,
@@ -158,14 +158,14 @@ def _parse_seed_count(text: str) -> int:
     return int(text)
 
 
-def prepare_arm(config: ConfigContainer) -> StartRun:
-    """Prepare a run of the sweep, as the training script does.
+def check_and_sync_arm(container: ConfigContainer) -> StartRun:
+    """Check a run of the sweep and write its precision, as the training script does.
 
     Raises:
         BridgeError: The run is too short to be compared, or cannot begin.
     """
-    require_enough_steps(vars(config.train), vars(config.logging))
-    return partial(_train_unless_finished, config, check_and_sync(config))
+    require_enough_steps(vars(container.train), vars(container.logging))
+    return partial(_train_unless_finished, container, check_and_sync(container))
 
 
 def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
@@ -184,12 +184,12 @@ def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
 
 
-def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Path) -> None:
+def _train_unless_finished(container: ConfigContainer, start: StartRun, run_dir: Path) -> None:
     """Train a run of the sweep, unless it is finished.
 
     A run that ends with a `TrainingError` is a result of the comparison, so the sweep continues.
     """
-    if _is_finished(config, run_dir):
+    if _is_finished(container, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
         return
     (run_dir / FAILURE_FILE).unlink(missing_ok=True)
@@ -202,7 +202,7 @@ def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Pa
             (run_dir / FAILURE_FILE).write_text(content, encoding="utf-8")
 
 
-def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
+def _is_finished(container: ConfigContainer, run_dir: Path) -> bool:
     """Return whether the folder has a run of this config that took its last step or failed."""
     saved = run_dir / "config.yaml"
     if not saved.is_file():
@@ -211,7 +211,7 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     summary = run_dir / "summary.json"
     if summary.is_file():
         iteration = json.loads(summary.read_text(encoding="utf-8"))["iteration"]
-        ended = ended or iteration >= config.train.train_iters
+        ended = ended or iteration >= container.train.train_iters
     # Through YAML and back, as the saved config: tuples become lists, for example.
-    plain = yaml.safe_load(yaml.safe_dump(container_to_dict(config)))
+    plain = yaml.safe_load(yaml.safe_dump(container_to_dict(container)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

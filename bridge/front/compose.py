@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -53,6 +53,9 @@ from bridge.read.run_keys import (
 from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""
 
@@ -71,7 +74,7 @@ class Composition(NamedTuple):
 
     run_input: RunInput
     """The sections of the run, without the values that are swept over."""
-    hydra_settings: Any
+    hydra_settings: HydraConf
     """Hydra's node of the config, with the folders of the job resolved."""
 
 
@@ -113,12 +116,14 @@ def compose(
         is_multirun = config.hydra.mode == RunMode.MULTIRUN
         is_sweep = sweeps is Sweeps.ALLOWED or (sweeps is Sweeps.BY_MODE and is_multirun)
         _refuse_sweeps(swept, is_sweep=is_sweep)
-        origins, recipes = _collect_origins(config.hydra, loader)
+        layers = _ComposedLayers.from_settings(config.hydra, loader)
+        recipes = layers.load_recipes()
+        origins = _collect_origins(layers, recipes, config.hydra)
         plain: Any = OmegaConf.to_container(config)
         refuse_expanding_references(plain, origins)
         # Hydra instantiates the callbacks of its node.
         problems = Problems(Origins())
-        problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
+        problems.add_instantiations(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
         _resolve_folders(config, plain, is_sweep=is_sweep)
         with _use_hydra_config(config):
@@ -135,8 +140,10 @@ def read_job_config(config: DictConfig) -> RunInput:
 
     It is called within the job, which may run in the process of a sweep.
     """
-    settings: Any = HydraConfig.get()
-    origins, recipes = _collect_origins(settings, GlobalHydra.instance().config_loader())
+    settings = HydraConfig.get()
+    layers = _ComposedLayers.from_settings(settings, GlobalHydra.instance().config_loader())
+    recipes = layers.load_recipes()
+    origins = _collect_origins(layers, recipes, settings)
     plain: Any = OmegaConf.to_container(config)
     refuse_expanding_references(plain, origins)
     return _make_run_input(config, settings, origins, recipes, is_complete=True)
@@ -201,7 +208,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 def rewrite_null_groups(overrides: Sequence[str]) -> list[str]:
     """Return overrides with ``SECTION=null`` as ``~SECTION``, since Hydra has no null for a group."""
     nulls = {f"{key}=null": f"~{key}" for key in RUN_CONFIG_KEYS if key not in NON_SECTION_KEYS}
-    return [nulls.get(word, word) for word in overrides]
+    return [nulls.get(override, override) for override in overrides]
 
 
 def _parse_and_load(
@@ -268,7 +275,7 @@ def _refuse_unknown_keys(overrides: Sequence[Override], loader: ConfigLoader) ->
         if override.is_hydra_override() or section in RUN_CONFIG_KEYS:
             continue
         known = sorted({*RUN_CONFIG_KEYS, *loader.list_groups("")})
-        problems.unknown(key, value, "no such section or group", known, word=section)
+        problems.add_unknown(key, value, "no such section or group", known, word=section)
     problems.raise_any()
 
 
@@ -330,34 +337,59 @@ def _use_hydra_config(config: DictConfig) -> Iterator[None]:
         singleton.cfg = before
 
 
-def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
-    """Return the origins of the keys of a composed config, and its registered recipes.
+class _ComposedLayers(NamedTuple):
+    """The entries of the defaults list of a composed config, and the sources of configs."""
+
+    defaults: Sequence[ResultDefault]
+    sources: Sequence[ConfigSource]
+
+    @classmethod
+    def from_settings(cls, settings: HydraConf, loader: ConfigLoader) -> Self:
+        """Return the layers of a composed config.
+
+        Args:
+            settings: Hydra's node of the config.
+            loader: Hydra's loader of configs.
+        """
+        # The overrides are not resolved, because an override may have a ${reference}.
+        overrides: Any = OmegaConf.to_container(settings.overrides)
+        defaults_list = loader.compute_defaults_list(
+            settings.job.config_name, [*overrides["hydra"], *overrides["task"]], RunMode.RUN
+        )
+        return cls(defaults_list.defaults, _list_sources(settings, loader))
+
+    def load_recipes(self) -> Recipes:
+        """Call the functions of the registered recipes, and set the environment variables they set."""
+        (registered,) = [source for source in self.sources if isinstance(source, RecipeSource)]
+        recipes = {}
+        for default in self.defaults:
+            name = find_recipe_name(default.config_path or "")
+            if name is not None:
+                recipes[name] = registered.load_config_and_environment(name)
+        return recipes
+
+
+def _collect_origins(layers: _ComposedLayers, recipes: Recipes, settings: HydraConf) -> Origins:
+    """Return the origins of the keys of a composed config.
 
     The command line overrides the layers of the defaults list.
 
     Args:
+        layers: The layers of the config.
+        recipes: The registered recipes of the layers.
         settings: Hydra's node of the config.
-        loader: Hydra's loader of configs.
+
+    Raises:
+        RunConfigError: An entry is both a registered recipe and a YAML file.
     """
-    # The overrides are not resolved, because an override may have a ${reference}.
-    overrides: Any = OmegaConf.to_container(settings.overrides)
-    all_overrides = [*overrides["hydra"], *overrides["task"]]
-    defaults = loader.compute_defaults_list(
-        settings.job.config_name, all_overrides, RunMode.RUN
-    ).defaults
-    sources = _list_sources(settings, loader)
-    (registered,) = [source for source in sources if isinstance(source, RecipeSource)]
-    layers = []
-    recipes = {}
-    for default in defaults:
-        name = find_recipe_name(default.config_path or "")
-        if name is not None:
-            recipes[name] = registered.recipe(name)
-        layer = _make_layer(default, sources, recipes)
+    config_layers = []
+    for default in layers.defaults:
+        layer = _make_layer(default, layers.sources, recipes)
         if layer is not None:
-            layers.append(layer)
-    origins = Origins.from_layers(layers)
+            config_layers.append(layer)
+    origins = Origins.from_layers(config_layers)
     values = {key: dict(setters) for key, setters in origins.values.items()}
+    overrides: Any = OmegaConf.to_container(settings.overrides)
     for override in OverridesParser.create().parse_overrides(overrides["task"]):
         if override.key_or_group in settings.runtime.choices or override.is_sweep_override():
             continue
@@ -366,10 +398,10 @@ def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Reci
         else:
             for key, value in flatten_leaves(override.value(), override.key_or_group).items():
                 values.setdefault(key, {})[COMMAND_LINE] = value
-    return dataclasses.replace(origins, values=values), recipes
+    return dataclasses.replace(origins, values=values)
 
 
-def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
+def _list_sources(settings: HydraConf, loader: ConfigLoader) -> list[ConfigSource]:
     """Return the sources of configs in Hydra's order, with the sources of ``hydra.searchpath``."""
     # The last source has the configs that code defines.
     *sources, structured = loader.get_sources()
@@ -425,7 +457,12 @@ def _make_layer(
 
 
 def _make_run_input(
-    config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool
+    config: DictConfig,
+    settings: HydraConf,
+    origins: Origins,
+    recipes: Recipes,
+    *,
+    is_complete: bool,
 ) -> RunInput:
     """Return the sections of a composed config, with its references resolved.
 
@@ -447,14 +484,14 @@ def _make_run_input(
     problems = Problems(origins)
     refuse_unknown_sections(sections, problems)
     problems.raise_any()
-    choice = settings.runtime.choices.get(PRECISION_KEY)
-    recipe = recipes.get(find_recipe_name(f"{PRECISION_KEY}/{choice}") or "")
+    option = settings.runtime.choices.get(PRECISION_KEY)
+    recipe = recipes.get(find_recipe_name(f"{PRECISION_KEY}/{option}") or "")
     return RunInput(
         sections=sections,
-        choice=choice,
+        requested_recipe=option,
         recipe=recipe,
         origins=origins,
-        name=settings.job.config_name,
+        name=str(settings.job.config_name),
     )
 
 

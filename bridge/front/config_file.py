@@ -99,7 +99,7 @@ class ConfigFile:
         for path, file in reading.origins.items():
             if path in self.origins:
                 self.origins[path] = file
-        self.choice: str | None = None
+        self.requested_recipe: str | None = None
         """The recipe's name, or the request such as ``auto``, that `mixed_precision` states."""
         self.recipe: MixedPrecisionConfig | None = None
         """The recipe of that name, as the registry made it."""
@@ -124,7 +124,7 @@ class ConfigFile:
         )
         return RunInput(
             sections=self.sections,
-            choice=self.choice,
+            requested_recipe=self.requested_recipe,
             recipe=self.recipe,
             origins=origins,
             name=name,
@@ -164,7 +164,7 @@ class ConfigFile:
         if section == RECIPES_KEY:
             load_recipes_from(parse_recipe_sources(self.sections.pop(RECIPES_KEY, None)))
         if key == PRECISION_KEY:
-            self.choice = self.recipe = None
+            self.requested_recipe = self.recipe = None
             self._replace_recipe_name()
 
     def _has_override_fault(
@@ -175,7 +175,7 @@ class ConfigFile:
         value_text = (override.input_line or "").partition("=")[2]
         if section not in RUN_CONFIG_KEYS and section not in self.reading.sections:
             sections = (*RUN_CONFIG_KEYS, *self.reading.sections)
-            problems.unknown(key, value_text, "no such section", sections, word=section)
+            problems.add_unknown(key, value_text, "no such section", sections, word=section)
             return True
         if override.is_sweep_override():
             problems.add(key, "takes one value", value_text)
@@ -190,7 +190,7 @@ class ConfigFile:
         near = find_near_names(field, known_fields)
         is_own_section = self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES
         if near or is_own_section:
-            problems.unknown(key, value_text, "no such field", near or known_fields)
+            problems.add_unknown(key, value_text, "no such field", near or known_fields)
             return True
         return False
 
@@ -204,7 +204,7 @@ class ConfigFile:
         elif is_delete and not variables:
             problems.add(key, "the file sets no variable", name, "Remove the override.")
         elif is_delete and name not in variables:
-            problems.unknown(key, text, "no such variable in the file", variables, word=name)
+            problems.add_unknown(key, text, "no such variable in the file", variables, word=name)
         else:
             variables.pop(name, None)
             if not is_delete:
@@ -245,7 +245,7 @@ class ConfigFile:
 
     def _is_mode_overridden(self) -> bool:
         """Return whether the command line states the mode."""
-        if self.choice is not None:
+        if self.requested_recipe is not None:
             return True
         stated = {}
         for section, modes in ((PRECISION_KEY, MODE_NAMES), ("model", MODE_NAMES[1:])):
@@ -311,7 +311,7 @@ class ConfigFile:
         name = self.sections.get(PRECISION_KEY)
         if not isinstance(name, str):
             return
-        self.choice = name
+        self.requested_recipe = name
         if is_auto(name):
             self.sections[PRECISION_KEY] = {}
             return

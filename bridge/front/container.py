@@ -57,23 +57,23 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     )
     from bridge.runtime.megatron.model.gpt import ACTIVATIONS, GPTConfig
 
-    owner_classes = {
+    config_classes = {
         "model": GPTConfig,
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
     own_arguments = decode_sections(run, SECTION_CLASSES, problems)
     functions = {"activation_func": ACTIVATIONS}
-    owner_arguments = decode_sections(run, owner_classes, problems, functions)
+    config_arguments = decode_sections(run, config_classes, problems, functions)
     problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    owners = _build_owners(run, owner_classes, owner_arguments, problems)
+    megatron_configs = _build_megatron_configs(run, config_classes, config_arguments, problems)
     sections = {}
     for name, section_class in SECTION_CLASSES.items():
         sections[name] = section_class(**own_arguments[name])
     return ConfigContainer(
-        **owners,
+        **megatron_configs,
         **sections,
         **_collect_run_values(run),
         mixed_precision=run.precision,
@@ -82,33 +82,35 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     )
 
 
-def _build_owners(
+def _build_megatron_configs(
     run: Run,
-    owner_classes: Mapping[str, type[Any]],
+    config_classes: Mapping[str, type[Any]],
     arguments: Mapping[str, dict[str, Any]],
     problems: Problems,
 ) -> dict[str, Any]:
-    """Return Megatron's configs of a run by section.
+    """Return Megatron's configs of a run by section. Each field has its stated value or its default.
 
     Args:
         run: The run.
-        owner_classes: Section -> class of its config.
+        config_classes: Section -> class of its config.
         arguments: Section -> arguments that the run states.
         problems: The faults found before, which are raised together with those found here.
 
     Raises:
         RunConfigError: Megatron Core refuses the settings.
     """
-    needed = _collect_constructor_fields(run.precision, arguments["model"])
-    owners = {}
+    placeholders = _choose_placeholders(run.precision, arguments["model"])
+    configs = {}
     try:
-        for name, owner_class in owner_classes.items():
-            owners[name] = _build_config(name, owner_class, arguments[name], needed.get(name, {}))
+        for name, config_class in config_classes.items():
+            configs[name] = _construct_with_placeholders(
+                name, config_class, arguments[name], placeholders.get(name, {})
+            )
     except RunConfigError:
         # An impossible size explains the error of Megatron better than its message.
         refuse_impossible_sizes(run, problems)
         raise
-    return owners
+    return configs
 
 
 def _refuse_other_framework(run: Run) -> None:
@@ -147,11 +149,13 @@ def _origins_to_dict(run: Run) -> dict[str, dict[str, Any]]:
     return {key: dict(setters) for key, setters in origins.values.items()}
 
 
-def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
+def require_startable(
+    container: ConfigContainer, run: Run, problems: Problems | None = None
+) -> None:
     """Refuse a run with faults that are known before its data and model are built.
 
     Args:
-        config: The container of the run.
+        container: The configs of the run.
         run: The run, for the origins of its values.
         problems: The faults found before, which are raised together with those found here.
 
@@ -162,7 +166,7 @@ def require_startable(config: ConfigContainer, run: Run, problems: Problems | No
 
     problems = problems or Problems(run.origins)
     refuse_impossible_sizes(run, problems)
-    problems.add_all(find_early_faults(config, run.origin_of))
+    problems.add_all(find_early_faults(container, run.origin_of))
     problems.raise_any()
 
 
@@ -214,7 +218,7 @@ def add_decoding_faults(run: Run, classes: Mapping[str, type[Any]], problems: Pr
     decode_sections(run, classes, problems)
 
 
-def _collect_constructor_fields(
+def _choose_placeholders(
     precision: MixedPrecisionConfig | None, model: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return section -> the fields of the precision without which Megatron refuses the config.
@@ -240,25 +244,30 @@ def _collect_constructor_fields(
     return {"model": model_fields, "ddp": ddp_fields}
 
 
-def _build_config(
-    name: str, owner_class: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]
+def _construct_with_placeholders(
+    name: str,
+    config_class: type[Any],
+    arguments: dict[str, Any],
+    placeholders: Mapping[str, Any],
 ) -> Any:
     """Return the config of a class of Megatron, with the stated values.
 
-    Megatron checks the config with the values of `needed`. Afterwards these fields get their stated
-    values again, because the sync compares its values with the stated values.
+    The constructor gets the placeholders, because Megatron checks the config there. Afterwards
+    their fields get the stated values or the defaults again, because the sync compares its values
+    with these. Values that Megatron derived in the constructor stay. The sync computes those of
+    `DERIVED_ATTRIBUTES` (bridge/sync/trial.py) again.
 
     Args:
         name: The section of the config.
-        owner_class: The class of Megatron.
+        config_class: The class of Megatron.
         arguments: The stated fields -> their values.
-        needed: The fields of the precision that the check of the constructor requires.
+        placeholders: The fields of the precision that the check of the constructor requires.
 
     Raises:
         RunConfigError: Megatron Core refuses the settings.
     """
     try:
-        config = owner_class(**{**arguments, **needed})
+        config = config_class(**{**arguments, **placeholders})
     except BridgeError:
         raise
     except Exception as error:  # Megatron's checks raise exceptions of any class
@@ -266,7 +275,7 @@ def _build_config(
         remedy = "Correct the fields it is about."
         rule = f"Megatron Core refuses these settings ({reason})"
         raise RunConfigError(f"{name}: {rule}. {remedy}") from error
-    defaults = {field.name: get_field_default(field) for field in dataclasses.fields(owner_class)}
-    for field in needed:
+    defaults = {field.name: get_field_default(field) for field in dataclasses.fields(config_class)}
+    for field in placeholders:
         setattr(config, field, arguments.get(field, defaults[field]))
     return config

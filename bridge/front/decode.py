@@ -49,7 +49,7 @@ def decode_fields(
     for name, value in values.items():
         path = f"{section}.{name}"
         if name not in fields:
-            problems.unknown(path, value, f"no such field of {owner.__name__}", fields)
+            problems.add_unknown(path, value, f"no such field of {owner.__name__}", fields)
             continue
         if value is None and fields[name].default is None:
             decoded[name] = None

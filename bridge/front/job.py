@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -26,10 +25,9 @@ from bridge.training.config import ConfigContainer
 
 StartRun = Callable[[Path], None]
 """Starts a run that was checked, in a run folder."""
-PrepareRun = Callable[[ConfigContainer], StartRun]
-"""Checks a run, writes its precision into the configs in memory, and returns what starts it.
-
-It writes no file.
+CheckAndSync = Callable[[ConfigContainer], StartRun]
+"""Checks a run, writes its precision into the configs in memory, and returns the function that
+starts the run. It writes no file. `check_and_sync` of train.py is such a function.
 """
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -40,9 +38,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run that can begin: its configs with the precision written into them."""
+    """A run that can begin."""
 
-    config: ConfigContainer
+    container: ConfigContainer
+    """The configs of the run, with the precision written into them."""
     start: StartRun
     """Starts the run in its folder."""
 
@@ -51,14 +50,14 @@ class Job:
     """The function that Hydra calls in the run folder that it made, for a run or for each job.
 
     Args:
-        prepare: Checks a run and returns the function that starts it.
+        check_and_sync: Checks a run, writes its precision, and returns the function that starts it.
         name: Hydra's name of the job and of its log.
     """
 
-    def __init__(self, prepare: PrepareRun, name: str) -> None:
+    def __init__(self, check_and_sync: CheckAndSync, name: str) -> None:
         # Hydra names the job after the last part of its function's module.
         self.__module__ = f"{__name__}.{name}"
-        self.prepare = prepare
+        self.check_and_sync = check_and_sync
         self.run: PreparedRun | None = None
         """The run that was prepared before Hydra started.
 
@@ -70,16 +69,17 @@ class Job:
         It is kept and not raised, because Hydra would add a line to it.
         """
 
-    def __call__(self, config: DictConfig) -> None:
+    def __call__(self, composed: DictConfig) -> None:
         """Start the run of a config that Hydra composed."""
-        settings: Any = HydraConfig.get()
+        settings = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         run = self.run
         try:
             with restore_environment():
                 if run is None:
-                    run = prepare_run(read_job_config(config), self.prepare)
-                run_dir = Path(run.config.logging.run_dir or run_dir)
+                    run = prepare_run(read_job_config(composed), self.check_and_sync)
+                    make_stated_run_dir(run.container)
+                run_dir = Path(run.container.logging.run_dir or run_dir)
                 run.start(run_dir)
         except Exception as raised:
             error = _choose_error(raised, run_dir)
@@ -138,21 +138,37 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
-    """Check a composed run, write its precision into its configs, and make its folder.
+def prepare_run(run_input: RunInput, check_and_sync: CheckAndSync) -> PreparedRun:
+    """Make the configs of a run, check the run, and write its precision into the configs.
+
+    Everything happens in memory.
+
+    Args:
+        run_input: The composed sections of the run.
+        check_and_sync: Checks the run, writes its precision, and returns the function that starts it.
 
     Raises:
         BridgeError: The run cannot begin.
     """
-    run, problems = make_run(composed)
-    config = build_container(run, problems)
-    start = prepare(config)
+    run, problems = make_run(run_input)
+    container = build_container(run, problems)
+    start = check_and_sync(container)
     # The check comes after the sync, because the precision decides some of the checked values.
-    require_startable(config, run, problems)
-    folder = config.logging.run_dir
+    require_startable(container, run, problems)
+    return PreparedRun(container=container, start=start)
+
+
+def make_stated_run_dir(container: ConfigContainer) -> None:
+    """Make the run folder that the run states, in the first process of a launch.
+
+    Hydra makes the folder of a run that states none.
+
+    Raises:
+        RunConfigError: The folder cannot be made, or no file can be written into it.
+    """
+    folder = container.logging.run_dir
     if folder is not None and is_first_process():
         make_run_dir(folder)
-    return PreparedRun(config=config, start=start)
 
 
 def make_run_dir(folder: str) -> None:

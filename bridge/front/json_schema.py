@@ -181,22 +181,22 @@ def _build_any_schema() -> Schema:
     return {}
 
 
-def _build_text_schema(words: Iterable[str], prefix: str = "") -> Schema:
+def _build_text_schema(names: Iterable[str], prefix: str = "") -> Schema:
     """Return the schema of some names in upper or lower case, or of an interpolation.
 
     Args:
-        words: The names.
+        names: The names, without their spellings in other cases.
         prefix: A pattern of the text that may precede a name.
     """
     spellings = []
-    for word in sorted(words):
+    for name in sorted(names):
         # Patterns of JSON Schema have no flag that ignores the case.
         pattern = ""
-        for letter in word:
-            if letter.isalpha():
-                pattern += f"[{letter.upper()}{letter.lower()}]"
+        for character in name:
+            if character.isalpha():
+                pattern += f"[{character.upper()}{character.lower()}]"
             else:
-                pattern += letter
+                pattern += character
         spellings.append(pattern)
     return {
         "type": "string",

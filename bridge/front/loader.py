@@ -140,7 +140,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             near = find_near_fields(key, name)
             # The further fields of a model provider are not similar to Megatron's fields.
             if near:
-                problems.unknown(f"{key}.{name}", value, "no such field", near)
+                problems.add_unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
     problems.raise_any()
     if run.precision is not None:
@@ -161,12 +161,12 @@ def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, P
     target = make_target(stated_target)
     run_input = _resolve_named_recipe(run_input)
     choice = None
-    if is_auto(run_input.choice) and not resolves_auto:
+    if is_auto(run_input.requested_recipe) and not resolves_auto:
         sections = {**run_input.sections, PRECISION_KEY: None}
-        run_input = replace(run_input, choice=None, sections=sections)
-    elif is_auto(run_input.choice):
+        run_input = replace(run_input, requested_recipe=None, sections=sections)
+    elif is_auto(run_input.requested_recipe):
         model = run_input.sections.get("model") or {}
-        name, choice = resolve_precision(run_input.choice, model, target)
+        name, choice = resolve_precision(run_input.requested_recipe, model, target)
         run_input = apply_over_recipe(run_input, name)
     problems = Problems(run_input.origins)
     precision = build_stated_precision(run_input, problems)
@@ -194,7 +194,7 @@ def _resolve_named_recipe(run_input: RunInput) -> RunInput:
     if not isinstance(name, str):
         return run_input
     sections = {**run_input.sections, PRECISION_KEY: None}
-    run_input = replace(run_input, choice=name, sections=sections)
+    run_input = replace(run_input, requested_recipe=name, sections=sections)
     if is_auto(name):
         return run_input
     return apply_over_recipe(run_input, name)

@@ -18,15 +18,15 @@ FIELDS_OF_OTHER_FILES = ("precision_choice", "set_by")
 """Fields that findings.json and origins.json have."""
 
 
-def container_to_dict(config: ConfigContainer) -> dict[str, Any]:
+def container_to_dict(container: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data.
 
     A dtype becomes its token. A function or an enum becomes its name.
     """
     sections = {}
-    for field in dataclasses.fields(config):
+    for field in dataclasses.fields(container):
         if field.name not in FIELDS_OF_OTHER_FILES:
-            sections[field.name] = getattr(config, field.name)
+            sections[field.name] = getattr(container, field.name)
     precision = sections.pop("mixed_precision")
     if isinstance(precision, MixedPrecisionConfig):
         precision = _precision_to_dict(precision)
@@ -47,23 +47,23 @@ def _precision_to_dict(precision: MixedPrecisionConfig) -> dict[str, Any]:
     return fields
 
 
-def origins_to_dict(config: ConfigContainer) -> dict[str, Any]:
+def origins_to_dict(container: ConfigContainer) -> dict[str, Any]:
     """Return the sources of each key that was set, and the defaults of changed fields.
 
     A field is changed if it was set, or has another value than its default.
     """
     defaults = {}
     for name in (*OWNER_SECTIONS, *SECTION_CLASSES):
-        section = getattr(config, name)
+        section = getattr(container, name)
         for field in dataclasses.fields(section):
             default = get_field_default(field)
             if default is dataclasses.MISSING:
                 default = None
             default = value_to_plain(default)
             key = f"{name}.{field.name}"
-            if key in config.set_by or default != value_to_plain(getattr(section, field.name)):
+            if key in container.set_by or default != value_to_plain(getattr(section, field.name)):
                 defaults[key] = default
-    return {"defaults": defaults, "set_by": value_to_plain(config.set_by)}
+    return {"defaults": defaults, "set_by": value_to_plain(container.set_by)}
 
 
 def value_to_plain(value: Any) -> Any:

@@ -38,7 +38,9 @@ def apply_over_recipe(run_input: RunInput, name: str) -> RunInput:
     fields = {**stated, **(run_input.sections.get(PRECISION_KEY) or {})}
     sections = {**run_input.sections, PRECISION_KEY: fields}
     origins = run_input.origins.over(layer, instead_of=PRECISION_KEY)
-    return replace(run_input, choice=name, recipe=recipe, sections=sections, origins=origins)
+    return replace(
+        run_input, requested_recipe=name, recipe=recipe, sections=sections, origins=origins
+    )
 
 
 def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrecisionConfig | None:
@@ -52,7 +54,7 @@ def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrec
         The config, or None if no recipe is chosen and no field is stated.
     """
     fields = run_input.sections.get(PRECISION_KEY)
-    if not fields and run_input.choice is None:
+    if not fields and run_input.requested_recipe is None:
         return None
     if not isinstance(fields, dict):
         problems.add(PRECISION_KEY, "must be a recipe's name or a mapping of fields", fields)
@@ -75,8 +77,8 @@ def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrec
     # YAML are written before it, and the layers that change the recipe after it.
     for origin in recipe_origins:
         config.override(origin, **layers[origin])
-    if run_input.choice is not None and run_input.recipe is None:
-        mark_recipe(config, run_input.choice)
+    if run_input.requested_recipe is not None and run_input.recipe is None:
+        mark_recipe(config, run_input.requested_recipe)
     for origin in other_origins:
         config.override(origin, **layers[origin])
     recipe = fields.get(RECIPE_NAME_KEY)
@@ -112,7 +114,7 @@ def _collect_layers(
         if name == RECIPE_NAME_KEY or is_of_recipe:
             continue
         if name not in list_field_names(config):
-            problems.unknown(path, value, "no such field", list_field_names(config))
+            problems.add_unknown(path, value, "no such field", list_field_names(config))
             continue
         try:
             layers.setdefault(origin, {})[name] = check_value(config, name, value)

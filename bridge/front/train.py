@@ -9,8 +9,9 @@ function before it:
     Run               loader.py, make_run               `auto` resolved, fields stated over the recipe
     ConfigContainer   container.py, build_container     Megatron's config objects
     Run               check_and_sync                    the same run, with the values of these objects
-    Report            preflight/rule_check.py, check         the findings of every rule
-    SyncReport        preflight/last_sync.py            the precision, written into the objects
+    Prediction        preflight/run.py, Run.prediction  the plan of the sync, and the values after it
+    Report            rule_check.py, check              the findings of every rule
+    SyncReport        last_sync.py, apply_last_sync     the precision, written into the objects
     StartRun          check_and_sync                    the function that `Job` calls in its folder
     a trained run     train                             records of the check and the sync, the loop
 
@@ -31,7 +32,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -52,7 +53,6 @@ from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS_FILE = "findings.json"
@@ -134,7 +134,7 @@ def report_sweep(
     return comparisons
 
 
-def check_and_sync(config: ConfigContainer) -> StartRun:
+def check_and_sync(container: ConfigContainer) -> StartRun:
     """Check a run, and write its precision into the configs in memory.
 
     Returns:
@@ -145,13 +145,13 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
             `require_startable`, which evaluates these rules next.
     """
     # Megatron computes values when it makes its objects. So the run is read again from the objects.
-    run = Run.from_container(config, target=config.target or "auto")
-    check_report = check(run)
+    # They hold the stated values and Megatron's defaults, and nothing of the precision yet.
+    run = Run.from_container(container, target=container.target or "auto")
+    prediction = run.prediction  # the check reads the same plan that the sync applies
+    check_report = check(run, prediction=prediction)
     _require_no_errors(check_report)
-    # `make_run` of front/loader.py has resolved the name of a recipe to its config.
-    precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
-    sync_report = apply_last_sync(config, precision, run.prediction)
-    return partial(train, config, check_report, sync_report)
+    sync_report = apply_last_sync(container, run.precision, prediction)
+    return partial(train, container, check_report, sync_report)
 
 
 def _require_no_errors(check_report: Report) -> None:
@@ -171,7 +171,7 @@ def _require_no_errors(check_report: Report) -> None:
 
 
 def train(
-    config: ConfigContainer, check_report: Report, sync_report: SyncReport | None, run_dir: Path
+    container: ConfigContainer, check_report: Report, sync_report: SyncReport | None, run_dir: Path
 ) -> None:
     """Record the check and the sync in the run's folder, and train.
 
@@ -185,11 +185,11 @@ def train(
     if sync_report is not None:
         logged = {(finding.id, finding.path) for finding in warnings}
         sync_report.log(log, file=run_dir / "sync.txt", known=logged)
-    write_run_files(run_dir, config, sync_report, check_report)
+    write_run_files(run_dir, container, sync_report, check_report)
     # The loop imports torch and Megatron, which `--help` and `--cfg` do not need.
     from bridge.training.loop import pretrain
 
-    summary = pretrain(config, run_dir=run_dir)
+    summary = pretrain(container, run_dir=run_dir)
     if summary.failure is not None:
         raise TrainingError(summary.failure)
     if summary.stop_signal is not None:
@@ -199,7 +199,7 @@ def train(
 
 def write_run_files(
     run_dir: Path,
-    config: ConfigContainer,
+    container: ConfigContainer,
     sync_report: SyncReport | None,
     check_report: Report | None = None,
 ) -> None:
@@ -212,13 +212,13 @@ def write_run_files(
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     config_text = "# The run as it was: every field, after the precision was written into it.\n"
-    config_text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
+    config_text += yaml.safe_dump(container_to_dict(container), sort_keys=False)
     (run_dir / "config.yaml").write_text(config_text)
-    (run_dir / ORIGINS_FILE).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
+    (run_dir / ORIGINS_FILE).write_text(json.dumps(origins_to_dict(container), indent=2) + "\n")
     if check_report is not None:
         content = report_to_dict(check_report)
-        if config.precision_choice:
-            content["auto"] = config.precision_choice
+        if container.precision_choice:
+            content["auto"] = container.precision_choice
         (run_dir / FINDINGS_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if sync_report is not None:
         (run_dir / "sync.txt").write_text(render_sync(sync_report))

@@ -34,19 +34,19 @@ class DeltaNet:
     conv_width: int = 4
 
     @property
-    def value(self) -> int:
+    def value_width(self) -> int:
         """Width of the values, and of the output gate."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_head_dim + self.value
+        return 2 * self.num_key_heads * self.key_head_dim + self.value_width
 
     @property
     def projected_width(self) -> int:
         """Outputs of the input projection: queries, keys, values, the gate, beta and alpha."""
-        return self.conv_channels + self.value + 2 * self.num_value_heads
+        return self.conv_channels + self.value_width + 2 * self.num_value_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ def find_unplanned_fields(model: Section) -> list[Finding]:
     """
     faults: list[Finding] = []
 
-    def refuse(name: str, reason: str, value: object) -> None:
+    def add_fault(name: str, reason: str, value: object) -> None:
         faults.append(make_model_fault(name, f"cannot plan: {reason}", value, UNPLANNED_REMEDY))
 
     for name, reason in UNPLANNED_FIELDS.items():
@@ -145,13 +145,13 @@ def find_unplanned_fields(model: Section) -> list[Finding]:
             model, name
         ):
             kind = UNPLANNED_VARIANTS.get(str(value), "an unknown kind")
-            refuse(name, reason.format(kind=kind), value)
+            add_fault(name, reason.format(kind=kind), value)
     for name, value in model.newer_fields.items():
-        refuse(name, "the field is newer than the releases that the plan knows", value)
+        add_fault(name, "the field is newer than the releases that the plan knows", value)
     pattern = HybridPattern.from_model(model)
     if pattern is not None and pattern.unplanned_letters:
         kinds = " and ".join(pattern.unplanned_letters.values())
-        refuse(pattern.field, f"layers of {kinds}", "".join(pattern.unplanned_letters))
+        add_fault(pattern.field, f"layers of {kinds}", "".join(pattern.unplanned_letters))
     return faults
 
 

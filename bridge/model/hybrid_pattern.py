@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bridge.errors import Finding
 from bridge.model.section import Section, read_section
@@ -53,7 +52,7 @@ class HybridPattern:
     faults: tuple[Finding, ...] = ()
 
     @classmethod
-    def from_model(cls, model: Any) -> HybridPattern | None:
+    def from_model(cls, model: object) -> HybridPattern | None:
         """Return the pattern of a hybrid model, or None for another model.
 
         Args:

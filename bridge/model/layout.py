@@ -114,7 +114,7 @@ class ParallelLayout:
         return max(1, self.world_size // self.expert_replica_size)
 
     @classmethod
-    def from_model(cls, model: Any) -> ParallelLayout:
+    def from_model(cls, model: object) -> ParallelLayout:
         """Return the layout that a model's config describes.
 
         Raises:
@@ -178,8 +178,8 @@ class ParallelLayout:
         try:
             self.split_layers(num_layers)
         except RunConfigError:
-            layers_per_chunk, more = divmod(num_layers, chunks)
-            counts = [layers_per_chunk + 1] * more + [layers_per_chunk] * (chunks - more)
+            layers_per_chunk, remainder = divmod(num_layers, chunks)
+            counts = [layers_per_chunk + 1] * remainder + [layers_per_chunk] * (chunks - remainder)
             return replace(self, layout=_make_chunk_parts(counts))
         return self
 
@@ -214,11 +214,11 @@ class ParallelLayout:
         ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
         stated = {stage: count for stage, count in ends.items() if count is not None}
         if stated:
-            left = num_layers - sum(stated.values())
+            remaining = num_layers - sum(stated.values())
             num_others = stages - len(stated)
-            layers_per_stage = left // max(1, num_others)
-            if left < 0 or layers_per_stage * num_others != left:
-                rule = f"must leave a multiple of the {num_others} other stages, and leaves {left}"
+            layers_per_stage = remaining // max(1, num_others)
+            if remaining < 0 or layers_per_stage * num_others != remaining:
+                rule = f"must leave a multiple of the {num_others} other stages, and leaves {remaining}"
                 raise _make_split_error(rule, num_layers)
             return [stated.get(stage, layers_per_stage) for stage in range(stages)]
         counted = num_layers + self.embedding_counts + self.loss_counts
@@ -233,7 +233,7 @@ class ParallelLayout:
         return [counted // stages] * stages
 
 
-def read_parallel_layout(model: Any) -> tuple[ParallelLayout, tuple[Finding, ...]]:
+def read_parallel_layout(model: object) -> tuple[ParallelLayout, tuple[Finding, ...]]:
     """Return the layout that a model config describes, and the faults of that layout.
 
     The layout has the smallest number of ranks. Faulty values are left out of it.
@@ -328,7 +328,7 @@ _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)")
 """Parts in parentheses, or a letter, with the number of their repetitions."""
 
 
-def _parse_layout(value: Any) -> tuple[tuple[str, ...], ...]:
+def _parse_layout(value: object) -> tuple[tuple[str, ...], ...]:
     """Return the parts of each chunk in a value of `pipeline_model_parallel_layout`.
 
     Args:

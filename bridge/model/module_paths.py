@@ -7,7 +7,7 @@ ModulePaths.from_model(model).path("3", 2, "linear_qkv")
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, Self
 
 from bridge.precision.linear_names import LINEAR_LAYERS
 from bridge.target.fields import read_field
@@ -50,6 +50,38 @@ A Mamba layer has two modules with the name `norm`. In the plan, one of them has
 """
 
 
+class MtpNumbers(NamedTuple):
+    """The numbers in the label of a multi-token-prediction layer: "mtp 1", "mtp 1.2"."""
+
+    depth: int
+    """The number of the prediction layer, from 1."""
+    inner: int | None = None
+    """The number of a layer inside the prediction layer of a hybrid model, from 1.
+
+    None: the label is of the prediction layer itself.
+    """
+
+    @property
+    def label(self) -> str:
+        """The label of the layer in the plan."""
+        if self.inner is None:
+            return f"mtp {self.depth}"
+        return f"mtp {self.depth}.{self.inner}"
+
+    @classmethod
+    def from_label(cls, label: str) -> Self:
+        """Return the numbers in the label of a prediction layer (`is_mtp_label`)."""
+        depth, _, inner = label.partition(" ")[2].partition(".")
+        if not inner:
+            return cls(int(depth))
+        return cls(int(depth), int(inner))
+
+
+def is_mtp_label(label: str) -> bool:
+    """Return whether the label of a layer is of a prediction layer, or of a layer inside it."""
+    return label.startswith("mtp")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModulePaths:
     """The names of a model's modules within a chunk.
@@ -65,7 +97,7 @@ class ModulePaths:
     """The name of the module of a Mamba layer or of a gated delta net that mixes tokens."""
 
     @classmethod
-    def from_model(cls, model: Any) -> ModulePaths:
+    def from_model(cls, model: object) -> ModulePaths:
         """Return the names of the modules of a model config.
 
         They are the names in the installed megatron-core, or else in the newest version.
@@ -96,14 +128,13 @@ class ModulePaths:
             if module == "output_layer":
                 return module
             return f"decoder.{module}"
-        if not label.startswith("mtp"):
+        if not is_mtp_label(label):
             return f"decoder.layers.{index}.{self._get_inner_name(module)}"
-        depth, _, inner = label.partition(" ")[2].partition(".")
-        outer = f"mtp.layers.{int(depth) - 1}"
-        if inner:
-            return (
-                f"{outer}.{self.inside_mtp}.layers.{int(inner) - 1}.{self._get_inner_name(module)}"
-            )
+        numbers = MtpNumbers.from_label(label)
+        outer = f"mtp.layers.{numbers.depth - 1}"
+        if numbers.inner is not None:
+            inner_name = self._get_inner_name(module)
+            return f"{outer}.{self.inside_mtp}.layers.{numbers.inner - 1}.{inner_name}"
         if module in MTP_MODULES:
             return f"{outer}.{module}"
         return f"{outer}.{self.inside_mtp}.{self._get_inner_name(module)}"
@@ -129,8 +160,8 @@ class ModulePaths:
         name = self.path(label, index, module)
         if module.startswith("experts.") and self.are_experts_grouped:
             name += ".gemm_0"
-        if label.startswith("mtp"):
-            depth = int(label.partition(" ")[2].partition(".")[0])
+        if is_mtp_label(label):
+            depth = MtpNumbers.from_label(label).depth
             name = name.replace(f"mtp.layers.{depth - 1}.", f"mtp.layers.{depth}.", 1)
         return f"model.module.module.{name}"
 

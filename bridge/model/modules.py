@@ -18,12 +18,12 @@ from bridge.model.compressed_attention import (
     HyperConnections,
 )
 from bridge.model.shape import (
-    MOE_SUFFIX,
     TRANSFORMER_KIND,
     Experts,
     Latent,
     ModelShape,
     StateSpace,
+    get_attention_kind,
     is_moe_kind,
 )
 
@@ -197,7 +197,7 @@ def _make_attention_of_kind(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     """Return the modules of a layer's attention, or of the delta net that replaces it."""
     if kind.startswith("delta_net") and shape.delta_net is not None:
         return _make_delta_net(shape, shape.delta_net)
-    attention = kind.removesuffix(f"_{MOE_SUFFIX}")
+    attention = get_attention_kind(kind)
     if (
         attention in COMPRESSION_RATIOS
         and shape.compressed is not None
@@ -352,7 +352,7 @@ def _make_latent_attention(
     modules.append(
         _make_linear("linear_kv_up_proj", kv_rank, key_value, "column", is_absorbed=is_sparse)
     )
-    if shape.indexer is not None and kind.removesuffix("_moe") == "sparse":
+    if shape.indexer is not None and get_attention_kind(kind) == "sparse":
         modules += _make_indexer(shape, latent, shape.indexer)
     modules.append(_make_core_attention(shape, query, value, is_high=is_sparse))
     modules.append(_make_linear("linear_proj", value, hidden, "row", bias=shape.add_bias_linear))
@@ -513,5 +513,5 @@ def _make_delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
         _make_linear("conv1d", net.conv_width, net.conv_channels, "column", kind="ssm"),
         Module(name="delta_rule", kind="ssm", split="column", vectors=rule),
         _make_norm(shape, "out_norm", net.value_head_dim),
-        _make_linear("out_proj", net.value, shape.hidden_size, "row"),
+        _make_linear("out_proj", net.value_width, shape.hidden_size, "row"),
     )

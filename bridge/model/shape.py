@@ -141,6 +141,16 @@ class ModelShape:
         return -(-self.vocab_size // multiple) * multiple
 
 
+def make_moe_kind(kind: str) -> str:
+    """Return the kind of a layer with the same attention and with experts instead of a dense MLP."""
+    return f"{kind}_{MOE_SUFFIX}"
+
+
+def get_attention_kind(kind: str) -> str:
+    """Return the kind of a layer with the same attention and a dense MLP."""
+    return kind.removesuffix(f"_{MOE_SUFFIX}")
+
+
 def is_moe_kind(kind: str) -> bool:
     """Return whether layers of a kind (`ModelShape.kinds`) have experts."""
     return kind.endswith(MOE_SUFFIX)

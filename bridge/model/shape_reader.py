@@ -34,13 +34,13 @@ from bridge.model.hybrid_pattern import HybridPattern, make_model_fault
 from bridge.model.list_expression import parse_list_expression
 from bridge.model.section import Section, read_section
 from bridge.model.shape import (
-    MOE_SUFFIX,
     TRANSFORMER_KIND,
     Experts,
     Latent,
     ModelShape,
     StateSpace,
     is_moe_kind,
+    make_moe_kind,
 )
 from bridge.target.fields import parse_integer
 
@@ -66,7 +66,7 @@ MAX_SIZE = 10**8
 """The largest dimension, vocabulary or sequence. A larger number is taken for a typing error."""
 
 
-def require_shape(model: Any) -> ModelShape:
+def require_shape(model: object) -> ModelShape:
     """Return the shape that a model config describes.
 
     Args:
@@ -81,7 +81,7 @@ def require_shape(model: Any) -> ModelShape:
     return shape
 
 
-def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
+def read_shape(model: object) -> tuple[ModelShape, tuple[Finding, ...]]:
     """Return the shape that a model config describes, and the reasons why it cannot be planned.
 
     A reason is a value that no model can have, or a module that the plan does not know.
@@ -122,6 +122,8 @@ class _ShapeReader:
         self.pattern = HybridPattern.from_model(section)
         self.variant = self.read_text("experimental_attention_variant")
         self.faults: list[Finding] = []
+        self._sizes: dict[str, int] = {}
+        """Field -> the size that was read. A field that is read again adds no second fault."""
         self._malformed = {fault.path.partition(".")[2]: fault for fault in section.malformed}
 
     def read(self) -> ModelShape:
@@ -146,9 +148,9 @@ class _ShapeReader:
             kinds=kinds,
             is_hybrid=self.pattern is not None,
             layer_norm_bias=self._read_normalization() == "LayerNorm",
-            vocab_size=self.read_size("vocab_size", least=0),
+            vocab_size=self.read_size("vocab_size", minimum=0),
             make_vocab_size_divisible_by=self.read_size("make_vocab_size_divisible_by"),
-            seq_length=self.read_size("seq_length", least=0),
+            seq_length=self.read_size("seq_length", minimum=0),
             has_softmax_offset=self.read_text("softmax_type") == "learnable",
             position_embedding_type=self._read_position_embedding(),
             mtp_num_layers=depths,
@@ -181,27 +183,27 @@ class _ShapeReader:
 
     def _read_num_layers(self) -> int:
         if self.pattern is None:
-            return self.read_size("num_layers", most=MAX_LAYERS)
-        return self._require_at_most("num_layers", max(1, len(self.pattern.layers)), MAX_LAYERS)
+            return self.read_size("num_layers", maximum=MAX_LAYERS)
+        return self._limit_size("num_layers", max(1, len(self.pattern.layers)), MAX_LAYERS)
 
     def _read_sizes(self) -> dict[str, Any]:
-        least_heads = least_ffn = 1
+        min_heads = min_ffn = 1
         if self.pattern is not None:
-            least_ffn = 0
+            min_ffn = 0
             kinds = self._pattern_kinds
             if "attention" not in kinds and "latent_attention" not in kinds:
-                least_heads = 0
+                min_heads = 0
         hidden = self.read_size("hidden_size")
-        heads = self.read_size("num_attention_heads", least=least_heads)
+        heads = self.read_size("num_attention_heads", minimum=min_heads)
         channels = 0
         if heads:
             channels = hidden // heads
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
-            "num_query_groups": self.read_size("num_query_groups", heads, least=min(heads, 1)),
+            "num_query_groups": self.read_size("num_query_groups", heads, minimum=min(heads, 1)),
             "kv_channels": self.read_size("kv_channels", channels),
-            "ffn_hidden_size": self.read_size("ffn_hidden_size", 4 * hidden, least=least_ffn),
+            "ffn_hidden_size": self.read_size("ffn_hidden_size", 4 * hidden, minimum=min_ffn),
         }
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
@@ -218,56 +220,63 @@ class _ShapeReader:
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
             rule = f"must divide the {heads} attention heads"
-            self._refuse("num_query_groups", rule, groups, "Use a divisor")
+            self._add_fault("num_query_groups", rule, groups, "Use a divisor")
         elif hidden % heads and not has_widths:
             rule = (
                 f"must be a multiple of the {heads} attention heads while model.kv_channels is not "
                 "set"
             )
             remedy = f"Use {_find_nearest_divisor(hidden, heads)} heads, or state model.kv_channels"
-            self._refuse("hidden_size", rule, hidden, remedy)
+            self._add_fault("hidden_size", rule, hidden, remedy)
         elif channels % 2 and not self.has_latent and rotates_whole_heads:
             if has_channels:
                 rule = "must be even under rotary position embeddings"
-                self._refuse("kv_channels", rule, channels, "Use an even number")
+                self._add_fault("kv_channels", rule, channels, "Use an even number")
             else:
                 rule = (
                     "must make heads of an even size under rotary position embeddings, and "
                     f"{heads} make {channels}"
                 )
-                self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
+                self._add_fault("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
     def read_size(
-        self, name: str, derived: int = 0, *, least: int = 1, most: int = MAX_SIZE
+        self, name: str, derived: int = 0, *, minimum: int = 1, maximum: int = MAX_SIZE
     ) -> int:
         """Return a size. An impossible size adds a fault, and a possible size is returned.
 
         Args:
             name: The field.
             derived: The value that Megatron derives if the field is None.
-            least: The smallest possible value.
-            most: The largest possible value.
+            minimum: The smallest possible value.
+            maximum: The largest possible value.
         """
+        if name not in self._sizes:
+            self._sizes[name] = self._read_new_size(name, derived, minimum, maximum)
+        return self._sizes[name]
+
+    def _read_new_size(self, name: str, derived: int, minimum: int, maximum: int) -> int:
+        """Return a size that was not read before."""
         value: int | None = self.section.values[name]
         number = derived
         if value is not None:
             number = value
         wrong = self._malformed.get(name)
         if wrong is not None:
-            self._refuse(name, wrong.rule, wrong.value, "Correct it")
-            return max(number, least)
-        if number < least:
-            self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
-            return least
-        return self._require_at_most(name, number, most)
+            self._add_fault(name, wrong.rule, wrong.value, "Correct it")
+            return max(number, minimum)
+        if number < minimum:
+            self._add_fault(name, f"must be at least {minimum}", number, f"Use {minimum} or more")
+            return minimum
+        return self._limit_size(name, number, maximum)
 
-    def _require_at_most(self, name: str, number: int, most: int) -> int:
-        if number <= most:
+    def _limit_size(self, name: str, number: int, maximum: int) -> int:
+        """Return a number, or 1 and add a fault if the number is too large."""
+        if number <= maximum:
             return number
         remedy = "Use a smaller number"
-        if most == MAX_LAYERS:
+        if maximum == MAX_LAYERS:
             remedy = "Use fewer"
-        self._refuse(name, f"must be at most {most}", number, remedy)
+        self._add_fault(name, f"must be at most {maximum}", number, remedy)
         return 1
 
     def read_flag(self, name: str) -> bool:
@@ -277,7 +286,8 @@ class _ShapeReader:
         value = self.section.get_stated(name, default)
         return str(getattr(value, "value", value))
 
-    def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
+    def _add_fault(self, name: str, rule: str, value: object, remedy: str) -> None:
+        """Add a fault. Reading goes on, so that every fault is found."""
         self.faults.append(make_model_fault(name, rule, value, f"{remedy}."))
 
     def _read_kinds(
@@ -298,7 +308,9 @@ class _ShapeReader:
                 if indexer.chooses_in_layer(layer + 1):
                     kinds[layer] = "sparse"
         elif self.variant in DELTA_NET_VARIANTS:
-            flags = self._read_layer_flags("linear_attention_freq", layers, counts_softmax=True)
+            flags = self._read_layer_flags(
+                "linear_attention_freq", layers, is_linear_attention=True
+            )
             for layer, is_linear in enumerate(flags):
                 if is_linear:
                     kinds[layer] = "delta_net"
@@ -306,7 +318,7 @@ class _ShapeReader:
             flags = self._read_layer_flags("moe_layer_freq", layers)
             for layer, is_sparse in enumerate(flags):
                 if is_sparse:
-                    kinds[layer] += f"_{MOE_SUFFIX}"
+                    kinds[layer] = make_moe_kind(kinds[layer])
         return tuple(kinds)
 
     def _get_mtp_kinds(self) -> tuple[str, ...]:
@@ -330,13 +342,13 @@ class _ShapeReader:
 
         The pattern of a hybrid model has one part for each pass.
         """
-        stated = self.read_size("mtp_num_layers", least=0)
+        stated = self.read_size("mtp_num_layers", minimum=0)
         if self.pattern is None or (self.read_flag("mtp_use_repeated_layer") and stated):
             return stated
         return self.pattern.depths
 
     def _read_layer_flags(
-        self, name: str, layers: int, *, counts_softmax: bool = False
+        self, name: str, layers: int, *, is_linear_attention: bool = False
     ) -> tuple[bool, ...]:
         """Return for each layer whether it has a kind of module.
 
@@ -347,7 +359,7 @@ class _ShapeReader:
         Args:
             name: The field.
             layers: The number of layers.
-            counts_softmax: Whether the field is about linear attention.
+            is_linear_attention: Whether the flags are about linear attention, and not experts.
         """
         value = self.section.values[name]
         frequency = value
@@ -356,7 +368,7 @@ class _ShapeReader:
         elif isinstance(value, str):
             frequency = parse_list_expression(value)
         if isinstance(frequency, int) and frequency >= 1:
-            if counts_softmax:
+            if is_linear_attention:
                 return tuple(number % frequency != 0 for number in range(1, layers + 1))
             return tuple(number % frequency == 0 for number in range(layers))
         if isinstance(frequency, list | tuple):
@@ -364,7 +376,7 @@ class _ShapeReader:
                 return tuple(map(bool, frequency))
             value = len(frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        self._refuse(name, rule, value, "Correct it")
+        self._add_fault(name, rule, value, "Correct it")
         return (True,) * layers
 
     def _read_experts(self, ffn: int) -> Experts | None:
@@ -372,15 +384,15 @@ class _ShapeReader:
             return None
         if self.pattern is not None and "moe" not in self._pattern_kinds:
             return None  # the pattern decides about every layer
-        experts = self.read_size("num_moe_experts", most=MAX_LAYERS)
+        experts = self.read_size("num_moe_experts", maximum=MAX_LAYERS)
         return Experts(
             num_experts=experts,
             ffn_hidden_size=self.read_size("moe_ffn_hidden_size", ffn),
             topk=self.read_size("moe_router_topk"),
-            shared_ffn_hidden_size=self.read_size("moe_shared_expert_intermediate_size", least=0),
+            shared_ffn_hidden_size=self.read_size("moe_shared_expert_intermediate_size", minimum=0),
             shared_gate=self.read_flag("moe_shared_expert_gate"),
             router_bias=self.read_flag("add_bias_linear"),
-            latent_size=self.read_size("moe_latent_size", least=0) or None,
+            latent_size=self.read_size("moe_latent_size", minimum=0) or None,
         )
 
     def _read_latent(self) -> Latent | None:
@@ -388,13 +400,13 @@ class _ShapeReader:
             return None
         if self.read_flag("qk_l2_norm"):
             rule = "must be off with multi-latent attention, as Megatron asserts"
-            self._refuse("qk_l2_norm", rule, True, "Set it to false")
+            self._add_fault("qk_l2_norm", rule, True, "Set it to false")
         rank = None
         if self.section.values["q_lora_rank"] is not None:
             rank = self.read_size("q_lora_rank")
         return Latent(
             q_lora_rank=rank,
-            qk_pos_emb_head_dim=self.read_size("qk_pos_emb_head_dim", least=0),
+            qk_pos_emb_head_dim=self.read_size("qk_pos_emb_head_dim", minimum=0),
             kv_lora_rank=self.read_size("kv_lora_rank"),
             qk_head_dim=self.read_size("qk_head_dim"),
             v_head_dim=self.read_size("v_head_dim"),
@@ -419,10 +431,10 @@ class _ShapeReader:
         ranks = self.read_size("tensor_model_parallel_size")
         if values % keys:
             rule = f"must be a multiple of the {keys} key heads"
-            self._refuse("linear_num_value_heads", rule, values, "Use a multiple")
+            self._add_fault("linear_num_value_heads", rule, values, "Use a multiple")
         if keys % ranks:
             rule = f"must be a multiple of the {ranks} tensor-parallel ranks"
-            self._refuse("linear_num_key_heads", rule, keys, "Use a multiple")
+            self._add_fault("linear_num_key_heads", rule, keys, "Use a multiple")
         return DeltaNet(
             num_key_heads=keys,
             key_head_dim=self.read_size("linear_key_head_dim"),
@@ -439,10 +451,10 @@ class _ShapeReader:
         if len({*ratio_kinds}) > 1:
             rule = "cannot plan: prediction layers of several kinds"
             remedy = "Give all of them the same ratio"
-            self._refuse("csa_compress_ratios", rule, list(ratio_kinds), remedy)
+            self._add_fault("csa_compress_ratios", rule, list(ratio_kinds), remedy)
         kind = ratio_kinds[0]
         if is_moe_kind(last):
-            kind += f"_{MOE_SUFFIX}"
+            kind = make_moe_kind(kind)
         return kind
 
     def _read_ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
@@ -462,26 +474,26 @@ class _ShapeReader:
                 f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} "
                 "prediction layers"
             )
-            self._refuse("csa_compress_ratios", rule, value, "Correct it")
+            self._add_fault("csa_compress_ratios", rule, value, "Correct it")
             ratios = [0] * needed
         return tuple(get_kind_of_ratio(ratio, is_dense=is_dense) for ratio in ratios[:needed])
 
     def _read_compressed(self, heads: int) -> CompressedAttention | None:
         if not self.is_compressed:
             return None
-        self._require_latent()
+        self._check_latent()
         ranks = self.read_size("tensor_model_parallel_size")
         if ranks > 1:
             rule = (
                 f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron "
                 "asserts"
             )
-            self._refuse("tensor_model_parallel_size", rule, ranks, "Set it to 1")
+            self._add_fault("tensor_model_parallel_size", rule, ranks, "Set it to 1")
         groups = self.read_size("o_groups")
         width = heads * self.read_size("v_head_dim")
         if width % groups:
             rule = f"must divide the {width} outputs of all heads"
-            self._refuse("o_groups", rule, groups, "Use a divisor")
+            self._add_fault("o_groups", rule, groups, "Use a divisor")
         return CompressedAttention(output_groups=groups, output_rank=self.read_size("o_lora_rank"))
 
     def _read_hyper_connections(self) -> HyperConnections | None:
@@ -492,7 +504,9 @@ class _ShapeReader:
         for name in ("enable_hyper_connections", "enable_mhc_connections"):
             if self.read_flag(name) and self.pattern is not None:
                 remedy = "Override it for a plan without them"
-                self._refuse(name, "cannot plan: hyper-connections of a hybrid model", True, remedy)
+                self._add_fault(
+                    name, "cannot plan: hyper-connections of a hybrid model", True, remedy
+                )
                 return None
         if self.read_flag("enable_hyper_connections"):
             streams = self.read_size("num_residual_streams")
@@ -502,18 +516,19 @@ class _ShapeReader:
             return HyperConnections(streams=streams, is_fp32=False, is_contraction_learned=False)
         return None
 
-    def _require_latent(self) -> None:
+    def _check_latent(self) -> None:
+        """Add a fault if the model has no multi-latent attention, which its variant needs."""
         if not self.read_flag("multi_latent_attention"):
             rule = (
                 f"must be on with experimental_attention_variant={self.variant}, which Megatron "
                 "has for multi-latent attention"
             )
-            self._refuse("multi_latent_attention", rule, False, "Set it to true")
+            self._add_fault("multi_latent_attention", rule, False, "Set it to true")
 
     def _read_indexer(self) -> Indexer | None:
         is_sparse = self.variant == SPARSE_VARIANT and self.pattern is None
         if is_sparse:
-            self._require_latent()
+            self._check_latent()
         elif not self.is_compressed or self.read_flag("csa_dense_mode"):
             return None
         indexer = Indexer(
@@ -526,7 +541,7 @@ class _ShapeReader:
         return replace(
             indexer,
             share_every=self.read_size("dsa_indexer_topk_freq"),
-            share_from=self.read_size("dsa_indexer_skip_topk_offset", least=0),
+            share_from=self.read_size("dsa_indexer_skip_topk_offset", minimum=0),
         )
 
 

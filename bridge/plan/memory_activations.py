@@ -561,7 +561,7 @@ class _ActivationCounter:
             scanned = mixer.projected_width + 2 * width
             statistics = 4 * mixer.num_groups
         else:
-            width = mixer.value
+            width = mixer.value_width
             heads = mixer.num_value_heads
             of_heads = heads * (2 * mixer.key_head_dim + DELTA_CHUNK)
             scanned = mixer.projected_width + mixer.conv_channels + of_heads + 2 * width

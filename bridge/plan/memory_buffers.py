@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.model.layout import ModelChunk, ParallelLayout
-from bridge.model.module_paths import MTP_MODULES
+from bridge.model.module_paths import MTP_MODULES, is_mtp_label
 from bridge.plan.memory_parameters import Parameter, pad_to_multiple
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import PrecisionPlan
@@ -338,7 +338,7 @@ def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float
 def _get_unit(parameter: Parameter) -> str | None:
     """Return the label of the layer that is the unit of a parameter. None: it is in no layer."""
     layer = parameter.layer
-    is_inside_mtp = layer.startswith("mtp") and parameter.module not in MTP_MODULES
+    is_inside_mtp = is_mtp_label(layer) and parameter.module not in MTP_MODULES
     if layer.isdigit() or is_inside_mtp:
         return layer
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bridge.model.layout import ModelChunk
+from bridge.model.module_paths import MtpNumbers
 from bridge.plan.plan_layers import LOW_FORMATS, PlanModule
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision.formats import FORMATS
@@ -196,11 +197,11 @@ class _Chunk:
         """Yield the parameters of the multi-token-prediction layers."""
         shape = self.plan.shape
         for number in range(1, shape.mtp_layers + 1):
-            label = f"mtp {number}"
+            label = MtpNumbers(number).label
             *first, last = self.layers[label].modules
             yield from self._modules(label, first)
             for position in range(len(shape.mtp_kinds)):
-                inner = f"{label}.{position + 1}"
+                inner = MtpNumbers(number, position + 1).label
                 yield from self._modules(inner, self.layers[inner].modules)
             yield from self._modules(label, (last,))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import RunConfigError
 from bridge.model.layout import ModelChunk
-from bridge.model.module_paths import ModulePaths
+from bridge.model.module_paths import ModulePaths, MtpNumbers, is_mtp_label
 from bridge.model.modules import Module, list_modules
 from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
@@ -81,7 +81,7 @@ class PlanLayer:
     @property
     def is_mtp(self) -> bool:
         """Whether it is a multi-token-prediction layer, or a layer inside one."""
-        return self.label.startswith("mtp")
+        return is_mtp_label(self.label)
 
 
 class _ModulesKey(NamedTuple):
@@ -131,10 +131,10 @@ class LayerPlanner:
                 low = settings.is_low_precision_layer(index, shape.num_layers)
                 yield self._layer(str(index + 1), place, shape.kinds[index], low=low, at=at)
         for number in range(1, shape.mtp_layers + 1):
-            yield self._layer(f"mtp {number}", mtp, "mtp", low=is_fp8)
+            yield self._layer(MtpNumbers(number).label, mtp, "mtp", low=is_fp8)
             for index, kind in enumerate(shape.mtp_kinds):
                 low = is_fp8 or settings.is_low_precision_layer(index, shape.num_layers)
-                yield self._layer(f"mtp {number}.{index + 1}", mtp, kind, low=low)
+                yield self._layer(MtpNumbers(number, index + 1).label, mtp, kind, low=low)
         yield self._layer("output", last, "output")
 
     def _layer(

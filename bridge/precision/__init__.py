@@ -1,8 +1,8 @@
 """The fields, formats and schemes of a precision. The other rooms read them. It imports no torch.
 
 To add a field
-    1. Declare it in `PrecisionConfig` (precision_config.py) with `stated(...)` and a docstring
-       below it, which is its documentation. The options of `stated` are the attributes of
+    1. Declare it in `PrecisionConfig` (precision_config.py) with `precision_field(...)` and a docstring
+       below it, which is its documentation. The options of the call are the attributes of
        `StatedField` (stated_field.py): the kind of its values, its subject, the family and the
        schemes that it acts in, whether a schedule may change it, and Megatron-LM's option.
     2. Add its route to the configs of Megatron in ``bridge/sync/field_routes.py``, with a note in

@@ -20,7 +20,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects
 from bridge.precision.coercion import LAZY_TORCH, DType
 from bridge.precision.schemes import Scheme
-from bridge.precision.stated_field import KEY, get_field_descriptors, stated
+from bridge.precision.stated_field import KEY, get_field_descriptors, precision_field
 from bridge.precision.statements import (
     ORIGIN,
     Statements,
@@ -35,9 +35,9 @@ if not TYPE_CHECKING:
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. An unstated switch is off."""
 
-_megatron_field = partial(stated, unstates=True)
+_megatron_field = partial(precision_field, unstates=True)
 """A field of Megatron's configs. Setting it to None removes its statement."""
-_storage_switch = partial(stated, kind="bool", unstates=True, stores_weights=True)
+_storage_switch = partial(precision_field, kind="bool", unstates=True, stores_weights=True)
 """A switch that stores weights in FP8 or FP4."""
 _CUSTOM_SCHEME: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
 _STATE_DTYPES = ("fp32", "fp16", "bf16", "uint8")
@@ -55,53 +55,59 @@ class PrecisionConfig(Statements):
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
-    fp32: bool = stated(False, "bool", subjects.MODE, flag=None)
+    fp32: bool = precision_field(False, "bool", subjects.MODE, flag=None)
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and
     `bf16` off.
     """
-    fp16: bool = stated(False, "bool", subjects.MODE)
+    fp16: bool = precision_field(False, "bool", subjects.MODE)
     """Train in FP16 with FP32 master weights and a loss scale."""
-    bf16: bool = stated(False, "bool", subjects.MODE)
+    bf16: bool = precision_field(False, "bool", subjects.MODE)
     """Train in BF16 with FP32 master weights."""
-    params_dtype: DType | None = stated(None, "dtype", subjects.WEIGHTS, unstates=True, flag=KEY)
+    params_dtype: DType | None = precision_field(
+        None, "dtype", subjects.WEIGHTS, unstates=True, flag=KEY
+    )
     """Dtype of the weights. None: the dtype of the mode."""
-    pipeline_dtype: DType | None = stated(None, "dtype", subjects.WIRE, unstates=True, flag=KEY)
+    pipeline_dtype: DType | None = precision_field(
+        None, "dtype", subjects.WIRE, unstates=True, flag=KEY
+    )
     """Dtype of the tensors that pipeline stages send. None: the dtype of the mode."""
-    autocast_dtype: DType | None = stated(None, "dtype", subjects.COMPUTE, unstates=True, flag=KEY)
+    autocast_dtype: DType | None = precision_field(
+        None, "dtype", subjects.COMPUTE, unstates=True, flag=KEY
+    )
     """Dtype that torch.autocast casts to. None: `params_dtype`. It has an effect only with
     `autocast_enabled`.
     """
-    autocast_enabled: bool = stated(False, "bool", subjects.COMPUTE)
+    autocast_enabled: bool = precision_field(False, "bool", subjects.COMPUTE)
     """Run the forward pass under torch.autocast. Megatron's name of it is `enable_autocast`."""
-    grad_reduce_in_fp32: bool = stated(True, "bool", subjects.WEIGHTS)
+    grad_reduce_in_fp32: bool = precision_field(True, "bool", subjects.WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
-    fp8: str | None = stated(
+    fp8: str | None = precision_field(
         None, "name", subjects.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True
     )
     """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients. None: no FP8."""
-    fp8_recipe: str = stated(
+    fp8_recipe: str = precision_field(
         "tensorwise", "name", subjects.FP8, optional=True, family="fp8", is_live=True
     )
     """FP8 scaling scheme: tensorwise (current scaling), delayed, blockwise, mxfp8 or custom."""
-    first_last_layers_bf16: bool = stated(
+    first_last_layers_bf16: bool = precision_field(
         False, "bool", subjects.LAYERS, family="low", is_live=True
     )
     """Keep the first and last layers in BF16 where the rest runs in FP8 or FP4."""
-    fp8_margin: int = stated(
+    fp8_margin: int = precision_field(
         0, "int", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
     )
     """Delayed scaling: scales are divided by 2 to this power."""
-    fp8_amax_history_len: int = stated(
+    fp8_amax_history_len: int = precision_field(
         1, "int", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
     )
     """Delayed scaling: steps of amax history kept per tensor."""
-    fp8_amax_compute_algo: str = stated(
+    fp8_amax_compute_algo: str = precision_field(
         "most_recent", "name", subjects.FP8, family="fp8", schemes=("delayed",), is_live=True
     )
     """Delayed scaling: "max" or "most_recent" of the history."""
-    fp8_wgrad: bool = stated(True, "bool", subjects.FP8, family="fp8", is_live=True)
+    fp8_wgrad: bool = precision_field(True, "bool", subjects.FP8, family="fp8", is_live=True)
     """Run the weight-gradient GEMM in FP8. Transformer Engine 2.0 and later cannot turn it off."""
-    fp8_dot_product_attention: bool = stated(
+    fp8_dot_product_attention: bool = precision_field(
         False,
         "bool",
         subjects.ATTENTION,
@@ -110,7 +116,7 @@ class PrecisionConfig(Statements):
         flag=KEY,
     )
     """Run the attention core in FP8; not with blockwise scaling."""
-    fp8_multi_head_attention: bool = stated(
+    fp8_multi_head_attention: bool = precision_field(
         False, "bool", subjects.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
     )
     """Delayed scaling: keep FP8 between the attention core and its projections."""
@@ -123,11 +129,11 @@ class PrecisionConfig(Statements):
         False, subject=subjects.FP8, twin="fp8_param", leads=True, family="fp8"
     )
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
-    fp4: str | None = stated(
+    fp4: str | None = precision_field(
         None, "name", subjects.FP4, optional=True, examples=("e2m1",), is_live=True
     )
     """FP4 format: "e2m1". None: no FP4."""
-    fp4_recipe: str = stated(
+    fp4_recipe: str = precision_field(
         "nvfp4", "name", subjects.FP4, optional=True, family="fp4", is_live=True
     )
     """FP4 scaling scheme: nvfp4 or custom."""
@@ -140,25 +146,27 @@ class PrecisionConfig(Statements):
         False, subject=subjects.FP4, twin="fp4_param", leads=True, family="fp4"
     )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
-    loss_scale: float | None = stated(None, "float", subjects.SCALER, optional=True)
+    loss_scale: float | None = precision_field(None, "float", subjects.SCALER, optional=True)
     """A constant loss scale. None: a dynamic scale in FP16, and no scale in another mode."""
-    initial_loss_scale: float | None = stated(4294967296, "float", subjects.SCALER, optional=True)
+    initial_loss_scale: float | None = precision_field(
+        4294967296, "float", subjects.SCALER, optional=True
+    )
     """FP16, dynamic: the scale with which the run begins."""
-    min_loss_scale: float = stated(1.0, "float", subjects.SCALER)
+    min_loss_scale: float = precision_field(1.0, "float", subjects.SCALER)
     """FP16, dynamic: the scale never falls below this."""
-    loss_scale_window: float = stated(1000, "float", subjects.SCALER)
+    loss_scale_window: float = precision_field(1000, "float", subjects.SCALER)
     """FP16, dynamic: steps without overflow after which the scale doubles; a whole number."""
-    hysteresis: int = stated(2, "int", subjects.SCALER)
+    hysteresis: int = precision_field(2, "int", subjects.SCALER)
     """FP16, dynamic: the number of overflows after which the scale halves."""
-    num_layers_at_start_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
+    num_layers_at_start_in_bf16: int = precision_field(0, "int", subjects.LAYERS, is_live=True)
     """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the count in the
     model config (1).
     """
-    num_layers_at_end_in_bf16: int = stated(0, "int", subjects.LAYERS, is_live=True)
+    num_layers_at_end_in_bf16: int = precision_field(0, "int", subjects.LAYERS, is_live=True)
     """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the count in the
     model config (1).
     """
-    reuse_grad_buf_for_mxfp8_param_ag: bool = stated(
+    reuse_grad_buf_for_mxfp8_param_ag: bool = precision_field(
         False,
         "bool",
         subjects.FP8,
@@ -168,7 +176,7 @@ class PrecisionConfig(Statements):
         schemes=("mxfp8",),
     )
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
-    tf32: bool | None = stated(None, "bool", subjects.COMPUTE, unstates=True, flag=None)
+    tf32: bool | None = precision_field(None, "bool", subjects.COMPUTE, unstates=True, flag=None)
     """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run. None: the
     setting of the process stays.
     """
@@ -188,7 +196,7 @@ class PrecisionConfig(Statements):
     """Compute a sample with the same bits in every batch, by special kernels; slower, and for BF16
     weights.
     """
-    mamba_training_ssm_states_dtype: DType | None = stated(
+    mamba_training_ssm_states_dtype: DType | None = precision_field(
         None, "dtype", subjects.COMPUTE, optional=True
     )
     """Dtype of the states that Mamba layers keep between chunks in training. None: the
@@ -245,15 +253,15 @@ class PrecisionConfig(Statements):
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32;
     "all": every parameter.
     """
-    megatron_fsdp_main_params_dtype: DType | None = stated(
+    megatron_fsdp_main_params_dtype: DType | None = precision_field(
         "fp32", "dtype", subjects.FSDP, optional=True
     )
     """Megatron-FSDP: dtype of the master weights. None: the weights are the masters."""
-    megatron_fsdp_main_grads_dtype: DType | None = stated(
+    megatron_fsdp_main_grads_dtype: DType | None = precision_field(
         None, "dtype", subjects.FSDP, optional=True
     )
     """Megatron-FSDP: dtype in which gradients are accumulated. None: the weights' dtype."""
-    megatron_fsdp_grad_comm_dtype: DType | None = stated(
+    megatron_fsdp_grad_comm_dtype: DType | None = precision_field(
         None, "dtype", subjects.FSDP, optional=True
     )
     """Megatron-FSDP: dtype in which gradients are sent. None: the dtype of their accumulation.
@@ -267,7 +275,7 @@ class PrecisionConfig(Statements):
     keep_fp8_transpose_cache: bool = _megatron_field(False, "bool", subjects.FSDP)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses.
     """
-    moe_router_dtype: str | None = stated(
+    moe_router_dtype: str | None = precision_field(
         None, "format", subjects.MOE, optional=True, choices=("fp32", "fp64")
     )
     """Dtype of the router and of the weighted sum of the experts' outputs. None: the
@@ -295,17 +303,17 @@ class PrecisionConfig(Statements):
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not
     over data-parallel.
     """
-    fp8_quantizer_factory: str | None = stated(
+    fp8_quantizer_factory: str | None = precision_field(
         None, "name", subjects.FP8, family="fp8", **_CUSTOM_SCHEME
     )
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
     activation_func_fp8_input_store: bool = _megatron_field(False, "bool", subjects.FP8, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
-    fp4_quantizer_factory: str | None = stated(
+    fp4_quantizer_factory: str | None = precision_field(
         None, "name", subjects.FP4, family="fp4", **_CUSTOM_SCHEME
     )
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
-    modules: list[dict[str, Any]] | None = stated(
+    modules: list[dict[str, Any]] | None = precision_field(
         None, "rows", subjects.MODULES, unstates=True, flag=None
     )
     """Precision of single modules: rows of `select` and a precision. The first row that selects a

@@ -1,4 +1,4 @@
-"""The fields of a precision: `stated(default)` declares one.
+"""The fields of a precision: `precision_field(default)` declares one.
 
 A field is a descriptor. Its object (`Statements`) keeps the stated value. An unstated field reads
 as its default. A field checks the type of a value only. `finalize()` checks its meaning.
@@ -143,7 +143,9 @@ def get_field_default(field: Field[Any]) -> Any:
     return field.default_factory()
 
 
-def stated(default: Any, kind: Kind, subject: Subject | None = None, **options: Any) -> Any:
+def precision_field(
+    default: Any, kind: Kind, subject: Subject | None = None, **options: Any
+) -> Any:
     """Declare a field of a precision. The options are attributes of `StatedField`."""
     return StatedField(default=default, kind=kind, subject=subject, **options)
 

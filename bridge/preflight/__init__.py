@@ -1,4 +1,4 @@
-"""The checks before a GPU is held.
+"""The checks before a run occupies a GPU.
 
     Run                a run before it starts: sections, precision, target, origins      run.py
       Origins            the sources that set each key                                   origins.py

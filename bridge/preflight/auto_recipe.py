@@ -9,7 +9,7 @@ the GPUs of a login node are not those of the run.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import list_embedding_modules, list_layer_modules, list_output_modules
@@ -139,7 +139,7 @@ class Choice:
         return text
 
 
-def count_parameters(model: Any) -> int | None:
+def count_parameters(model: object) -> int | None:
     """Return the number of parameters of a model, without its MTP layers.
 
     None if the model's config cannot be read.

@@ -90,10 +90,10 @@ class FileReading:
 
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
-    base: str = ""
+    underlying_framework: str = ""
     """The framework below it whose arguments or classes its settings are.
 
-    Empty: it has its own.
+    Empty: the settings are those of `framework`.
     """
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings.
@@ -141,7 +141,7 @@ class FileReading:
     @property
     def settings_of(self) -> str:
         """The framework whose arguments or classes its settings are."""
-        return self.base or self.framework
+        return self.underlying_framework or self.framework
 
     @property
     def mode_dependent_settings(self) -> frozenset[str]:
@@ -237,11 +237,11 @@ class FileReading:
         return replace(self, release=self.release.or_rehearsed(version))
 
     def with_notes(self, *sentences: str) -> FileReading:
-        """Return the reading with further notes after its own."""
+        """Return the reading with further notes after the notes so far."""
         return replace(self, notes=(*self.notes, *sentences))
 
     def with_first_note(self, sentence: str) -> FileReading:
-        """Return the reading with a further note before its own."""
+        """Return the reading with a further note before the notes so far."""
         return replace(self, notes=(sentence, *self.notes))
 
     def describe_dropped(self, path: str) -> tuple[str, ...]:

@@ -68,22 +68,22 @@ def apply_last_sync(
     Raises:
         SyncCheckError: Megatron's validation or a rule refuses the result.
     """
-    owners: dict[str, ConfigObject | None] = {
+    configs: dict[str, ConfigObject | None] = {
         "model": container.model,
         "optimizer": container.optimizer,
         "ddp": container.ddp,
     }
     schedule = _plan_schedule(container, precision)
-    if any(owner is not None for owner in owners.values()):
+    if any(config is not None for config in configs.values()):
         # The train config has no field of a precision, so it is written only next to another owner.
-        owners["train"] = container.train
+        configs["train"] = container.train
     report = None
     if precision is None:
-        _require_agreement(owners)
-        _synchronize_sharding(owners)
+        _require_agreement(configs)
+        _synchronize_sharding(configs)
     else:
-        report = write_precision(precision, owners, is_last=True, prediction=prediction)
-    _finalize_configs(owners)
+        report = write_precision(precision, configs, is_last=True, prediction=prediction)
+    _finalize_configs(configs)
     container.mixed_precision = precision
     if schedule is not None:
         container.precision_schedule = schedule  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _plan_schedule(
     )
 
 
-def _require_agreement(owners: Mapping[str, ConfigObject | None]) -> None:
+def _require_agreement(configs: Mapping[str, ConfigObject | None]) -> None:
     """Refuse a model and an optimizer of different precision.
 
     Without a recipe no other check compares them.
@@ -120,8 +120,8 @@ def _require_agreement(owners: Mapping[str, ConfigObject | None]) -> None:
         SyncCheckError: They differ in a switch of the mode.
     """
     for name in ("fp16", "bf16"):
-        of_model = getattr(owners["model"], name, None)
-        of_optimizer = getattr(owners["optimizer"], name, None)
+        of_model = getattr(configs["model"], name, None)
+        of_optimizer = getattr(configs["optimizer"], name, None)
         if of_model is None or of_optimizer is None or of_model == of_optimizer:
             continue
         finding = Finding(
@@ -139,14 +139,15 @@ def _synchronize_sharding(configs: Mapping[str, ConfigObject | None]) -> None:
     for owner_name in ("optimizer", "ddp"):
         if configs[owner_name] is not None:
             owners[owner_name] = Owner(owner_name, configs[owner_name])
-    values = {owner_name: owner.read() for owner_name, owner in owners.items()}
-    rows = make_sharding_rows(values)
-    for finding in check_sync_rules(None, values, rows, is_last=True):
+    owner_values = {owner_name: owner.read() for owner_name, owner in owners.items()}
+    rows = make_sharding_rows(owner_values)
+    for finding in check_sync_rules(None, owner_values, rows, is_last=True):
         log.warning("%s", finding)
     for row in rows:
         setattr(owners[row.owner].config, row.attribute, row.new)
     for owner_name, owner in owners.items():
-        if is_under_megatron_fsdp(values) and values[owner_name].value(GRAD_BUFFER_REUSE) is True:
+        reuses_buffer = owner_values[owner_name].value(GRAD_BUFFER_REUSE) is True
+        if is_under_megatron_fsdp(owner_values) and reuses_buffer:
             log.warning(
                 "%s.%s: turned off, Megatron-FSDP does not implement it",
                 owner_name,
@@ -155,7 +156,7 @@ def _synchronize_sharding(configs: Mapping[str, ConfigObject | None]) -> None:
             setattr(owner.config, GRAD_BUFFER_REUSE, False)
 
 
-def _finalize_configs(owners: Mapping[str, ConfigObject | None]) -> None:
+def _finalize_configs(configs: Mapping[str, ConfigObject | None]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
     A library that only this machine lacks is not a fault of the configs. The run reports it when it
@@ -165,7 +166,7 @@ def _finalize_configs(owners: Mapping[str, ConfigObject | None]) -> None:
         SyncCheckError: Megatron refuses a config.
     """
     for owner_name in ("optimizer", "ddp"):
-        config: Any = owners[owner_name]  # a deferred config has a method `finalize`
+        config: Any = configs[owner_name]  # a deferred config has a method `finalize`
         if config is None or not Owner(owner_name, config).is_deferred:
             continue
         try:

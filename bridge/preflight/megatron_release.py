@@ -40,13 +40,13 @@ class MegatronRelease:
     """A release of Megatron Core, and the reason why the run has it."""
 
     version: Version | None = None
-    """The release. None: nothing says it."""
+    """The release. None: it is not known."""
     reason: str = ""
     """Why this release is taken, or why none is known."""
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nothing says which release it is, and the newest known one is taken."""
+        """Whether the release is not known, and the newest known release is taken."""
         return self.reason == NEWEST_ASSUMED
 
     @property

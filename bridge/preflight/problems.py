@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from bridge.errors import MAX_LINES, Finding, RunConfigError, close_matches, did_you_mean
 from bridge.preflight.origins import Origins
@@ -26,7 +25,7 @@ class Problems:
         self,
         path: str,
         rule: str,
-        value: Any,
+        value: object,
         remedy: str = "",
         matches: Iterable[str] = (),
         *,
@@ -57,14 +56,14 @@ class Problems:
         for fault in faults:
             self.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
 
-    def unknown(
-        self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None
+    def add_unknown(
+        self, path: str, value: object, rule: str, known: Iterable[str], *, word: str | None = None
     ) -> None:
         """Add the fault of a key that does not exist, with the nearest known keys.
 
         Args:
             path: The key.
-            value: The value that it was given.
+            value: The value of the key.
             rule: The rule that it breaks, as a clause: "no such field".
             known: The keys that exist.
             word: The wrong part of the key. None: its last part.
@@ -86,7 +85,7 @@ class Problems:
             hint = "Remove it."
         self.add(path, rule, value, hint, matches)
 
-    def refuse_targets(self, value: Any, path: str = "") -> None:
+    def add_instantiations(self, value: object, path: str = "") -> None:
         """Add a fault for each ``_target_``, with which a config would instantiate an object.
 
         Args:
@@ -106,7 +105,7 @@ class Problems:
                 rule = "configurations are data, and nothing in them is instantiated"
                 remedy = "Register a recipe with recipes_from, or set the field's value."
                 self.add(inner_path, rule, inner, remedy)
-            self.refuse_targets(inner, inner_path)
+            self.add_instantiations(inner, inner_path)
 
     def raise_any(self) -> None:
         """Raise the faults that were collected, if any.

@@ -169,7 +169,7 @@ class Run:
         )
 
     @classmethod
-    def from_container(cls, container: Any, *, target: Target | str | None = None) -> Run:
+    def from_container(cls, container: object, *, target: Target | str | None = None) -> Run:
         """Return the run of a `ConfigContainer`, or of a mapping of its sections.
 
         Args:
@@ -350,8 +350,12 @@ class Run:
             raise RunConfigError.of("train.train_iters", rule, None, "State it.")
         from bridge.registry.schedule import plan_phases  # few runs have one
 
-        owners = [owner for owner in self.prediction.owners if owner.name in PRECISION_OWNERS]
-        return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
+        owner_values = []
+        for values in self.prediction.owner_values:
+            if values.name in PRECISION_OWNERS:
+                owner_values.append(values)
+        stated_rows = getattr(rows, "rows", rows)
+        return plan_phases(stated_rows, precision, owner_values, train_iters=train_iters)
 
     def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:
         """Return this run in another precision."""
@@ -466,14 +470,14 @@ class Run:
         return tuple(remedies)
 
 
-def get_section(container: Any, name: str) -> Any:
+def get_section(container: object, name: str) -> Any:
     """Return an item of a mapping, or an attribute of an object; None if it has none."""
     if isinstance(container, Mapping):
         return container.get(name)
     return getattr(container, name, None)
 
 
-def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
+def resolve_precision(precision: Any, model: object, target: Target) -> tuple[Any, Choice | None]:
     """Return the precision with `auto` resolved, and the choice of its recipe.
 
     Args:

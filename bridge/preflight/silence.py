@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.rules.rulebook import RULES
 
-EARLY_WARNINGS = (
+EARLY_WARNING_NAMES = (
     "loss-not-finite",
     "gradients-not-finite",
     "loss-spike",
@@ -23,10 +23,9 @@ EARLY_WARNINGS = (
 )
 """The names of the rows in `bridge.runtime.audit.early_warnings`.
 
-The rows say when each warning is given.
+The rows have the condition of each warning. They are in a room that imports this room, so the names
+are listed here again, and a test compares them.
 """
-
-
 REASONS_RULE = "must be a mapping of rules to reasons"
 """The rule of a section `silence` that is not a mapping."""
 REASONS_REMEDY = "Write PB306: why."
@@ -49,14 +48,14 @@ def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
     """Refuse a name that is neither a rule nor an early warning, and a name without a reason.
 
     Args:
-        reasons: Name -> the reason why it is silenced.
+        reasons: Name -> the reason why the rule or the warning is silenced.
 
     Raises:
         RunConfigError: The first such name.
     """
     if not reasons:
         return
-    known = [*(rule.id for rule in RULES), *EARLY_WARNINGS]
+    known = [*(rule.id for rule in RULES), *EARLY_WARNING_NAMES]
     for name, reason in reasons.items():
         if name not in known:
             matches = [known_name for known_name in known if known_name.startswith(name)][:3]
@@ -69,7 +68,7 @@ def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
             )
         if not str(reason).strip():
             raise RunConfigError(
-                f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right."
+                f"silence.{name}: needs a reason, got {reason!r}. {_format_reason_remedy(name)}"
             )
 
 
@@ -77,10 +76,15 @@ def parse_silence_option(argument: str) -> tuple[str, str]:
     """Return the name and the reason of ``--silence NAME=REASON``.
 
     Raises:
-        RunConfigError: It has no reason.
+        RunConfigError: The argument has no reason.
     """
     name, _, reason = argument.partition("=")
     if not reason.strip():
-        remedy = f"Write {name or 'PB306'}=why it is all right."
+        remedy = _format_reason_remedy(name or "PB306")
         raise RunConfigError.of("--silence", "needs a reason", argument, remedy)
     return name.strip(), reason.strip()
+
+
+def _format_reason_remedy(name: str) -> str:
+    """Return the remedy of a name without a reason."""
+    return f"Write {name}=why it is all right."

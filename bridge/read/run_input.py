@@ -16,7 +16,7 @@ class RunInput:
 
     sections: Mapping[str, Any]
     """Key of the run -> plain values. `mixed_precision` is a mapping of fields or a recipe's name."""
-    choice: str | None = None
+    requested_recipe: str | None = None
     """The chosen option of the group `mixed_precision`: a recipe's name, or `auto`."""
     recipe: MixedPrecisionConfig | None = None
     """The recipe as the registry made it; None for a recipe from a YAML file.

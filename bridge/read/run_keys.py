@@ -76,8 +76,8 @@ def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> 
     Raises:
         RunConfigError: There is a `_target_` anywhere in the sections, or there were problems.
     """
-    problems.refuse_targets(sections)
+    problems.add_instantiations(sections)
     problems.raise_any()
     for key, value in sections.items():
         if key not in RUN_CONFIG_KEYS:
-            problems.unknown(str(key), value, "no such section", RUN_CONFIG_KEYS)
+            problems.add_unknown(str(key), value, "no such section", RUN_CONFIG_KEYS)

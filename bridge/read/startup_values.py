@@ -35,7 +35,7 @@ def apply_startup_values(
     if reading.framework == PRECISION_BRIDGE:
         return reading
     rows = _get_startup_rows(reading, sections)
-    if reading.base:
+    if reading.underlying_framework:
         from bridge.read.framework import start_rows as framework_start
 
         reading = framework_start.add_framework_variables(reading, target)

@@ -165,7 +165,7 @@ class RecipeSource(ConfigSource):
             config=node, path=self.full_path(), provider=self.provider, header={"package": None}
         )
 
-    def recipe(self, name: str) -> MixedPrecisionConfig:
+    def load_config_and_environment(self, name: str) -> MixedPrecisionConfig:
         """Return the config of a recipe, and set the environment variables that its function sets."""
         cached_recipe = self._get_or_make(name)
         os.environ.update(cached_recipe.variables)

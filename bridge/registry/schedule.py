@@ -113,15 +113,15 @@ class PrecisionSchedule:
         optimizer: OptimizerOwner | None = None,
         ddp: DdpOwner | None = None,
     ) -> None:
-        objects = {"model": model, "optimizer": optimizer, "ddp": ddp}
-        owners: list[OwnerValues] = []
-        for owner_name, config in objects.items():
+        configs = {"model": model, "optimizer": optimizer, "ddp": ddp}
+        owner_values: list[OwnerValues] = []
+        for owner_name, config in configs.items():
             if config is not None:
-                owners.append(Owner(owner_name, config).read())
+                owner_values.append(Owner(owner_name, config).read())
         first = None
         if precision is not None:
             first = get_mixed_precision_config(precision)
-        self.phases = plan_phases(rows, first, owners, train_iters=train_iters)
+        self.phases = plan_phases(rows, first, owner_values, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
         self._model = model
         self._entered: Phase | None = None
@@ -262,7 +262,7 @@ def _compute_last_step(until: Any, path: str, *, after: int, train_iters: int) -
 def plan_phases(
     rows: Sequence[Mapping[str, Any]],
     run_precision: MixedPrecisionConfig | None,
-    owners: Sequence[OwnerValues],
+    owner_values: Sequence[OwnerValues],
     *,
     train_iters: int,
 ) -> tuple[Phase, ...]:
@@ -271,7 +271,7 @@ def plan_phases(
     Args:
         rows: As for `PrecisionSchedule`.
         run_precision: The precision of the run, which the first phase uses.
-        owners: The values of the configs of the run.
+        owner_values: The values of the configs of the run.
         train_iters: The number of steps of the run.
 
     Raises:
@@ -292,7 +292,7 @@ def plan_phases(
             path = f"{_SCHEDULE_PATH}, phase {number}, until"
             last = _compute_last_step(row["until"], path, after=after, train_iters=train_iters)
         precision.finalize()
-        planned = _plan_present_attributes(precision, owners)
+        planned = _plan_present_attributes(precision, owner_values)
         values = {(sync_row.owner, sync_row.attribute): sync_row.new for sync_row in planned}
         built = built or values
         if _leaves_modules_open(precision, built):
@@ -313,11 +313,11 @@ def plan_phases(
 
 
 def _plan_present_attributes(
-    precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]
+    precision: MixedPrecisionConfig, owner_values: Sequence[OwnerValues]
 ) -> list[SyncRow]:
     """Return the rows of a plan whose attribute the owner has."""
     rows: list[SyncRow] = []
-    for row in plan_sync(precision, owners, is_last=True):
+    for row in plan_sync(precision, owner_values, is_last=True):
         if row.verdict != "absent":
             rows.append(row)
     return rows

@@ -49,11 +49,11 @@ def synchronize(
         SyncCheckError: Megatron's validation or a rule refuses the result.
         UnknownPolicyError: `on_conflict` has an unknown value.
     """
-    config = get_mixed_precision_config(precision)
-    config.finalize()
-    owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    precision_config = get_mixed_precision_config(precision)
+    precision_config.finalize()
+    configs = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
     # The steps of a sync read `strict` as `is_last`: this is the last sync before the run.
-    report = write_precision(config, owners, on_conflict=on_conflict, is_last=strict)
+    report = write_precision(precision_config, configs, on_conflict=on_conflict, is_last=strict)
     for row in report.replaced:
         log.warning("%s", row)
     return report

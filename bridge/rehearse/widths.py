@@ -246,7 +246,7 @@ def _measure_delta_net_alignment(multiple: int, net: DeltaNet, ranks: int) -> tu
     """Return the divisibility of a delta net's heads and of the projections' widths on a rank."""
     return (
         net.num_key_heads % ranks == 0,
-        gcd(net.value // ranks, multiple),
+        gcd(net.value_width // ranks, multiple),
         gcd(net.projected_width // ranks, multiple),
     )
 

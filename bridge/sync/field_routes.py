@@ -10,7 +10,7 @@ The table was read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bridge.precision.package_yaml import load_package_yaml
 from bridge.precision.precision_config import FIELDS
@@ -26,13 +26,15 @@ OWNER_CLASS_NAMES = {
 
 OLDEST_VERSION = "0.16.1"
 """The oldest megatron-core that the table covers."""
+WritePolicy = Literal["switch", "value", "count", "if_stated", "dtype", "autocast dtype", "none"]
+"""When a field is written into an attribute, as `Route.write_policy` explains."""
 CLASS_DEFAULT = "<Megatron's own default>"
 """The neutral value of a row whose attribute gets Megatron's class default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A field of the precision, an attribute of an owner, and the rule that decides its value."""
+    """A field of the precision, an attribute of an owner, and when the field is written into it."""
 
     field: str
     owner: str
@@ -43,13 +45,13 @@ class Route:
 
     Otherwise the attribute gets the neutral value.
     """
-    rule: str
-    """The rule that decides the value:
+    write_policy: WritePolicy
+    """When the field is written:
 
     - switch: always written;
     - value: written if stated, else a set value of the owner stays, else the default is written;
     - count: written if stated, else left as it is if Megatron's class has a default;
-    - stated: written if stated, else left as it is;
+    - if_stated: written if stated, else left as it is;
     - dtype, autocast dtype: written as stated, or derived from the mode;
     - none: nothing is written.
     """
@@ -69,13 +71,20 @@ class Route:
 
 
 def _make_route(
-    owner: str, field: str, rule: str, attribute: str | None = "", **more: Any
+    owner: str, field: str, write_policy: WritePolicy, attribute: str | None = "", **more: Any
 ) -> Route:
     """Return a row. The attribute has the field's name unless another name is stated."""
     if attribute == "":
         attribute = field
     family = FIELDS[field].family
-    return Route(field=field, owner=owner, attribute=attribute, family=family, rule=rule, **more)
+    return Route(
+        field=field,
+        owner=owner,
+        attribute=attribute,
+        family=family,
+        write_policy=write_policy,
+        **more,
+    )
 
 
 _model = partial(_make_route, "model")
@@ -121,37 +130,37 @@ ROUTES: tuple[Route, ...] = (
     _ddp("reuse_grad_buf_for_mxfp8_param_ag", "value", scheme="mxfp8", neutral=False),
     _model("modules", "value", "quant_recipe"),
     _make_route("process", "tf32", "none", "float32_matmul_precision"),
-    _model("fp32_residual_connection", "stated"),
-    _model("disable_bf16_reduced_precision_matmul", "stated"),
-    _model("deterministic_mode", "stated"),
-    _model("batch_invariant_mode", "stated"),
-    _model("mamba_training_ssm_states_dtype", "stated", since="0.19"),
-    _model("attention_softmax_in_fp32", "stated"),
-    _model("apply_query_key_layer_scaling", "stated"),
-    _model("dsa_indexer_k_norm_fp32", "stated", since="0.19"),
-    _optimizer("use_precision_aware_optimizer", "stated"),
-    _optimizer("main_grads_dtype", "stated"),
-    _optimizer("main_params_dtype", "stated"),
-    _optimizer("exp_avg_dtype", "stated"),
-    _optimizer("exp_avg_sq_dtype", "stated"),
-    _optimizer("store_param_remainders", "stated"),
-    _optimizer("muon_fp32_matmul_prec", "stated"),
-    _ddp("reduce_scatter_with_fp32_accumulation", "stated"),
-    _ddp("param_name_patterns_for_fp32_local_accumulation", "stated", since="0.17"),
-    _ddp("megatron_fsdp_main_params_dtype", "stated", since="0.17"),
-    _ddp("megatron_fsdp_main_grads_dtype", "stated", since="0.17"),
-    _ddp("megatron_fsdp_grad_comm_dtype", "stated", since="0.17"),
-    _ddp("megatron_fsdp_use_decoupled_grad", "stated", since="0.18"),
-    _ddp("keep_fp8_transpose_cache", "stated"),
-    _model("moe_router_dtype", "stated"),
-    _model("moe_router_padding_for_quantization", "stated", neutral=False),
-    _model("moe_dispatch_fwd_dtype", "stated", since="0.20"),
-    _model("moe_combine_bwd_dtype", "stated", since="0.20"),
-    _model("fp8_output_proj", "stated", scheme="mxfp8", neutral=False, since="0.18"),
-    _model("tp_only_amax_red", "stated"),
-    _model("fp8_quantizer_factory", "stated"),
-    _model("activation_func_fp8_input_store", "stated"),
-    _model("fp4_quantizer_factory", "stated"),
+    _model("fp32_residual_connection", "if_stated"),
+    _model("disable_bf16_reduced_precision_matmul", "if_stated"),
+    _model("deterministic_mode", "if_stated"),
+    _model("batch_invariant_mode", "if_stated"),
+    _model("mamba_training_ssm_states_dtype", "if_stated", since="0.19"),
+    _model("attention_softmax_in_fp32", "if_stated"),
+    _model("apply_query_key_layer_scaling", "if_stated"),
+    _model("dsa_indexer_k_norm_fp32", "if_stated", since="0.19"),
+    _optimizer("use_precision_aware_optimizer", "if_stated"),
+    _optimizer("main_grads_dtype", "if_stated"),
+    _optimizer("main_params_dtype", "if_stated"),
+    _optimizer("exp_avg_dtype", "if_stated"),
+    _optimizer("exp_avg_sq_dtype", "if_stated"),
+    _optimizer("store_param_remainders", "if_stated"),
+    _optimizer("muon_fp32_matmul_prec", "if_stated"),
+    _ddp("reduce_scatter_with_fp32_accumulation", "if_stated"),
+    _ddp("param_name_patterns_for_fp32_local_accumulation", "if_stated", since="0.17"),
+    _ddp("megatron_fsdp_main_params_dtype", "if_stated", since="0.17"),
+    _ddp("megatron_fsdp_main_grads_dtype", "if_stated", since="0.17"),
+    _ddp("megatron_fsdp_grad_comm_dtype", "if_stated", since="0.17"),
+    _ddp("megatron_fsdp_use_decoupled_grad", "if_stated", since="0.18"),
+    _ddp("keep_fp8_transpose_cache", "if_stated"),
+    _model("moe_router_dtype", "if_stated"),
+    _model("moe_router_padding_for_quantization", "if_stated", neutral=False),
+    _model("moe_dispatch_fwd_dtype", "if_stated", since="0.20"),
+    _model("moe_combine_bwd_dtype", "if_stated", since="0.20"),
+    _model("fp8_output_proj", "if_stated", scheme="mxfp8", neutral=False, since="0.18"),
+    _model("tp_only_amax_red", "if_stated"),
+    _model("fp8_quantizer_factory", "if_stated"),
+    _model("activation_func_fp8_input_store", "if_stated"),
+    _model("fp4_quantizer_factory", "if_stated"),
 )
 
 

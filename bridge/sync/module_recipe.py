@@ -29,7 +29,7 @@ from bridge.target.fields import parse_integer, read_field
 PARALLEL_STATE = "megatron.core.parallel_state"
 
 
-def build_module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
+def build_module_recipe(precision: PrecisionConfig, owner: OwnerValues) -> Any:
     """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data.
 
     If the owner's value has the same effect, it is returned instead.
@@ -38,11 +38,11 @@ def build_module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
         RunConfigError: A row names layers by number, and the number of layers or the layout of the
             model is not known.
     """
-    rows = parse_module_rows(get_field_value(config, "modules"))
+    rows = parse_module_rows(get_field_value(precision, "modules"))
     chunks: list[tuple[int, ...]] = [()]
     if any(row.layer_numbers for row in rows):
         chunks = _compute_chunk_layers(owner, rows)
-    files = make_chunk_recipes(rows, chunks, run=get_low_precision_format(config))
+    files = make_chunk_recipes(rows, chunks, run=get_low_precision_format(precision))
     recipe: Any = files
     if all(file == files[0] for file in files):
         recipe = files[0]
@@ -214,7 +214,7 @@ def make_module_recipe(kind: Any, files: Sequence[dict[str, Any]], stages: int) 
 
 def _get_pipeline_stage() -> int:
     """Return the pipeline stage of this process, from Megatron's state."""
-    # The code that builds the model has imported Megatron. This room does not import it.
+    # The code that builds the model has imported Megatron. `bridge.sync` does not import it.
     state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():
         raise RunConfigError(

@@ -269,7 +269,7 @@ def refuse_non_owners(owners: Collection[Owner]) -> None:
     seen: dict[int, str] = {}
     for owner in owners:
         config = owner.config
-        rule = "must be a config object in that role"
+        rule = "must be the config object of this owner"
         if isinstance(config, NON_CONFIG_TYPES):
             class_name = OWNER_CLASS_NAMES.get(owner.name, "one of Megatron's config classes")
             remedy = f"Give an instance of {class_name}."
@@ -281,7 +281,7 @@ def refuse_non_owners(owners: Collection[Owner]) -> None:
         if id(config) in seen:
             raise PrecisionTypeError(
                 f"{owner.name}: is the same object as {seen[id(config)]}, and the two hold "
-                "different things. Give each role its own object."
+                "different things. Give each owner a different object."
             )
         if not has_precision_field(owner):
             remedy = "Give the object that Megatron reads."

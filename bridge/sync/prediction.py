@@ -46,7 +46,7 @@ class Prediction:
     sections: Mapping[str, Section]
     """Every section of `SECTION_NAMES`, before the sync."""
     target: Target
-    owners: tuple[OwnerValues, ...]
+    owner_values: tuple[OwnerValues, ...]
     """The values of the synced sections before the sync."""
     rows: tuple[SyncRow, ...]
     """The plan of the sync."""
@@ -259,12 +259,14 @@ def _predict_sync(
     values: dict[str, dict[str, Any]] = {}
     for section_name, section in sections.items():
         values[section_name] = TrackedValues(section_name, section.values)
-    owners = []
+    owner_values = []
     for section_name in SYNCED_SECTIONS:
-        owners.append(OwnerValues.from_section(section_name, sections[section_name], target.mcore))
+        owner_values.append(
+            OwnerValues.from_section(section_name, sections[section_name], target.mcore)
+        )
     rows: list[SyncRow] = []
     if precision is not None:
-        rows = plan_sync(precision, owners, is_last=True)
+        rows = plan_sync(precision, owner_values, is_last=True)
     for row in rows:
         if row.verdict != "absent":
             values[row.owner][row.attribute] = row.new
@@ -272,7 +274,7 @@ def _predict_sync(
         precision=precision,
         sections=sections,
         target=target,
-        owners=tuple(owners),
+        owner_values=tuple(owner_values),
         rows=tuple(rows),
         values=values,
     )

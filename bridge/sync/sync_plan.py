@@ -1,11 +1,11 @@
 """`plan_sync`: the value of each attribute of the owners after a sync, with the verdict and the reason.
 
-    rows = plan_sync(config, [Owner("model", model).read(), Owner("ddp", ddp).read()])
+    rows = plan_sync(precision, [Owner("model", model).read(), Owner("ddp", ddp).read()])
 
 The plan has a row for each route: the owner's value, the value after the sync, and the verdict.
 Planning writes nothing. It has four steps:
 
-1. Each row is decided by itself, by the rule of its route.
+1. Each row is decided by itself, by the write policy of its route (`_make_row`).
 2. If first and last layers stay in BF16 and both counts are 0, the counts get Megatron's defaults.
 3. A setting that two owners have gets the same value in both.
 4. The last plan before a run resolves the settings that sharding decides.
@@ -49,8 +49,8 @@ NAN_CHECK_BY_OWNER = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in
 
 
 def plan_sync(
-    config: PrecisionConfig,
-    owners: Sequence[OwnerValues],
+    precision: PrecisionConfig,
+    owner_values: Sequence[OwnerValues],
     *,
     keep_owner_values: bool = False,
     is_last: bool = False,
@@ -58,64 +58,60 @@ def plan_sync(
     """Return a row for each field of the precision in each owner.
 
     Args:
-        config: The precision that is written.
-        owners: The values of the configs that it is written into.
+        precision: The precision that is written.
+        owner_values: The values of the configs that it is written into.
         keep_owner_values: Whether a value that was set in an owner stays if the precision states
             another value.
         is_last: Whether the run begins after this sync. If so, the settings that sharding decides
             are resolved.
     """
     rows: list[SyncRow] = []
-    scheme = get_scheme_after_sync(config, owners)
-    for owner in owners:
-        for route in _collect_routes(owner, config):
-            decision = _Decision(config=config, owner=owner, route=route)
-            is_active = _is_active(config, route, scheme)
+    scheme = get_scheme_after_sync(precision, owner_values)
+    for owner in owner_values:
+        for route in _collect_routes(owner, precision):
+            decision = _Decision(precision=precision, owner=owner, route=route)
+            is_active = _is_active(precision, route, scheme)
             rows.append(
                 _make_row(decision, is_active=is_active, keep_owner_values=keep_owner_values)
             )
-        rows.extend(_decide_nan_check(config, owner))
-    rows = _align_paired_settings(_restore_default_counts(rows, owners))
+        rows.extend(_decide_nan_check(precision, owner))
+    rows = _align_paired_settings(_restore_default_counts(rows, owner_values))
     if not is_last:
         return rows
-    owners_by_name = {owner.name: owner for owner in owners}
-    if is_under_megatron_fsdp(owners_by_name):
-        rows = _turn_off_buffer_reuse(rows, owners_by_name)
-    return [*rows, *make_sharding_rows(owners_by_name)]
+    values_by_owner = {owner.name: owner for owner in owner_values}
+    if is_under_megatron_fsdp(values_by_owner):
+        rows = _turn_off_buffer_reuse(rows, values_by_owner)
+    return [*rows, *make_sharding_rows(values_by_owner)]
 
 
-def _is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> bool:
+def _is_active(precision: PrecisionConfig, route: Route, scheme: str | None) -> bool:
     """Return whether the precision decides the value of a route.
 
     It does not if the route belongs to a family or a scheme that is off.
     """
-    if is_family_on(config, route.family) and route.scheme in (None, scheme):
+    if is_family_on(precision, route.family) and route.scheme in (None, scheme):
         return True
-    if not is_stated(config, route.field):
-        return route.rule == "stated"  # this rule leaves the owner's value as it is
+    if not is_stated(precision, route.field):
+        return route.write_policy == "if_stated"  # this policy leaves the owner's value as it is
     if route.is_harmless:
-        return bool(get_field_value(config, route.field) != route.neutral)
+        return bool(get_field_value(precision, route.field) != route.neutral)
     return False
 
 
 def _turn_off_buffer_reuse(
-    rows: Iterable[SyncRow], owners: Mapping[str, OwnerValues]
+    rows: Iterable[SyncRow], owner_values: Mapping[str, OwnerValues]
 ) -> list[SyncRow]:
     """Return the rows with the reuse of the gradient buffer off, as Megatron-FSDP needs it."""
     resolved = []
     for row in rows:
         if row.attribute == GRAD_BUFFER_REUSE and row.new:
-            verdict: Verdict = "neutralise"
-            if row.old is False:
-                verdict = "agree"
-            neutralised = replace(
+            neutralised = _correct_row(
                 row,
-                new=False,
-                verdict=verdict,
+                False,
+                "neutralise",
                 by=Decider("owner", "ddp"),
                 why="Megatron-FSDP does not implement it",
-                is_stated=False,
-                replaces_set_value=owners[row.owner].is_set(GRAD_BUFFER_REUSE),
+                replaces_set_value=owner_values[row.owner].is_set(GRAD_BUFFER_REUSE),
             )
             resolved.append(neutralised)
         else:
@@ -123,7 +119,7 @@ def _turn_off_buffer_reuse(
     return resolved
 
 
-def _collect_routes(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
+def _collect_routes(owner: OwnerValues, precision: PrecisionConfig) -> list[Route]:
     """Return the routes of an owner.
 
     An owner that has further attributes with the names of fields gets a route for each of them.
@@ -133,7 +129,7 @@ def _collect_routes(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
     else:
         routes = _get_renamed_routes(owner)
     attributes = {route.attribute for route in routes}
-    for field in list_field_names(config):
+    for field in list_field_names(precision):
         if field not in attributes and owner.has(field) and owner.name != "train":
             routes.append(_find_same_named_route(field, owner))
     return routes
@@ -171,14 +167,16 @@ def _find_same_named_route(field: str, owner: OwnerValues) -> Route:
                 continue
             return route
     family = FIELDS[field].family
-    return Route(field=field, owner=owner.name, attribute=field, family=family, rule="value")
+    return Route(
+        field=field, owner=owner.name, attribute=field, family=family, write_policy="value"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Decision:
     """One route applied to one owner, with the owner's value and the value of the precision."""
 
-    config: PrecisionConfig
+    precision: PrecisionConfig
     owner: OwnerValues
     route: Route
 
@@ -205,16 +203,16 @@ class _Decision:
     @property
     def is_stated(self) -> bool:
         """Whether the precision states the field."""
-        return is_stated(self.config, self.route.field)
+        return is_stated(self.precision, self.route.field)
 
     @property
     def recipe_value(self) -> Any:
         """The value of the precision in the form that the owner's attribute has."""
-        value = get_field_value(self.config, self.route.field)
+        value = get_field_value(self.precision, self.route.field)
         if self.route.field != "modules":
             return value
         if value:
-            return build_module_recipe(self.config, self.owner)
+            return build_module_recipe(self.precision, self.owner)
         return None
 
     def row(self, new: Any, verdict: Verdict, *, by: Decider, why: str) -> SyncRow:
@@ -239,7 +237,11 @@ class _Decision:
 
 
 def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) -> SyncRow:
-    """Return the row of an attribute, with a verdict about the owner's value."""
+    """Return the row of an attribute, with a verdict about the owner's value.
+
+    The row is decided as if the value changed. Then an unchanged value gets the verdict "agree",
+    and a value that was set and that is replaced gets the verdict "override".
+    """
     owner, route = decision.owner, decision.route
     if not owner.has(decision.attribute):
         return _make_absent_row(decision)
@@ -255,7 +257,7 @@ def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) 
     if is_same_value(row.old, row.new):
         if verdict != "keep":
             verdict = "agree"
-    elif replaces_set_value and (verdict == "set" or route.rule == "dtype"):
+    elif replaces_set_value and (verdict == "set" or route.write_policy == "dtype"):
         verdict = "override"
     if (verdict, replaces_set_value) == (row.verdict, row.replaces_set_value):
         return row
@@ -265,7 +267,7 @@ def _make_row(decision: _Decision, *, is_active: bool, keep_owner_values: bool) 
 def _make_absent_row(decision: _Decision) -> SyncRow:
     owner, route = decision.owner, decision.route
     why = f"{owner.class_name} has no such attribute"
-    source = Decider("source", get_source(decision.config, route.field))
+    source = Decider("source", get_source(decision.precision, route.field))
     row = decision.row(None, "absent", by=source, why=why)
     if owner.is_megatron and route.since != OLDEST_VERSION:
         return replace(row, since=route.since)
@@ -277,7 +279,7 @@ def _make_neutral_row(decision: _Decision) -> SyncRow:
     route = decision.route
     neutral = route.neutral
     if neutral is CLASS_DEFAULT:
-        recipe_value = get_field_value(decision.config, route.field)
+        recipe_value = get_field_value(decision.precision, route.field)
         neutral = decision.owner.defaults.get(decision.attribute, recipe_value)
     if route.scheme:
         missing = f"{route.scheme} scaling"
@@ -290,14 +292,16 @@ def _make_neutral_row(decision: _Decision) -> SyncRow:
 
 def _decide(decision: _Decision, *, keep_owner_values: bool) -> SyncRow:
     """Return the row of an attribute whose value the precision decides."""
-    config, route = decision.config, decision.route
-    is_dtype = route.rule in ("dtype", "autocast dtype")
-    if is_dtype and is_reset_to_none(config, route.field) and not decision.owner.is_megatron:
+    precision, route = decision.precision, decision.route
+    is_dtype = route.write_policy in ("dtype", "autocast dtype")
+    if is_dtype and is_reset_to_none(precision, route.field) and not decision.owner.is_megatron:
         return decision.row(None, "set", by=Decider("source", "stated"), why="stated as None")
     if not decision.is_stated:
         return _decide_unstated(decision)
     # The precision always decides the mode and the scheme.
-    may_keep = keep_owner_values and route.rule != "switch" and route.field not in SCHEME_FIELDS
+    may_keep = (
+        keep_owner_values and route.write_policy != "switch" and route.field not in SCHEME_FIELDS
+    )
     return _decide_stated(decision, may_keep=may_keep)
 
 
@@ -306,28 +310,28 @@ def _decide_stated(decision: _Decision, *, may_keep: bool) -> SyncRow:
     if may_keep and decision.is_set and not is_same_value(value_before, recipe_value):
         why = f"its own value; the recipe says {recipe_value!r}"
         return decision.row(value_before, "keep", by=decision.by_owner, why=why)
-    source = Decider("source", get_source(decision.config, decision.route.field))
+    source = Decider("source", get_source(decision.precision, decision.route.field))
     row = decision.row(recipe_value, "set", by=source, why="stated")
     return replace(row, is_stated=True)
 
 
 def _decide_unstated(decision: _Decision) -> SyncRow:
-    config, rule = decision.config, decision.route.rule
+    precision, policy = decision.precision, decision.route.write_policy
     value_before = decision.value_before_sync
-    mode = f"the mode is {get_mode(config)}"
+    mode = f"the mode is {get_mode(precision)}"
     unstated = "the recipe does not state it"
-    if rule == "dtype":
-        return decision.row(get_mode(config), "derive", by=MODE, why=mode)
-    if rule == "autocast dtype":
+    if policy == "dtype":
+        return decision.row(get_mode(precision), "derive", by=MODE, why=mode)
+    if policy == "autocast dtype":
         return _decide_autocast_dtype(decision)
-    if rule == "switch":
+    if policy == "switch":
         return decision.row(decision.recipe_value, "set", by=MODE, why=mode)
-    if rule == "count" and decision.attribute in decision.owner.defaults:
+    if policy == "count" and decision.attribute in decision.owner.defaults:
         verdict: Verdict = "agree"
-        if get_scheme(config):
+        if get_scheme(precision):
             verdict = "keep"
         return decision.row(value_before, verdict, by=decision.by_owner, why=unstated)
-    if rule == "stated" and not decision.is_set:
+    if policy == "if_stated" and not decision.is_set:
         return decision.row(value_before, "agree", by=decision.by_owner, why=unstated)
     if decision.is_set:
         why = "its own value, and the recipe does not state it"
@@ -338,8 +342,8 @@ def _decide_unstated(decision: _Decision) -> SyncRow:
 
 def _is_on(decision: _Decision, switch: str) -> bool:
     """Return whether a switch of the owner is on after the sync."""
-    if is_stated(decision.config, switch):
-        return bool(get_field_value(decision.config, switch))
+    if is_stated(decision.precision, switch):
+        return bool(get_field_value(decision.precision, switch))
     return bool(decision.owner.value(switch))
 
 
@@ -356,14 +360,14 @@ def _decide_fused_recipe(decision: _Decision) -> SyncRow:
     optimizer_config.py __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
     """
     value_before = decision.value_before_sync
-    recipe_value = get_field_value(decision.config, "fp8_recipe")
+    recipe_value = get_field_value(decision.precision, "fp8_recipe")
     if value_before not in FUSED_ADAM_RECIPES:
         why = (
             "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, "
             "and None would change that"
         )
         return decision.row(value_before, "keep", by=decision.by_owner, why=why)
-    stores_fp4 = decision.config.fp4 and get_field_value(decision.config, "fp4_param")
+    stores_fp4 = decision.precision.fp4 and get_field_value(decision.precision, "fp4_param")
     if value_before is None and stores_fp4 and recipe_value not in FUSED_ADAM_RECIPES:
         why = (
             "under None the first step fails on FP4 weights; "
@@ -379,20 +383,20 @@ def _decide_autocast_dtype(decision: _Decision) -> SyncRow:
 
     It follows `params_dtype`, unless autocast is on and the owner has a dtype that somebody set.
     """
-    config, owner = decision.config, decision.owner
-    is_on = config.autocast_enabled
-    if not is_stated(config, "autocast_enabled") and owner.value("enable_autocast") is True:
+    precision, owner = decision.precision, decision.owner
+    is_on = precision.autocast_enabled
+    if not is_stated(precision, "autocast_enabled") and owner.value("enable_autocast") is True:
         is_on = True
     if is_on and decision.is_set:
         why = "its own value, autocast is on"
         return decision.row(
             decision.value_before_sync, "keep", by=Decider("owner", owner.name), why=why
         )
-    params_dtype = get_field_value(config, "params_dtype") or get_mode(config)
+    params_dtype = get_field_value(precision, "params_dtype") or get_mode(precision)
     return decision.row(params_dtype, "derive", by=MODE, why="follows params_dtype")
 
 
-def _decide_nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
+def _decide_nan_check(precision: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
     """Return the row that turns the owner's NaN check off under a dynamic loss scale.
 
     The first steps under a dynamic scale overflow by design. Megatron-LM's argument parser
@@ -420,24 +424,23 @@ def _decide_nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncR
         by=Decider("owner", owner.name),
         why="its own value: the loss scale is not dynamic",
     )
-    if config.fp16 and config.loss_scale is None:
-        verdict: Verdict = "derive"
-        if is_on is False:
-            verdict = "agree"
+    if precision.fp16 and precision.loss_scale is None:
         why = "a dynamic loss scale overflows by design, and this check would end the run"
-        return [replace(row, new=False, verdict=verdict, by=MODE, why=why)]
+        return [_correct_row(row, False, "derive", by=MODE, why=why)]
     if is_same_value(is_on, value_before):
         return []
     return [row]
 
 
-def _restore_default_counts(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list[SyncRow]:
+def _restore_default_counts(
+    rows: list[SyncRow], owner_values: Iterable[OwnerValues]
+) -> list[SyncRow]:
     """Return the rows with Megatron's default counts of kept layers, if both counts are 0.
 
     `first_last_layers_bf16` has no effect if both counts are 0.
     """
     corrected = list(rows)
-    for owner in owners:
+    for owner in owner_values:
         index_of: dict[str, int] = {}
         for index, row in enumerate(rows):
             if row.owner == owner.name:
@@ -463,20 +466,22 @@ def _restore_default_counts(rows: list[SyncRow], owners: Iterable[OwnerValues]) 
     return corrected
 
 
-def get_scheme_after_sync(config: PrecisionConfig, owners: Iterable[OwnerValues]) -> str | None:
+def get_scheme_after_sync(
+    precision: PrecisionConfig, owner_values: Iterable[OwnerValues]
+) -> str | None:
     """Return the scaling scheme of the run after the sync, or None if nothing is quantised.
 
     It is the stated scheme, or else a scheme that was set in an owner, or else the default.
     """
     field = "fp4_recipe"
-    if config.fp8:
+    if precision.fp8:
         field = "fp8_recipe"
-    if get_scheme(config) is not None and not is_stated(config, field):
-        for owner in owners:
+    if get_scheme(precision) is not None and not is_stated(precision, field):
+        for owner in owner_values:
             scheme = owner.value_before_sync(field)
             if owner.is_set(field) and scheme is not None:
                 return str(getattr(scheme, "value", scheme))
-    return get_scheme(config)
+    return get_scheme(precision)
 
 
 def _align_paired_settings(rows: list[SyncRow]) -> list[SyncRow]:
@@ -501,39 +506,61 @@ def _align_paired_settings(rows: list[SyncRow]) -> list[SyncRow]:
 
 def _follow_other_owner(row: SyncRow, kept: SyncRow) -> SyncRow:
     """Return a row with the value that another owner keeps for the same setting."""
-    verdict: Verdict = "derive"
-    if is_same_value(row.old, kept.new):
-        verdict = "agree"
     why = f"as {kept.path}, which has a value of its own that the recipe does not state"
+    return _correct_row(row, kept.new, "derive", by=Decider("owner", kept.owner), why=why)
+
+
+def _correct_row(
+    row: SyncRow,
+    new: Any,
+    verdict: Verdict,
+    *,
+    by: Decider,
+    why: str,
+    replaces_set_value: bool = False,
+) -> SyncRow:
+    """Return a row with another new value, which the precision does not state.
+
+    Args:
+        row: The row that is corrected.
+        new: The value after the sync.
+        verdict: The verdict if the value changes. The verdict is "agree" if it does not change.
+        by: The decider of the new value.
+        why: The reason.
+        replaces_set_value: As `SyncRow.replaces_set_value`.
+    """
+    if is_same_value(row.old, new):
+        verdict = "agree"
     return replace(
         row,
-        new=kept.new,
+        new=new,
         verdict=verdict,
-        by=Decider("owner", kept.owner),
+        by=by,
         why=why,
-        replaces_set_value=False,
+        is_stated=False,
+        replaces_set_value=replaces_set_value,
     )
 
 
-def is_under_megatron_fsdp(owners: Mapping[str, OwnerValues]) -> bool:
+def is_under_megatron_fsdp(owner_values: Mapping[str, OwnerValues]) -> bool:
     """Return whether Megatron-FSDP shards the run."""
-    ddp = owners.get("ddp")
+    ddp = owner_values.get("ddp")
     return ddp is not None and ddp.value("use_megatron_fsdp") is True
 
 
-def make_sharding_rows(owners: Mapping[str, OwnerValues]) -> list[SyncRow]:
+def make_sharding_rows(owner_values: Mapping[str, OwnerValues]) -> list[SyncRow]:
     """Return a row for each switch that is off in optimizer or DDP and has to be on.
 
     A switch has to be on if the other owner has it on, or if Megatron-FSDP needs it.
     """
-    if not {"optimizer", "ddp"} <= owners.keys():
+    if not {"optimizer", "ddp"} <= owner_values.keys():
         return []
     rows = []
-    for switch in find_off_switches(lambda owner, name: owners[owner].value(name)):
+    for switch in find_off_switches(lambda owner, name: owner_values[owner].value(name)):
         decider = Decider("owner", "optimizer")
         if switch.is_for_fsdp:
             decider = Decider("owner", "ddp", setting="ddp.use_megatron_fsdp")
-        elif switch.owner_name == "optimizer" or is_under_megatron_fsdp(owners):
+        elif switch.owner_name == "optimizer" or is_under_megatron_fsdp(owner_values):
             decider = Decider("owner", "ddp")
         row = SyncRow(
             owner=switch.owner_name,

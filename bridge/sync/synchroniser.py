@@ -1,6 +1,6 @@
 """`write_precision`: a precision written into Megatron's configs, all or nothing.
 
-    write_precision(config, {"model": model, "optimizer": optimizer, "ddp": ddp})
+    write_precision(precision, {"model": model, "optimizer": optimizer, "ddp": ddp})
 
 A plan is made, tried on copies, checked by the rules, and then applied. After an error every config
 is restored. A value that cannot be restored is named in the error.
@@ -63,18 +63,18 @@ _SYNC_RULES = cast_to_precision_rules(rule for rule in RULES if rule.sync is not
 
 
 def write_precision(
-    config: PrecisionConfig,
-    objects: Mapping[str, ConfigObject | None],
+    precision: PrecisionConfig,
+    configs: Mapping[str, ConfigObject | None],
     *,
     on_conflict: str = "override",
     is_last: bool = False,
     prediction: Prediction | None = None,
 ) -> SyncReport:
-    """Write a finalized config into config objects, all or nothing.
+    """Write a finalized precision into config objects, all or nothing.
 
     Args:
-        config: The precision.
-        objects: Owner name -> config object. None: the run has no such config.
+        precision: The precision.
+        configs: Owner name -> config object. None: the run has no such config.
         on_conflict: A policy of `CONFLICT_POLICIES`.
         is_last: Whether the run begins after this sync.
         prediction: A prediction of this run. Its rows are used if they were made for this precision
@@ -88,45 +88,65 @@ def write_precision(
     """
     _require_policy(on_conflict)
     owners = {
-        owner_name: Owner(owner_name, target)
-        for owner_name, target in objects.items()
-        if target is not None
+        owner_name: Owner(owner_name, config)
+        for owner_name, config in configs.items()
+        if config is not None
     }
     refuse_non_owners(owners.values())
-    values = {owner_name: owner.read() for owner_name, owner in owners.items()}
-    planned: Sequence[SyncRow]
-    if prediction is not None and _is_prediction_of(prediction, config, values):
-        planned = prediction.rows
-    else:
+    owner_values = {owner_name: owner.read() for owner_name, owner in owners.items()}
+    planned = _get_predicted_rows(prediction, precision, owner_values)
+    if planned is None:
         planned = plan_sync(
-            config,
-            list(values.values()),
+            precision,
+            list(owner_values.values()),
             keep_owner_values=on_conflict == "keep",
             is_last=is_last,
         )
     rows = [_convert_row_values(row, owners[row.owner]) for row in planned]
-    name = get_recipe_name(config) or "mixed_precision"
+    name = get_recipe_name(precision) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
     trial = validate_on_copies(owners, rows, is_last=is_last)
-    scheme = get_scheme_after_sync(config, values.values())
-    findings = check_sync_rules(config, values, trial.rows, scheme=scheme, is_last=is_last)
+    scheme = get_scheme_after_sync(precision, owner_values.values())
+    findings = check_sync_rules(precision, owner_values, trial.rows, scheme=scheme, is_last=is_last)
     _refuse_errors(name, trial.findings, findings, is_last=is_last)
     apply_values(owners, trial.values)
-    _disable_bf16_reduction(config, owners.get("model"))
+    _disable_bf16_reduction(precision, owners.get("model"))
     return SyncReport(
-        precision=format_label(config),
-        rows=(*trial.rows, *_make_process_rows(config)),
+        precision=format_label(precision),
+        rows=(*trial.rows, *_make_process_rows(precision)),
         findings=(*trial.findings, *findings),
         megatron_version=get_megatron_version(),
     )
 
 
-def _is_prediction_of(
-    prediction: Prediction, config: PrecisionConfig, values: Mapping[str, OwnerValues]
-) -> bool:
-    """Return whether a prediction was made for this precision and these values of the owners."""
-    return prediction.precision is config and prediction.owners == tuple(values.values())
+def _get_predicted_rows(
+    prediction: Prediction | None,
+    precision: PrecisionConfig,
+    owner_values: Mapping[str, OwnerValues],
+) -> Sequence[SyncRow] | None:
+    """Return the rows of a prediction that was made for this precision and these owners.
+
+    Args:
+        prediction: The prediction that a check read. None: there was no check.
+        precision: The precision that is written.
+        owner_values: Owner name -> the values of the owner now.
+
+    Returns:
+        The rows. None if the plan has to be made: there is no prediction, or it was made for other
+        values. A check predicts the configs of the target's megatron-core, or configs with every
+        known field if the target states no release. The installed release may have other fields.
+    """
+    if prediction is None:
+        return None
+    predicted_values = {values.name: values for values in prediction.owner_values}
+    if prediction.precision is precision and predicted_values == owner_values:
+        return prediction.rows
+    log.info(
+        "The sync is planned again: the check read other values or fields than these configs have, "
+        "as for a target that does not state the installed megatron-core."
+    )
+    return None
 
 
 def _refuse_errors(
@@ -185,7 +205,7 @@ def _convert_new_value(row: SyncRow, owner: Owner) -> Any:
     return new
 
 
-def _disable_bf16_reduction(config: PrecisionConfig, model: Owner | None) -> None:
+def _disable_bf16_reduction(precision: PrecisionConfig, model: Owner | None) -> None:
     """Set the process-wide switch of torch that Megatron sets when a model config is constructed.
 
     The sync writes into a config that exists already, so Megatron's `__post_init__` does not run
@@ -195,11 +215,11 @@ def _disable_bf16_reduction(config: PrecisionConfig, model: Owner | None) -> Non
     is_made = model is not None and model.is_megatron and not model.is_deferred
     if (
         is_made
-        and config.bf16
-        and is_stated(config, BF16_REDUCTION_FIELD)
-        and get_field_value(config, BF16_REDUCTION_FIELD)
+        and precision.bf16
+        and is_stated(precision, BF16_REDUCTION_FIELD)
+        and get_field_value(precision, BF16_REDUCTION_FIELD)
     ):
-        # The caller has imported torch for Megatron's config. This room does not import it.
+        # The caller has imported torch for Megatron's config. `bridge.sync` does not import it.
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
@@ -235,28 +255,28 @@ def _make_conflict_finding(row: SyncRow) -> Finding:
     )
 
 
-def _make_process_rows(config: PrecisionConfig) -> list[SyncRow]:
+def _make_process_rows(precision: PrecisionConfig) -> list[SyncRow]:
     """Return the row of the TF32 switch of the process, which is set when the run starts."""
-    if config.tf32 is None:
+    if precision.tf32 is None:
         return []
-    precision = "highest"
-    if config.tf32:
-        precision = "high"
+    matmul_precision = "highest"
+    if precision.tf32:
+        matmul_precision = "high"
     row = SyncRow(
         owner="process",
         attribute="float32_matmul_precision",
         field="tf32",
         old=None,
-        new=precision,
-        by=Decider("source", get_source(config, "tf32")),
+        new=matmul_precision,
+        by=Decider("source", get_source(precision, "tf32")),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
     return [row]
 
 
 def check_sync_rules(
-    config: PrecisionConfig | None,
-    owners: Mapping[str, OwnerValues],
+    precision: PrecisionConfig | None,
+    owner_values: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
     *,
     scheme: str | None = None,
@@ -265,19 +285,17 @@ def check_sync_rules(
     """Return the findings of the rules about the values of the owners after a sync.
 
     Args:
-        config: The precision. None: the owners keep their settings.
-        owners: Owner name -> the values of the owner before the sync.
+        precision: The precision. None: the owners keep their settings.
+        owner_values: Owner name -> the values of the owner before the sync.
         rows: The plan.
         scheme: The scaling scheme after the sync.
         is_last: Whether the run begins after this sync.
     """
-    values = _compute_values_after(config, owners, rows)
+    values_after = _compute_values_after(precision, owner_values, rows)
     context = RuleContext(
-        config,
-        views={
-            owner_name: AttributeView(owner_values) for owner_name, owner_values in values.items()
-        },
-        present=frozenset(owners),
+        precision,
+        views={owner_name: AttributeView(values) for owner_name, values in values_after.items()},
+        present=frozenset(owner_values),
         rows=rows,
         scheme=scheme,
         target=Target(mcore=get_installed_version("mcore"), te=get_installed_version("te")),
@@ -287,8 +305,8 @@ def check_sync_rules(
 
 
 def _compute_values_after(
-    config: PrecisionConfig | None,
-    owners: Mapping[str, OwnerValues],
+    precision: PrecisionConfig | None,
+    owner_values: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
 ) -> dict[str, dict[str, Any]]:
     """Return owner name -> field -> value after the sync.
@@ -296,12 +314,12 @@ def _compute_values_after(
     A missing owner has the values of the precision, and Megatron's defaults for its other fields.
     """
     precision_values: Mapping[str, Any] = {}
-    if config is not None:
-        precision_values = get_effective_values(config)
+    if precision is not None:
+        precision_values = get_effective_values(precision)
     values: dict[str, dict[str, Any]] = {}
     for owner_name in PRECISION_OWNERS:
-        if owner_name in owners:
-            values[owner_name] = owners[owner_name].section.stated_or_none
+        if owner_name in owner_values:
+            values[owner_name] = owner_values[owner_name].section.stated_or_none
         else:
             values[owner_name] = {**OWNER_DEFAULTS[owner_name], **precision_values}
     for row in rows:

@@ -142,11 +142,24 @@ def _choose_severity(owner: Owner, error: Exception, *, was_refused: bool, is_la
 
 
 def make_refusal_finding(
-    owner_name: str, config: ConfigObject, error: Exception, **parts: Any
+    owner_name: str,
+    config: ConfigObject,
+    error: Exception,
+    *,
+    remedy: str,
+    where: str | None = None,
+    severity: str = "error",
 ) -> Finding:
     """Return the finding about an owner that Megatron's validation refuses."""
     rule = f"Megatron's own validation refuses it ({format_validation_error(error)})"
-    return Finding(path=owner_name, rule=rule, value=type(config).__name__, **parts)
+    return Finding(
+        path=owner_name,
+        rule=rule,
+        value=type(config).__name__,
+        where=where,
+        remedy=remedy,
+        severity=severity,
+    )
 
 
 def format_validation_error(error: Exception) -> str:
@@ -162,7 +175,7 @@ def format_validation_error(error: Exception) -> str:
 def _run_post_init(owner: Owner, twin: ConfigObject) -> Exception | None:
     """Run Megatron's validation on a copy, and return its error or None.
 
-    Its warnings are dropped, because Megatron gave them already when the object was made.
+    Its warnings are dropped, because Megatron issued them when the object was made.
     Validation sets a process-wide switch of torch, which is restored.
     """
     # Megatron's classes import torch. Without torch there is no switch to restore.

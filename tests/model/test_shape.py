@@ -14,7 +14,7 @@ from bridge.model.modules import (
     list_output_modules,
 )
 from bridge.model.shape import ModelShape
-from bridge.model.shape_reader import require_shape
+from bridge.model.shape_reader import read_shape, require_shape
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
 HYBRID = {**DENSE, "num_layers": 5, "hybrid_override_pattern": "M-M*-", "mamba_num_heads": 8}
@@ -147,3 +147,8 @@ def test_shapes_need_neither_torch_nor_megatron():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_size_that_two_modules_need_is_one_fault():
+    _, faults = read_shape({**DENSE, "tensor_model_parallel_size": 0, "experimental_attention_variant": "gdn"})
+    assert [fault.path for fault in faults].count("model.tensor_model_parallel_size") == 1

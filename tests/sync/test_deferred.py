@@ -133,7 +133,10 @@ def test_without_a_recipe_they_are_checked_and_agree_before_a_run(megatron_owner
     )
 
 
-def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since(megatron_owners, monkeypatch) -> None:
+def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since(
+    megatron_owners, monkeypatch, caplog
+) -> None:
+    caplog.set_level("INFO", "bridge.sync.synchroniser")
     planned = []
     monkeypatch.setattr(
         synchroniser, "plan_sync", lambda *given, **options: planned.append(given) or plan_sync(*given, **options)
@@ -147,3 +150,4 @@ def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since
         assert report.row("optimizer.loss_scale").new == (1024.0 if change else None)
         assert config.model.params_dtype is torch.bfloat16
         assert len(planned) == change
+        assert ("The sync is planned again" in caplog.text) is change

@@ -61,10 +61,10 @@ def test_a_teams_properties_are_rolled_back_too() -> None:
 @pytest.mark.parametrize(
     ("owners", "message"),
     [
-        ({"model": {"bf16": False}}, "model: must be a config object in that role, got {'bf16': False}. "),
+        ({"model": {"bf16": False}}, "model: must be the config object of this owner, got {'bf16': False}. "),
         (
             {"model": SimpleNamespace},
-            "model: must be a config object in that role, got <class 'types.SimpleNamespace'>",
+            "model: must be the config object of this owner, got <class 'types.SimpleNamespace'>",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bridge.front.train import write_run_files
+from bridge.preflight.silence import EARLY_WARNING_NAMES
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.megatron.trainer import Trainer
@@ -19,6 +20,10 @@ from tests.training.loop_tiny import tiny
 STEPS = 13
 FAULT = 12
 FP16 = {"initial_loss_scale": 1.0, "min_loss_scale": 1.0}
+
+
+def test_every_early_warning_can_be_silenced() -> None:
+    assert tuple(EARLY_WARNINGS) == EARLY_WARNING_NAMES
 
 
 @contextmanager

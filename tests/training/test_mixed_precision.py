@@ -240,7 +240,7 @@ def test_what_the_compatible_face_keeps_and_finds_is_logged(caplog, megatron_own
 
 def test_what_is_no_config_object_is_refused() -> None:
     config = get_mixed_precision_config("bf16_mixed")
-    with pytest.raises(PrecisionTypeError, match=r"^config: must be a config object in that role, got 3\. "):
+    with pytest.raises(PrecisionTypeError, match=r"^config: must be the config object of this owner, got 3\. "):
         update_config_with_precision_overrides(config, 3)
     with pytest.raises(PrecisionTypeError, match=r"^config: must be a ConfigContainer, got 3\. "):
         runtime_config_update(3)

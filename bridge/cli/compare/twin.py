@@ -42,7 +42,7 @@ def _collect_precision_fields() -> frozenset[str]:
     """
     fields = set()
     for route in ROUTES:
-        is_of_run = route.rule == "stated" and not route.family
+        is_of_run = route.write_policy == "if_stated" and not route.family
         if route.attribute and not is_of_run:
             fields.add(f"{route.owner}.{route.attribute}")
     return frozenset(fields)

@@ -19,19 +19,19 @@ MAX_MATCHES = 3
 """The most fields that an error about an unknown field suggests, if no spelling is similar."""
 MIN_PART_LENGTH = 3
 """The least number of characters of a word that is searched inside the names of fields."""
-WRITE_RULE_TEXTS = {
+WRITE_POLICY_TEXTS = {
     "switch": "always written; what the recipe does not mention is off",
     "value": (
         "written if stated; otherwise a value that the owner set itself is kept, "
         "and a default becomes {default}"
     ),
     "count": "written if stated; otherwise left as the owner has it",
-    "stated": "written if stated; otherwise left as the owner has it",
+    "if_stated": "written if stated; otherwise left as the owner has it",
     "dtype": "written if stated; otherwise derived from the mode (fp32, fp16 or bf16)",
     "autocast dtype": "written if stated; otherwise params_dtype, computed again after the sync",
     "none": "nothing is written",
 }
-"""Rule of a route -> the condition under which a sync writes the attribute."""
+"""Write policy of a route -> the condition under which a sync writes the attribute."""
 FAMILY_CONDITIONS = {
     "fp8": "while fp8 is on",
     "fp4": "while fp4 is on",
@@ -130,7 +130,7 @@ def _route_to_dict(route: Route, default: object) -> dict[str, Any]:
         "class": OWNER_CLASS_NAMES[route.owner],
         "attribute": route.attribute,
         "since_megatron_core": since,
-        "written": WRITE_RULE_TEXTS[route.rule].format(default=repr(default)),
+        "written": WRITE_POLICY_TEXTS[route.write_policy].format(default=repr(default)),
         "acts": acts,
         "note": notes_of_field.get("note", ""),
         "source": notes_of_field.get("source", ""),

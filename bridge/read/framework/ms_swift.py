@@ -266,7 +266,7 @@ def _build_reading(
     )
     return replace(
         reading,
-        base=MEGATRON_CORE,
+        underlying_framework=MEGATRON_CORE,
         own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
         uncertainty=uncertainty,

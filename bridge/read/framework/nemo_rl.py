@@ -189,7 +189,7 @@ def read_config(
     )
     return replace(
         reading,
-        base=MEGATRON_BRIDGE,
+        underlying_framework=MEGATRON_BRIDGE,
         origins=origins,
         environment=_collect_environment(values),
         training_gpus=training_gpus,

@@ -388,7 +388,7 @@ def _add_experiment(
     return replace(
         reading,
         framework=table.title,
-        base=MEGATRON_BRIDGE,
+        underlying_framework=MEGATRON_BRIDGE,
         names={"dataset": "data", **reading.names},
         notes=(read_as, *presets.read_too, *reading.notes),
         uncertainty=uncertainty,

@@ -67,7 +67,7 @@ def build_reading_from_arguments(
     _drop_framework_fields(sections, table, values.all, release)
     return FileReading(
         framework=table.title,
-        base=MEGATRON_LM,
+        underlying_framework=MEGATRON_LM,
         sections=sections,
         origins={
             setting: file for name, file in origins.items() for setting in get_argument_fields(name)

@@ -106,7 +106,7 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     )
     return replace(
         reading,
-        base=MEGATRON_CORE,
+        underlying_framework=MEGATRON_CORE,
         uncertainty=replace(reading.uncertainty, open_points=open_points),
         checkpoint_model=replace(reading.checkpoint_model, may_be_stated=False),
     )

@@ -305,7 +305,7 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     )
     return replace(
         reading,
-        base=MEGATRON_CORE,
+        underlying_framework=MEGATRON_CORE,
         own_fields=own_fields,
         training_gpus=_count_gpus(values),
         release=release,

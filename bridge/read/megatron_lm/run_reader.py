@@ -80,12 +80,12 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
     sections = _merge_other_sources(parsed, argument_sections, other, framework.effects)
     assumed = _get_release(written, sections)
 
-    title, base = MEGATRON_LM, ""
+    title, underlying_framework = MEGATRON_LM, ""
     if written.framework is not None:
-        title, base = written.framework.title, MEGATRON_LM
+        title, underlying_framework = written.framework.title, MEGATRON_LM
     return FileReading(
         framework=title,
-        base=base,
+        underlying_framework=underlying_framework,
         sections=sections,
         environment=framework.environment,
         own_fields={**argument_fields, **framework.own_fields},

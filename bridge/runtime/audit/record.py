@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.module_paths import is_mtp_label
 from bridge.precision.schemes import WHOLE_TENSOR, Tile
 
 RECORD_FILE = "record.json"
@@ -241,7 +242,7 @@ def make_layer_sort_key(label: str) -> tuple[float, str]:
     if label.isdecimal():
         return float(label), ""
     group = 1
-    if label.startswith("mtp"):
+    if is_mtp_label(label):
         group = 0
     return math.inf, f"{group} {label}"
 

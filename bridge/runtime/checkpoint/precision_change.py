@@ -27,7 +27,11 @@ MODULES_PATH = "mixed_precision.modules"
 """Path of a change of the rows of `modules`."""
 AMAX_HISTORY_FIELDS = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
 """Fields that are compared only if both runs use delayed scaling."""
-DTYPE_FIELDS = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
+DTYPE_FIELDS = tuple(
+    dict.fromkeys(
+        route.field for route in ROUTES if route.write_policy in ("dtype", "autocast dtype")
+    )
+)
 """Fields that follow from the mode."""
 
 

@@ -1,7 +1,7 @@
 """Rules about an FP32 residual stream: layers that refuse it, and releases that cast it."""
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE
-from bridge.model.shape import MOE_SUFFIX, TRANSFORMER_KIND, is_moe_kind
+from bridge.model.shape import TRANSFORMER_KIND, is_moe_kind, make_moe_kind
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
 from bridge.rules.run_context import RunContext
@@ -9,7 +9,7 @@ from bridge.target.versions import is_at_least
 
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
-_FUSED_ATTENTION = (*_FUSED, TRANSFORMER_KIND, f"{TRANSFORMER_KIND}_{MOE_SUFFIX}")
+_FUSED_ATTENTION = (*_FUSED, TRANSFORMER_KIND, make_moe_kind(TRANSFORMER_KIND))
 """The kinds in a model without latent attention. Before latent attention the norm is separate."""
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bridge.precision.stated_field import stated
+from bridge.precision.stated_field import precision_field
 from bridge.precision.statements import mark_ambiguous_fields
 from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -23,7 +23,7 @@ from tests.rules.cases.runs import (
 class WithOwnField(MixedPrecisionConfig):
     """A team's class with a field that Megatron's configs do not have."""
 
-    kernel: str | None = stated(None, kind="name", optional=True)
+    kernel: str | None = precision_field(None, kind="name", optional=True)
 
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
