@@ -231,6 +231,14 @@ def test_a_base_that_is_not_there_leaves_the_back_end_open(tmp_path: Path) -> No
     assert check(run).findings == () or all(one.severity == "info" for one in check(run).findings)
 
 
+def test_routers_that_are_not_trained_and_fused_logits_are_known(child: Path) -> None:
+    words = "    freeze_moe_router: true\n    use_fused_linear_logprobs: true\n    tensor_model"
+    child.write_text(CHILD.replace("    tensor_model", words, 1))
+    run = load_run(config_file=child, strict=False)
+    assert run.model["freeze_moe_router"] is True
+    assert "policy.megatron_cfg.use_fused_linear_logprobs" in run.prediction.unread_options
+
+
 @pytest.mark.parametrize(("precision", "mode"), [("float16", "fp16"), ("float32", None), ("bfloat16", "bf16")])
 def test_the_precision_is_the_mode(child: Path, precision: str, mode: str | None) -> None:
     child.write_text(CHILD.replace("policy:\n", f"policy:\n  precision: {precision}\n", 1))

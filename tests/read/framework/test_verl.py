@@ -235,9 +235,16 @@ def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
         run_of("actor_rollout_ref: {actor: {strategy: fsdp}}\n", "fsdp.yaml")
 
 
+def test_fused_kernels_leave_memory_without_a_verdict(run_of) -> None:
+    key = "actor_rollout_ref.model.use_fused_kernels"
+    fused, plain = (run_of(script(f"{key}={value}"), "run.sh") for value in (True, False))
+    assert f"{key}=True: logits are not stored" in " ".join(fused.reading.uncertainty.open_points)
+    assert (key in fused.prediction.unread_options, key in plain.prediction.unread_options) == (True, False)
+
+
 def test_quantisation_aware_training_has_no_plan(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
-    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.uncertainty.no_plan_reason)
+    assert "ModelOpt rounds weights to FP4" in str(run.reading.uncertainty.no_plan_reason)
 
 
 def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_of) -> None:
