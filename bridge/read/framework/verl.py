@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,12 @@ REFERENCE = (f"{ACTOR_BLOCK}.use_kl_loss", "algorithm.use_kl_in_reward")
 # Words of its command lines.
 HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
 """Groups of Hydra whose option is named without a dot."""
+READ_KEYS = re.compile(
+    r"model_engine|trainer\.(?:nnodes|n_gpus_per_node|device)|algorithm\.adv_estimator"
+    r"|actor_rollout_ref\.actor\.(?:strategy|use_dynamic_bsz|ppo_\w+_per_gpu)"
+    r"|actor_rollout_ref\.model\.(?:path|mtp\.enable|override_config\..+)"
+)
+"""Keys of its configuration that this module reads, besides those of the table."""
 STRATEGY_OF_ENGINE = {
     "dp": "fsdp",
     "megatron": "megatron",
@@ -154,7 +161,10 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     Raises:
         UnreadFileError: Its actor trains on PyTorch.
     """
-    values = resolve_interpolations(dict(config))
+    own_overrides = _select_overrides(choice)
+    overridden = deepcopy(dict(config))
+    apply_hydra_overrides(overridden, own_overrides, is_complete=False)
+    values = resolve_interpolations(overridden)
     strategy = get_dotted_value(values, f"{ACTOR_BLOCK}.strategy")
     if strategy != "megatron":
         framework = framework_signs.recognise_file(
@@ -167,13 +177,25 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     return _build_reading(values, path, choice)
 
 
+def _select_overrides(choice: RunChoice) -> list[HydraOverride]:
+    """Return the overrides of our command line whose keys are read of verl's configuration."""
+    table = load_framework_table(TABLE_NAME)
+    selected: list[HydraOverride] = []
+    for override in parse_hydra_overrides(map(ShellWord, choice.overrides)):
+        is_of_table = table.find_option(override.key) or table.get_megatron_settings(override.key)
+        if is_of_table or READ_KEYS.fullmatch(override.key):
+            selected.append(override)
+    return selected
+
+
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
         UnreadFileError: Its actor trains on PyTorch, or what it trains on is not known from here.
     """
-    overrides = parse_hydra_overrides(launch.arguments)
+    own_overrides = _select_overrides(choice)
+    overrides = [*parse_hydra_overrides(launch.arguments), *own_overrides]
     strategy = _find_strategy(launch, overrides)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATING_PROGRAM.search(launch.program):
@@ -303,9 +325,12 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
         refused=tuple(_find_refused_settings(values)),
         misdirected=tuple(_find_unknown_overrides(values)),
     )
+    own_overrides = _select_overrides(choice)
     return replace(
         reading,
         base=MEGATRON_CORE,
+        origins={**reading.origins, **tree.find_overridden_settings(own_overrides)},
+        read_overrides=tuple(override.word for override in own_overrides),
         own_fields=own_fields,
         training_gpus=_count_gpus(values),
         release=release,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.rule_check import check
 
@@ -140,6 +140,22 @@ def test_float16_takes_the_precision_aware_optimizer_and_a_loss_scale(run_of) ->
     assert (run.model["fp16"], run.model["bf16"], optimizer["fp16"]) == (True, False, True)
     assert (optimizer["use_precision_aware_optimizer"], optimizer["initial_loss_scale"]) == (True, 32768)
     assert optimizer["store_param_remainders"] is False
+    assert "PB146" not in {one.id for one in check(run).findings}  # its own loop does not check the loss
+
+
+def test_an_override_of_our_command_line_is_one_of_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script())
+    megatron = "actor_rollout_ref.actor.megatron"
+    words = [f"{megatron}.dtype=float16", f"{megatron}.use_distributed_optimizer=false", "trainer.nnodes=3"]
+    run = load_run(config_file=path, overrides=words, strict=False)
+    assert (run.model["fp16"], run.origin_of("model.fp16")) == (True, "command line")
+    assert run.section("optimizer")["use_distributed_optimizer"] is False
+    assert run.section("ddp")["use_distributed_optimizer"] is False
+    with pytest.raises(RunConfigError, match="no such section"):
+        load_run(config_file=path, overrides=["actor_rollout_ref.actor.dtype=float16"], strict=False)
+    with pytest.raises(UnreadFileError, match="with the strategy fsdp"):
+        load_run(config_file=path, overrides=["actor_rollout_ref.actor.strategy=fsdp"], strict=False)
 
 
 def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
