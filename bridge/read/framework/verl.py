@@ -106,6 +106,8 @@ OPTIMIZER_DTYPES = {
 
 NPU = "npu"
 """Value of `trainer.device` for the NPUs of Ascend."""
+NPU_VARIABLES = ("HCCL_", "ASCEND_")
+"""Beginnings of the names of variables that the libraries of NPUs of Ascend alone read."""
 RELEASE_ON_NPU = MegatronRelease(
     version=parse_version("0.16.1"),
     reason="the nearest known release to core_r0.16.0, which verl's guide to NPUs of Ascend installs",
@@ -133,6 +135,9 @@ DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
 TRAINS_ON_NPU = (
     "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend. Its changes are not read, and no "
     "target has such a device."
+)
+NPU_VARIABLE_IS_SET = (
+    "{name} is set, which NPUs of Ascend alone read: the run counts as one with trainer.device=npu."
 )
 NUMBER_OF_GPUS = (
     "The number of GPUs: trainer states nnodes={nodes} and n_gpus_per_node={each}. "
@@ -215,6 +220,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     apply_hydra_overrides(values, settings, is_complete=False)
     if SUPERVISED_PROGRAM.search(launch.program):
         values = _move_engine_to_actor(values)
+    device_sentences = _write_unstated_device(values, launch)
     reading = _build_reading(values, script, choice)
     if SUPERVISED_PROGRAM.search(launch.program):
         reading = replace(reading, training_gpus=count_torchrun_ranks(launch.runner))
@@ -222,9 +228,29 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
     exported = {name: str(value) for name, value in launch.environment.items() if not value.is_open}
-    open_points = (*reading.uncertainty.open_points, *sources)
+    open_points = (*reading.uncertainty.open_points, *sources, *device_sentences)
     uncertainty = replace(reading.uncertainty, open_points=open_points)
     return replace(reading, environment=exported, uncertainty=uncertainty)
+
+
+def _write_unstated_device(values: ConfigTree, launch: Launch) -> list[str]:
+    """Write the device npu if a launch sets a variable of NPUs and states no device.
+
+    verl finds the device itself, so that a script need not state it.
+
+    Source: verl/utils/device.py auto_set_device.
+
+    Returns:
+        A sentence about the variable, if there is one.
+    """
+    if get_dotted_value(values, DEVICE_KEY) is not None:
+        return []
+    for name in launch.environment:
+        if name.startswith(NPU_VARIABLES):
+            device = HydraOverride(key=DEVICE_KEY, value=NPU)
+            apply_hydra_overrides(values, [device], is_complete=False)
+            return [NPU_VARIABLE_IS_SET.format(name=name)]
+    return []
 
 
 def _is_group(key: str) -> bool:

@@ -217,6 +217,16 @@ def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide
     assert "trainer.device" in run.prediction.unread_options
 
 
+def test_a_script_with_a_variable_of_npus_counts_as_one_on_npus(run_of) -> None:
+    word = "+actor_rollout_ref.actor.megatron.override_transformer_config.use_flash_attn=True"
+    text = f"{word} trainer.nnodes=2 trainer.n_gpus_per_node=16"
+    run = run_of(script(text).replace("set -x", "export HCCL_CONNECT_TIMEOUT=9\nset -x"), "run.sh")
+    lines = " ".join(run.reading.lines)
+    assert "HCCL_CONNECT_TIMEOUT is set, which NPUs of Ascend alone read" in lines
+    assert ("h100" in lines, str(run.reading.release.version)) == (False, "0.16.1")
+    assert run.reading.option_faults.misdirected == ()
+
+
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
     from bridge.preflight.run_choice import RunChoice
 
