@@ -271,7 +271,7 @@ def test_an_override_of_our_command_line_that_hydra_refuses_is_an_error(child: P
     (finding,) = [one for one in check(run).findings if one.id == "PB134"]
     assert finding.path == "policy.megatron_cfg.fp8_cfg.amax"
     with pytest.raises(RunConfigError, match="no such section"):
-        load_run(config_file=child, overrides=["polcy.precision=float16"], strict=False)
+        load_run(config_file=child, overrides=["policies.precision=float16"], strict=False)
 
 
 def test_a_precision_that_its_setup_does_not_know_is_an_error(child: Path) -> None:
