@@ -69,9 +69,12 @@ def read_config_file(
         UnreadFileError: The file cannot be read, or does not describe a run.
         RunConfigError: A section or an override cannot be used.
     """
-    file = ConfigFile(load_file_reading(path, choice), path.name, trust=trust)
-    if overrides:
-        file.write_overrides(overrides)
+    choice = replace(choice or RunChoice(), overrides=tuple(overrides))
+    reading = load_file_reading(path, choice)
+    file = ConfigFile(reading, path.name, trust=trust)
+    remaining = [override for override in overrides if override not in reading.read_overrides]
+    if remaining:
+        file.write_overrides(remaining)
     file.apply_start()
     return file
 

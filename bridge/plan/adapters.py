@@ -58,6 +58,8 @@ class Adapter:
     targets: tuple[str, ...] = LORA_TARGETS
     """The linear layers that have the adapter: names, or patterns of paths with ``*``."""
     excluded: tuple[str, ...] = ()
+    are_experts_grouped: bool = False
+    """Whether the experts of a rank are a single layer of Transformer Engine."""
     shares_experts: bool = True
     """Whether all experts of a rank share a single adapter."""
     expert_dim: int = 32
@@ -90,6 +92,7 @@ class Adapter:
             dim=dim,
             targets=_parse_names(peft.get_stated("target_modules", default_targets)),
             excluded=_parse_names(peft.get_stated("exclude_modules", ())),
+            are_experts_grouped=bool(model.values["moe_grouped_gemm"]),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
             has_dropout=peft.values["dropout"] > 0,
@@ -104,9 +107,22 @@ class Adapter:
         with_adapters: list[Module] = []
         for base in modules:
             with_adapters.append(replace(base, is_frozen=True))
-            if base.kind in ("linear", "router"):
+            if self._may_have_adapter(base):
                 with_adapters += self._modules(base, path(base.name), shape)
         return tuple(with_adapters)
+
+    def _may_have_adapter(self, base: Module) -> bool:
+        """Return whether a module is of a class that may have an adapter.
+
+        Without names of targets, Megatron Bridge takes the linear layers that are split over the
+        tensor-parallel ranks, the output layer among them. Grouped experts have another class.
+
+        Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, peft/module_matcher.py match.
+        """
+        if self.targets or self.kind == "te":
+            return base.kind in ("linear", "router")
+        is_grouped = base.is_expert and self.are_experts_grouped
+        return base.kind in ("linear", "head") and base.split != "" and not is_grouped
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
         """Yield the adapter's layers for a linear layer. A layer without an adapter has none."""

@@ -89,6 +89,7 @@ class _ModulesKey(NamedTuple):
 
     kind: str
     low: bool
+    has_frozen_router: bool = False
     chunk: int = 0
     label: str = ""
     at: int = 0
@@ -105,6 +106,8 @@ class LayerPlanner:
     paths: ModulePaths
     adapter: Adapter | None
     is_frozen: bool
+    are_routers_frozen: bool = False
+    """Whether the routers of the decoder's layers are not trained. Those of MTP layers are."""
     features: DebugFeatures | None = None
     """The features of Transformer Engine's debugger. None: the debugger is off."""
     planned: dict[_ModulesKey, tuple[PlanModule, ...]] = field(default_factory=dict)
@@ -140,10 +143,11 @@ class LayerPlanner:
     def _layer(
         self, label: str, place: ModelChunk, kind: str, *, low: bool = False, at: int = 0
     ) -> PlanLayer:
-        key = _ModulesKey(kind, low)
+        has_frozen_router = self.are_routers_frozen and not label.startswith("mtp")
+        key = _ModulesKey(kind, low, has_frozen_router)
         if self.settings.recipes or self.adapter is not None or self.features is not None:
             # The precision of a module depends on its name, and so on its layer.
-            key = _ModulesKey(kind, low, self.places.index(place), label, at)
+            key = _ModulesKey(kind, low, has_frozen_router, self.places.index(place), label, at)
         if key not in self.planned:
             self.planned[key] = self._modules(key)
         number = None
@@ -168,6 +172,10 @@ class LayerPlanner:
             modules = self.adapter.add_to_modules(modules, self.shape, path)
         elif self.is_frozen:
             modules = tuple(replace(module, is_frozen=True) for module in modules)
+        elif key.has_frozen_router:
+            modules = tuple(
+                replace(module, is_frozen=module.kind == "router") for module in modules
+            )
         recipe = get_chunk_recipe(self.settings.recipes, key.chunk)
         effects: list[_ModuleEffects] = []
         for module in modules:

@@ -480,6 +480,8 @@ def _list_notes(run: Prediction) -> Iterator[str]:
             "The language model is frozen (model.freeze_language_model): none of its weights is "
             "trained."
         )
+    if model["freeze_moe_router"] and model["num_moe_experts"]:
+        yield "The routers of the experts are frozen (model.freeze_moe_router): they are not trained."
 
 
 def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Iterator[str]:

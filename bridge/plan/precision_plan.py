@@ -398,6 +398,7 @@ def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> Precis
         paths=paths,
         adapter=adapter,
         is_frozen=is_frozen,
+        are_routers_frozen=bool(run.values["model"]["freeze_moe_router"]),
         features=run.features,
     )
     layers = tuple(planner.layers())

@@ -22,6 +22,8 @@ class RunChoice:
 
     None: the checkpoint that the file names.
     """
+    overrides: tuple[str, ...] = ()
+    """Overrides of our command line, as written. A reader takes those of its framework's keys."""
     asks_megatron_bridge: bool = False
     """Whether Megatron Bridge itself makes the container of a recipe, in a process of its own."""
 

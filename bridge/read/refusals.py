@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PayloadError, UnreadFileError
+from bridge.errors import PayloadError, UnreadFileError, bounded
 from bridge.read import framework_signs
 from bridge.read.run_keys import (
     OWNER_SECTIONS,
@@ -81,6 +81,10 @@ misspelt key of ours."""
 OTHER_LAUNCHES_MESSAGE = (
     "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
     "Give its launch script, or the configuration that this one starts with."
+)
+OTHER_SCRIPTS_MESSAGE = (
+    "{path}: must start a run of Megatron-LM, got {programs!r:.80} and the start of other scripts, {scripts}. "
+    "Give the script of the run, or the configuration that it starts with."
 )
 MIN_CERTAINTY = 0.5
 """The least certainty with which a system is named."""
@@ -207,5 +211,11 @@ def make_no_megatron_run_error(path: str, launches: Sequence[Launch]) -> UnreadF
         return UnreadFileError(framework.refusal(path), kind=f"looks like {framework.name}")
     names = [launch.name for launch in launches if launch.line]
     programs = ", ".join(dict.fromkeys(names)) or "no program"
-    sentence = OTHER_LAUNCHES_MESSAGE.format(path=path, programs=programs)
+    scripts: dict[str, None] = {}
+    for launch in launches:
+        scripts |= dict.fromkeys(launch.started_scripts)
+    template = OTHER_LAUNCHES_MESSAGE
+    if scripts:
+        template = OTHER_SCRIPTS_MESSAGE
+    sentence = template.format(path=path, programs=programs, scripts=bounded(", ".join(scripts)))
     return UnreadFileError(sentence, kind="starts no run of Megatron-LM")

@@ -68,6 +68,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
         "hybrid_attention_ratio": ("float", None),
         "hybrid_mlp_ratio": ("float", None),
         "freeze_language_model": ("bool", False),
+        "freeze_moe_router": ("bool", False),
         **_FREEZE_ENCODERS,
         "freeze_vision_projection": ("bool", False),
         "keep_mtp_spec_in_bf16": ("bool", False),

@@ -260,6 +260,11 @@ def test_a_file_that_leaves_a_size_open_names_it(tmp_path):
         ),
         ("python tasks/main.py --task MNLI --num-layers 2 --hidden-size 8 --fp16\n", "a.sh", "describes BERT"),
         ("python train.py --config x.yaml\n", "a.sh", "must start a run of Megatron-LM, got 'train.py'"),
+        (
+            'all() { "$@"; }\nexport NAME=x\nall uv run bash ./b.sh\nexec "$DIR/c.sh" "$@"\n',
+            "a.sh",
+            r"got 'no program' and the start of other scripts, \./b\.sh, \$DIR/c\.sh\. Give the script of the run",
+        ),
     ],
 )
 def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, text, name, message):

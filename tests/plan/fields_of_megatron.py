@@ -29,7 +29,7 @@ bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion
 use_transformer_engine_op_fuser
 transformer_impl attention_backend attention_dropout attention_softmax_in_fp32 masked_softmax_fusion
 deallocate_pipeline_outputs microbatch_group_size_per_vp_stage overlap_moe_expert_parallel_comm
-freeze_language_model
+freeze_language_model freeze_moe_router
 """
 """Fields that the plan, its layout, its settings or the workload read."""
 

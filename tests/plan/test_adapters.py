@@ -73,6 +73,18 @@ def test_weights_are_frozen_and_the_adapters_own_have_gradients_masters_and_stat
     assert rank.bytes_of["activations"] < whole.ranks[0].bytes_of["activations"]
 
 
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_without_targets_the_output_layer_has_an_adapter_and_grouped_experts_and_routers_have_none(
+    tmp_path: Path, is_grouped: bool
+) -> None:
+    peft = {"_target_": f"{PEFT}.lora.LoRA", "dim": 8, "target_modules": [], "exclude_modules": ["linear_proj"]}
+    run = planned(tmp_path, peft, num_moe_experts=2, moe_grouped_gemm=is_grouped)
+    names = {row["module"] for row in run.plan.rows()}
+    adapters = {name.partition(".adapter")[0] for name in names if ".adapter" in name}
+    experts = set() if is_grouped else {"experts.linear_fc1", "experts.linear_fc2"}
+    assert adapters == {"linear_qkv", "output_layer"} | experts
+
+
 @pytest.mark.parametrize(
     ("target", "on_a_rank"),
     [("linear_qkv", HIDDEN * 8 + 8 * QKV // 2), ("linear_proj", HIDDEN // 2 * 8 + 8 * HIDDEN)],

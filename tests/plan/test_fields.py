@@ -82,6 +82,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
     "fp4_recipe": ({"bf16": True, "fp4": "e2m1"}, "custom"),
     "fp4_param": ({"bf16": True, "fp4": "e2m1"}, True),
     "freeze_language_model": ({"bf16": True}, True),
+    "freeze_moe_router": ({"bf16": True, "num_moe_experts": 4}, True),
 }
 """Precision field -> a model, and a value of the field that changes what the plan says about it."""
 

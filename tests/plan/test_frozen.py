@@ -67,6 +67,15 @@ def test_frozen_weights_have_no_gradient_master_and_state_and_run_no_weight_grad
     )
 
 
+def test_a_frozen_router_has_no_weight_gradient_and_its_experts_have() -> None:
+    experts = {**SIZES, "num_moe_experts": 4, "mtp_num_layers": 1, "freeze_moe_router": True}
+    plan = precision_plan(MixedPrecisionConfig(bf16=True), experts)
+    trained = {(row["layer"], row["module"]) for row in plan.rows() if row["item"] == "wgrad"}
+    assert ("1", "router") not in trained
+    assert {("1", "experts.linear_fc1"), ("mtp 1", "router")} <= trained
+    assert "The routers of the experts are frozen" in plan.settings.notes[0]
+
+
 def test_a_file_of_a_frozen_multimodal_model_is_counted_so_and_has_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

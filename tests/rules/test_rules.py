@@ -165,7 +165,10 @@ def test_block_scales_in_fp32_are_turned_off_by_0_since_a_framework_may_set_an_u
     precision = "bf16_with_fp8_subchannel_scaling_mixed"
     case = {"precision": precision, "model": DENSE, "target": H100, "environment": {name: "1"}}
     (finding,) = [one for one in check(run_of(case)).findings if one.id == "PB527"]
-    assert finding.remedies == ("set it to 0", "set it on every rank and keep it with the run")
+    assert finding.remedies == (
+        "set it to 0, unless a rollout has FP32 scales too",
+        "set it on every rank and keep it with the run",
+    )
     assert severities({**case, "environment": {name: "0"}}, "PB527") == []
 
 

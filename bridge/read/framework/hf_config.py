@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.model.section import NULLABLE_FIELDS
 from bridge.precision import strict_yaml
 from bridge.read.foreign.row_files import load_rows
 from bridge.read.text.dotted import get_dotted_value
@@ -246,6 +247,8 @@ def _build_fields(config: Mapping[str, object], family: _Family) -> dict[str, ob
         stated = [config[key] for key in keys if config.get(key) is not None]
         if stated:
             model_fields[name] = stated[0]
+        elif name in NULLABLE_FIELDS and any(key in config for key in keys):
+            model_fields[name] = None
         elif name in family.absent:
             model_fields[name] = family.absent[name]
     model_fields |= family.sets

@@ -73,6 +73,11 @@ DEFAULT_CONFIG_OF_PROGRAM = {
 }
 """Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
 
+SECTIONS_OF_OVERRIDES = frozenset(
+    {"policy", "cluster", "value", "teacher", "on_policy_distillation"}
+)
+"""Sections of its files that are read, and that a run of ours does not have."""
+
 # Values.
 SWITCHES_OF_PRECISION = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
 """Value of `policy.precision` -> the switches of the model that are on."""
@@ -148,7 +153,9 @@ def read_config(
         config = read_inherited_config(path, whole)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    refused = apply_hydra_overrides(config.values, overrides or [], is_complete=not config.missing)
+    own_overrides = _select_overrides(choice)
+    all_overrides = [*(overrides or []), *own_overrides]
+    refused = apply_hydra_overrides(config.values, all_overrides, is_complete=not config.missing)
     values = resolve_interpolations(config.values)
     _refuse_other_backends(values, path, config.missing)
     table = load_framework_table(TABLE_NAME)
@@ -168,6 +175,7 @@ def read_config(
     for key, path_of_setting in tree.names.items():
         if key in config.origins:
             origins[path_of_setting] = config.origins[key]
+    origins |= tree.find_overridden_settings(own_overrides)
     decider = None
     if config.missing:
         missing = ", ".join(config.missing)
@@ -191,12 +199,22 @@ def read_config(
         reading,
         underlying_framework=MEGATRON_BRIDGE,
         origins=origins,
+        read_overrides=tuple(override.word for override in own_overrides),
         environment=_collect_environment(values),
         training_gpus=training_gpus,
         notes=(first, *bases, *others),
         uncertainty=uncertainty,
         option_faults=option_faults,
     )
+
+
+def _select_overrides(choice: RunChoice) -> list[HydraOverride]:
+    """Return the overrides of our command line whose keys are in sections of NeMo-RL's files."""
+    selected: list[HydraOverride] = []
+    for override in parse_hydra_overrides(map(ShellWord, choice.overrides)):
+        if override.key.partition(".")[0] in SECTIONS_OF_OVERRIDES:
+            selected.append(override)
+    return selected
 
 
 def _refuse_other_backends(values: ConfigTree, path: Path, missing: list[str]) -> None:
@@ -255,10 +273,11 @@ def _write_mode(tree: TreeReading, values: ConfigTree) -> None:
         return
     if is_unresolved(precision):
         for name in ("bf16", "fp16"):
-            tree.put(f"model.{name}", precision)
+            tree.put(f"model.{name}", precision, PRECISION_KEY)
         return
     for name in ("bf16", "fp16"):
-        tree.put(f"model.{name}", name in SWITCHES_OF_PRECISION.get(str(precision), ()))
+        is_on = name in SWITCHES_OF_PRECISION.get(str(precision), ())
+        tree.put(f"model.{name}", is_on, PRECISION_KEY)
     if precision in SWITCHES_OF_PRECISION:
         tree.put("model.params_dtype", precision, PRECISION_KEY)
 

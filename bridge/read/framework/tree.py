@@ -10,13 +10,15 @@ Megatron it becomes; a name of the framework's own, and one that it drops, have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import bounded
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.read.framework.framework_options import GENERATION_PURPOSE
 from bridge.read.framework.framework_table import DroppedOption, FrameworkTable
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.hydra_overrides import HydraOverride
 from bridge.read.text.inherited_config import is_unresolved
 from bridge.rules.program import DroppedField
 from bridge.target.fields import OWNER_FIELDS
@@ -29,6 +31,8 @@ class TreeReading:
     sections: dict[str, dict[str, object]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Key of the tree, or a place of the table -> the setting, or the section, that it becomes."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Setting -> the key of the tree that states it."""
     open_values: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     no_plan_reason: str | None = None
@@ -44,9 +48,19 @@ class TreeReading:
         self.sections.setdefault(owner_name, {})[name] = value
         if key:
             self.names[key] = path
+            self.keys[path] = key
         if is_late(value):
             self.open_values[path] = str(value)
             del self.sections[owner_name][name]
+
+    def find_overridden_settings(self, overrides: Iterable[HydraOverride]) -> dict[str, str]:
+        """Return each setting that overrides of our command line state -> its origin."""
+        origins: dict[str, str] = {}
+        for override in overrides:
+            for path, key in self.keys.items():
+                if f"{key}.".startswith(f"{override.key}."):
+                    origins[path] = COMMAND_LINE
+        return origins
 
 
 def is_late(value: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,12 @@ REFERENCE = (f"{ACTOR_BLOCK}.use_kl_loss", "algorithm.use_kl_in_reward")
 # Words of its command lines.
 HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
 """Groups of Hydra whose option is named without a dot."""
+READ_KEYS = re.compile(
+    r"model_engine|trainer\.(?:nnodes|n_gpus_per_node|device)|algorithm\.adv_estimator"
+    r"|actor_rollout_ref\.actor\.(?:strategy|use_dynamic_bsz|ppo_\w+_per_gpu)"
+    r"|actor_rollout_ref\.model\.(?:path|mtp\.enable|override_config\..+)"
+)
+"""Keys of its configuration that this module reads, besides those of the table."""
 STRATEGY_OF_ENGINE = {
     "dp": "fsdp",
     "megatron": "megatron",
@@ -99,6 +106,8 @@ OPTIMIZER_DTYPES = {
 
 NPU = "npu"
 """Value of `trainer.device` for the NPUs of Ascend."""
+NPU_VARIABLES = ("HCCL_", "ASCEND_")
+"""Beginnings of the names of variables that the libraries of NPUs of Ascend alone read."""
 RELEASE_ON_NPU = MegatronRelease(
     version=parse_version("0.16.1"),
     reason="the nearest known release to core_r0.16.0, which verl's guide to NPUs of Ascend installs",
@@ -127,6 +136,9 @@ TRAINS_ON_NPU = (
     "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend. Its changes are not read, and no "
     "target has such a device."
 )
+NPU_VARIABLE_IS_SET = (
+    "{name} is set, which NPUs of Ascend alone read: the run counts as one with trainer.device=npu."
+)
 NUMBER_OF_GPUS = (
     "The number of GPUs: trainer states nnodes={nodes} and n_gpus_per_node={each}. "
     "Add --target h100x{all}, for example."
@@ -154,7 +166,10 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     Raises:
         UnreadFileError: Its actor trains on PyTorch.
     """
-    values = resolve_interpolations(dict(config))
+    own_overrides = _select_overrides(choice)
+    overridden = deepcopy(dict(config))
+    apply_hydra_overrides(overridden, own_overrides, is_complete=False)
+    values = resolve_interpolations(overridden)
     strategy = get_dotted_value(values, f"{ACTOR_BLOCK}.strategy")
     if strategy != "megatron":
         framework = framework_signs.recognise_file(
@@ -167,13 +182,25 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     return _build_reading(values, path, choice)
 
 
+def _select_overrides(choice: RunChoice) -> list[HydraOverride]:
+    """Return the overrides of our command line whose keys are read of verl's configuration."""
+    table = load_framework_table(TABLE_NAME)
+    selected: list[HydraOverride] = []
+    for override in parse_hydra_overrides(map(ShellWord, choice.overrides)):
+        is_of_table = table.find_option(override.key) or table.get_megatron_settings(override.key)
+        if is_of_table or READ_KEYS.fullmatch(override.key):
+            selected.append(override)
+    return selected
+
+
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
         UnreadFileError: Its actor trains on PyTorch, or what it trains on is not known from here.
     """
-    overrides = parse_hydra_overrides(launch.arguments)
+    own_overrides = _select_overrides(choice)
+    overrides = [*parse_hydra_overrides(launch.arguments), *own_overrides]
     strategy = _find_strategy(launch, overrides)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATING_PROGRAM.search(launch.program):
@@ -193,6 +220,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     apply_hydra_overrides(values, settings, is_complete=False)
     if SUPERVISED_PROGRAM.search(launch.program):
         values = _move_engine_to_actor(values)
+    device_sentences = _write_unstated_device(values, launch)
     reading = _build_reading(values, script, choice)
     if SUPERVISED_PROGRAM.search(launch.program):
         reading = replace(reading, training_gpus=count_torchrun_ranks(launch.runner))
@@ -200,9 +228,29 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
     exported = {name: str(value) for name, value in launch.environment.items() if not value.is_open}
-    open_points = (*reading.uncertainty.open_points, *sources)
+    open_points = (*reading.uncertainty.open_points, *sources, *device_sentences)
     uncertainty = replace(reading.uncertainty, open_points=open_points)
     return replace(reading, environment=exported, uncertainty=uncertainty)
+
+
+def _write_unstated_device(values: ConfigTree, launch: Launch) -> list[str]:
+    """Write the device npu if a launch sets a variable of NPUs and states no device.
+
+    verl finds the device itself, so that a script need not state it.
+
+    Source: verl/utils/device.py auto_set_device.
+
+    Returns:
+        A sentence about the variable, if there is one.
+    """
+    if get_dotted_value(values, DEVICE_KEY) is not None:
+        return []
+    for name in launch.environment:
+        if name.startswith(NPU_VARIABLES):
+            device = HydraOverride(key=DEVICE_KEY, value=NPU)
+            apply_hydra_overrides(values, [device], is_complete=False)
+            return [NPU_VARIABLE_IS_SET.format(name=name)]
+    return []
 
 
 def _is_group(key: str) -> bool:
@@ -303,9 +351,12 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
         refused=tuple(_find_refused_settings(values)),
         misdirected=tuple(_find_unknown_overrides(values)),
     )
+    own_overrides = _select_overrides(choice)
     return replace(
         reading,
         underlying_framework=MEGATRON_CORE,
+        origins={**reading.origins, **tree.find_overridden_settings(own_overrides)},
+        read_overrides=tuple(override.word for override in own_overrides),
         own_fields=own_fields,
         training_gpus=_count_gpus(values),
         release=release,

@@ -28,7 +28,7 @@ from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.command_line_rows import PRECISION_PATTERN
 from bridge.read.launch.loops import LoopInterpreter
-from bridge.read.launch.nested_script import find_nested_script
+from bridge.read.launch.nested_script import find_nested_script, find_started_script
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
 from bridge.read.launch.recognition import find_launch
@@ -398,6 +398,9 @@ class ScriptInterpreter(LoopInterpreter):
         launch = find_launch([ShellWord.from_text(word) for word in words], line)
         if launch is None:
             self._forget_files(words)
+            started = find_started_script(words)
+            if started is not None:
+                self.trace.started_scripts[started] = None
         elif len(self.trace.launches) == launch_count:
             self._add_launch(launch, words)
 

@@ -52,6 +52,8 @@ class Launch:
     """The branches on which the precision of this launch depends, and which a run decides."""
     notes: tuple[Note, ...] = ()
     """Parts of the script that were not read: a sourced file, a here-document about precision."""
+    started_scripts: tuple[str, ...] = ()
+    """Other scripts that the script runs in shells of their own, which are not followed."""
     unread: str = ""
     """The first text about a precision that no command reached, such as "the branch at line 9,
     which holds --fp8-format,"; empty if there is none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS, NON_TRAINING_PROGRAMS
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHELL_PROGRAMS = frozenset(COMMAND_LINE_ROWS["shells"].split())
+SCRIPT_SUFFIX = ".sh"
 REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
 PREFIX_PROGRAMS = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
 """Commands in front of a remote shell."""
@@ -53,6 +55,18 @@ def find_nested_script(words: Sequence[str]) -> NestedScript | None:
             text_of_option = _find_text_after_option(words[index + 1 :])
             if text_of_option is not None:
                 return NestedScript(text=text_of_option, shell_index=index)
+    return None
+
+
+def find_started_script(words: Sequence[str]) -> str | None:
+    """Return the file of a script that a command runs in a shell of its own; None for others."""
+    if words[0] in NON_TRAINING_PROGRAMS:
+        return None
+    if words[0].endswith(SCRIPT_SUFFIX):
+        return words[0]
+    for program, argument in pairwise(words):
+        if program.rpartition("/")[2] in SHELL_PROGRAMS and argument.endswith(SCRIPT_SUFFIX):
+            return argument
     return None
 
 

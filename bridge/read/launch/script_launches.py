@@ -161,7 +161,11 @@ def _complete_launches(interpreter: ScriptInterpreter, notes: Sequence[Note]) ->
     )
     all_notes = (*interpreter.trace.notes, *notes)
     launches = interpreter.trace.launches or [_make_launch_from_variables(interpreter)]
-    return [replace(launch, notes=all_notes, unread=unread) for launch in launches]
+    started = tuple(interpreter.trace.started_scripts)
+    completed: list[Launch] = []
+    for launch in launches:
+        completed.append(replace(launch, notes=all_notes, unread=unread, started_scripts=started))
+    return completed
 
 
 def _make_launch_from_variables(interpreter: ScriptInterpreter) -> Launch:

@@ -63,6 +63,8 @@ class ScriptTrace:
     compared with, or the text of another condition, so that each question is asked once."""
     files: dict[str, str] = field(default_factory=dict)
     """Name of a file that `cat` has written from a here-document -> its text."""
+    started_scripts: dict[str, None] = field(default_factory=dict)
+    """Files of scripts that run in shells of their own, which are not followed."""
     stray_options: list[ShellWord] = field(default_factory=list)
     """Options at the beginning of a line, where a command should be: the line before has lost its
     backslash."""
@@ -88,5 +90,6 @@ class ScriptTrace:
             notes=self.notes.copy(),
             open_conditions=self.open_conditions.copy(),
             files=self.files.copy(),
+            started_scripts=self.started_scripts.copy(),
             stray_options=self.stray_options.copy(),
         )

@@ -43,6 +43,8 @@ class HydraOverride:
     """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key must exist."""
     is_open: bool = False
     """Whether only the run knows the value. `value` is then the text as it is written."""
+    word: str = ""
+    """The override as it is written."""
 
 
 def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
@@ -58,7 +60,11 @@ def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
         if not is_open:
             value = parse_override_value(text)
         override = HydraOverride(
-            key=match["key"], value=value, sign=match["sign"] or "", is_open=is_open
+            key=match["key"],
+            value=value,
+            sign=match["sign"] or "",
+            is_open=is_open,
+            word=str(word),
         )
         overrides.append(override)
     return overrides

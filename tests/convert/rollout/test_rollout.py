@@ -10,6 +10,8 @@ import yaml
 
 from bridge.cli.main import main
 from bridge.convert.rollout.frameworks import FRAMEWORKS
+from bridge.front.loader import load_run
+from bridge.preflight.rule_check import check
 
 NEMO: dict[str, Any] = {
     "policy": {
@@ -75,7 +77,7 @@ def nemo(tmp_path: Path, *changes: str, parts: tuple[str, ...] = ()) -> str:
     for change in changes:
         key, _, text = change.partition("=")
         block = content
-        *path, last = key.split(".")
+        *path, last = key.removeprefix("++").split(".")
         for name in path:
             block = block.setdefault(name, {})
         block[last] = yaml.safe_load(text)
@@ -147,6 +149,11 @@ def test_a_rollout_in_fp8_of_training_in_bf16_differs_and_either_agreeing_config
         assert changes, side
         code, changed = asked(capsys, nemo(tmp_path, off, *changes), *words)
         assert (code, changed["verdict"]) == (0, "equal"), side
+        unstated = nemo(tmp_path, off, "policy.megatron_cfg.env_vars=null")
+        code, typed = asked(capsys, unstated, *changes, *words)
+        assert (code, typed["verdict"]) == (0, "equal"), side
+        run = load_run(config_file=unstated, overrides=changes, strict=False)
+        assert "PB134" not in {one.id for one in check(run).findings}, side
 
 
 def test_first_and_last_layers_differ_by_their_place_without_sizes(
@@ -199,7 +206,7 @@ def test_a_cache_in_fp8_differs_and_no_training_removes_it(tmp_path: Path, capsy
     path = nemo(tmp_path, "policy.generation.vllm_cfg.kv_cache_dtype=fp8")
     code, answer = asked(capsys, path, "--rollout", "--model-type", "llama")
     assert code == 1
-    assert words_for(answer, "rollout") == ["policy.generation.vllm_cfg.kv_cache_dtype=auto"]
+    assert words_for(answer, "rollout") == ["++policy.generation.vllm_cfg.kv_cache_dtype=auto"]
     assert words_for(answer, "training") == []
 
 
@@ -268,7 +275,7 @@ def test_verl_that_quantises_the_rollout_alone_differs(tmp_path: Path, capsys: p
         path = verl(tmp_path, engine, "actor_rollout_ref.rollout.quantization=fp8")
         code, answer = asked(capsys, path, "--rollout")
         assert code == 1, engine
-        assert words_for(answer, "rollout") == ["actor_rollout_ref.rollout.quantization=null"]
+        assert words_for(answer, "rollout") == ["++actor_rollout_ref.rollout.quantization=null"]
         agreeing = " ".join(words_for(answer, "training"))
         path = verl(tmp_path, engine, f"{agreeing} actor_rollout_ref.rollout.quantization=fp8")
         code, answer = asked(capsys, path, "--rollout")
@@ -430,4 +437,4 @@ def test_the_table_names_the_differences_and_what_would_agree(
     out = capsys.readouterr().out
     assert "Training and rollout differ." in out
     assert "mlp.linear_fc2 (all layers): training has bf16; rollout FP8, weights in" in out
-    assert "A rollout that agrees:\n  policy.generation.vllm_cfg.precision=bfloat16\n" in out
+    assert "A rollout that agrees:\n  ++policy.generation.vllm_cfg.precision=bfloat16\n" in out

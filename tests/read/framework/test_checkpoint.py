@@ -74,6 +74,14 @@ def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> N
     assert ("text_config" in str(made.other_parts)) == ("text_config" in str(config))
 
 
+@pytest.mark.parametrize("bridge", [MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE])
+def test_queries_have_no_latent_where_config_json_has_null(bridge: str) -> None:
+    config = {**MADE["deepseek_v3"]["config"], "q_lora_rank": None}
+    fields = build_bridged_model(config, bridge).fields
+    assert fields["q_lora_rank"] is None
+    assert fields["kv_lora_rank"] == 512
+
+
 def test_the_bridges_differ_where_their_code_does() -> None:
     predicts = MADE["deepseek_v3"]["config"]
     assert build_bridged_model(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1

@@ -231,12 +231,47 @@ def test_a_base_that_is_not_there_leaves_the_back_end_open(tmp_path: Path) -> No
     assert check(run).findings == () or all(one.severity == "info" for one in check(run).findings)
 
 
+def test_routers_that_are_not_trained_and_fused_logits_are_known(child: Path) -> None:
+    words = "    freeze_moe_router: true\n    use_fused_linear_logprobs: true\n    tensor_model"
+    child.write_text(CHILD.replace("    tensor_model", words, 1))
+    run = load_run(config_file=child, strict=False)
+    assert run.model["freeze_moe_router"] is True
+    assert "policy.megatron_cfg.use_fused_linear_logprobs" in run.prediction.unread_options
+
+
 @pytest.mark.parametrize(("precision", "mode"), [("float16", "fp16"), ("float32", None), ("bfloat16", "bf16")])
 def test_the_precision_is_the_mode(child: Path, precision: str, mode: str | None) -> None:
     child.write_text(CHILD.replace("policy:\n", f"policy:\n  precision: {precision}\n", 1))
     run = load_run(config_file=child, strict=False)
     on = [name for name in ("bf16", "fp16") if run.model[name]]
     assert on == ([mode] if mode else [])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["policy.precision=float16"], {"fp16": True, "bf16": False, "params_dtype": "float16"}),
+        (["policy.megatron_cfg.fp8_cfg.enabled=false"], {"fp8": None}),
+        (["policy.megatron_cfg.activation_checkpointing=true"], {"recompute_modules": None}),
+        (["policy.megatron_cfg.tensor_model_parallel_size=4"], {"tensor_model_parallel_size": 4}),
+    ],
+)
+def test_an_override_of_our_command_line_is_written_over_its_own_keys(
+    child: Path, overrides: list[str], expected: dict[str, object]
+) -> None:
+    run = load_run(config_file=child, overrides=overrides, strict=False)
+    model = run.section("model")
+    assert {name: model.get(name) for name in expected} == expected
+    stated = [name for name, value in expected.items() if value is not None]
+    assert {run.origin_of(f"model.{name}") for name in stated} <= {"command line"}
+
+
+def test_an_override_of_our_command_line_that_hydra_refuses_is_an_error(child: Path) -> None:
+    run = load_run(config_file=child, overrides=["policy.megatron_cfg.fp8_cfg.amax=1"], strict=False)
+    (finding,) = [one for one in check(run).findings if one.id == "PB134"]
+    assert finding.path == "policy.megatron_cfg.fp8_cfg.amax"
+    with pytest.raises(RunConfigError, match="no such section"):
+        load_run(config_file=child, overrides=["policies.precision=float16"], strict=False)
 
 
 def test_a_precision_that_its_setup_does_not_know_is_an_error(child: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.rule_check import check
 
@@ -140,6 +140,22 @@ def test_float16_takes_the_precision_aware_optimizer_and_a_loss_scale(run_of) ->
     assert (run.model["fp16"], run.model["bf16"], optimizer["fp16"]) == (True, False, True)
     assert (optimizer["use_precision_aware_optimizer"], optimizer["initial_loss_scale"]) == (True, 32768)
     assert optimizer["store_param_remainders"] is False
+    assert "PB146" not in {one.id for one in check(run).findings}  # its own loop does not check the loss
+
+
+def test_an_override_of_our_command_line_is_one_of_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script())
+    megatron = "actor_rollout_ref.actor.megatron"
+    words = [f"{megatron}.dtype=float16", f"{megatron}.use_distributed_optimizer=false", "trainer.nnodes=3"]
+    run = load_run(config_file=path, overrides=words, strict=False)
+    assert (run.model["fp16"], run.origin_of("model.fp16")) == (True, "command line")
+    assert run.section("optimizer")["use_distributed_optimizer"] is False
+    assert run.section("ddp")["use_distributed_optimizer"] is False
+    with pytest.raises(RunConfigError, match="no such section"):
+        load_run(config_file=path, overrides=["actor_rollout_ref.actor.dtype=float16"], strict=False)
+    with pytest.raises(UnreadFileError, match="with the strategy fsdp"):
+        load_run(config_file=path, overrides=["actor_rollout_ref.actor.strategy=fsdp"], strict=False)
 
 
 def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
@@ -201,6 +217,16 @@ def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide
     assert "trainer.device" in run.prediction.unread_options
 
 
+def test_a_script_with_a_variable_of_npus_counts_as_one_on_npus(run_of) -> None:
+    word = "+actor_rollout_ref.actor.megatron.override_transformer_config.use_flash_attn=True"
+    text = f"{word} trainer.nnodes=2 trainer.n_gpus_per_node=16"
+    run = run_of(script(text).replace("set -x", "export HCCL_CONNECT_TIMEOUT=9\nset -x"), "run.sh")
+    lines = " ".join(run.reading.lines)
+    assert "HCCL_CONNECT_TIMEOUT is set, which NPUs of Ascend alone read" in lines
+    assert ("h100" in lines, str(run.reading.release.version)) == (False, "0.16.1")
+    assert run.reading.option_faults.misdirected == ()
+
+
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
     from bridge.preflight.run_choice import RunChoice
 
@@ -235,9 +261,16 @@ def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
         run_of("actor_rollout_ref: {actor: {strategy: fsdp}}\n", "fsdp.yaml")
 
 
+def test_fused_kernels_leave_memory_without_a_verdict(run_of) -> None:
+    key = "actor_rollout_ref.model.use_fused_kernels"
+    fused, plain = (run_of(script(f"{key}={value}"), "run.sh") for value in (True, False))
+    assert f"{key}=True: logits are not stored" in " ".join(fused.reading.uncertainty.open_points)
+    assert (key in fused.prediction.unread_options, key in plain.prediction.unread_options) == (True, False)
+
+
 def test_quantisation_aware_training_has_no_plan(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
-    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.uncertainty.no_plan_reason)
+    assert "ModelOpt rounds weights to FP4" in str(run.reading.uncertainty.no_plan_reason)
 
 
 def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_of) -> None:

@@ -6,6 +6,7 @@ from typing import TypeGuard
 from bridge.rules.context import RuleContext
 from bridge.rules.inert_field_violation import find_fields_without_effect
 from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
+from bridge.rules.program import ProgramKind
 from bridge.rules.rule import PARSER_SOURCE, contradiction, error, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -62,7 +63,10 @@ def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
     """Yield the NaN checks that end a run at an overflow of a dynamic loss scale."""
     if not context.has_dynamic_loss_scale:
         return
-    stops_at_loss = context.sections["train"].is_given and context.train.check_for_nan_in_loss
+    train = context.sections["train"]
+    is_stated = "check_for_nan_in_loss" in train.stated
+    has_check = is_stated or context.program.kind is not ProgramKind.OWN_CONFIGS
+    stops_at_loss = train.is_given and has_check and context.train.check_for_nan_in_loss
     if context.ddp.check_for_nan_in_grad:
         yield Violation("ddp.check_for_nan_in_grad")
     if stops_at_loss:

@@ -214,7 +214,7 @@ RULES = (
         message="weights stay in {run.mode} and are cast again in every step: expect more memory "
         "than {run.mode} alone, not less",
         remedies=(
-            "store them in FP8 (fp8_param_gather=True)",
+            "store them in FP8 (fp8_param_gather=True, and without a recipe fp8_param of the model too)",
             "count it with `precision-bridge memory`",
         ),
         source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to "

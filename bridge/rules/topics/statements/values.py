@@ -170,6 +170,7 @@ RULES = (
         message="{why}",
         remedies=("{remedy}",),
         source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, "
-        "training/argument_utils.py",
+        "training/argument_utils.py; Hydra 1.3 _internal/config_loader_impl.py; "
+        "docs/explain/where-megatron-core-runs.md",
     ),
 )

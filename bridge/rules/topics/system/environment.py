@@ -44,7 +44,9 @@ def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
     """Yield the variables that change a keyword of the recipe and that no other rule refuses.
 
     If `FP32_SCALES` is not set, slime sets it to 1 for its training processes, and so does miles on
-    GPUs before Blackwell. So the remedy for this variable is 0, which turns it off everywhere.
+    GPUs before Blackwell. So the remedy for this variable is 0, which turns it off everywhere. In
+    reinforcement learning the engine of the rollout may have FP32 scales, and training then needs
+    the same ones.
     """
     if not context.is_low_precision:
         return
@@ -59,7 +61,7 @@ def find_recipe_changing_variables(context: RuleContext) -> Iterator[Violation]:
         if row.keyword and row.is_active(value) is not False and row.name not in refused:
             off = "unset it"
             if row.name == FP32_SCALES:
-                off = "set it to 0"
+                off = "set it to 0, unless a rollout has FP32 scales too"
             yield Violation(f"environment.{row.name}", off=off)
 
 

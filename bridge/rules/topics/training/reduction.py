@@ -90,7 +90,7 @@ RULES = (
         message="{origin}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=(
             "set it to True",
-            "choose a recipe: the bf16 ones state True",
+            "choose a recipe where the program takes one: the bf16 ones state True",
             "silence this if BF16 is meant",
         ),
         source=f"{PARSER_SOURCE}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
