@@ -28,7 +28,6 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, OptionFaults
 from bridge.preflight.launches import Launches
-from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_options import read_framework_options
@@ -52,7 +51,6 @@ from bridge.read.megatron_bridge.values import Function, Object, Value, is_open
 from bridge.read.run_keys import OWNER_SECTIONS
 from bridge.rules.program import DroppedField
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS
-from bridge.target.versions import parse_version
 
 BRIDGE_FRAMEWORK = "megatron_bridge"
 TABLE_NAME = "primus_bridge"
@@ -280,11 +278,7 @@ def _add_source_notes(reading: FileReading, library: Library, clone: Path | None
         return reading
     if clone is None or library.root != clone / SUBMODULE:
         return reading.with_notes(INSTALLED_READ)
-    table = load_framework_table(TABLE_NAME)
-    release = MegatronRelease(
-        version=parse_version(table.release["megatron_core"]), reason=table.release["because"]
-    )
-    return replace(reading.with_notes(SUBMODULE_READ), release=release)
+    return reading.with_notes(SUBMODULE_READ)
 
 
 # -- what does not reach Megatron Core -------------------------------------------------------------

@@ -17,6 +17,7 @@ from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MEGATRON_BRIDGE
 from bridge.read.megatron_bridge import saved_container
+from bridge.read.megatron_bridge.core_release import find_core_release
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
 from bridge.read.megatron_bridge.modelled_calls import (
@@ -129,6 +130,9 @@ def build_reading_from_container(
         refuse_checkpoint(choice, path)
     sections = _build_sections(container, evaluator, _read_model_checkpoint(model, path, choice))
     reading = saved_container.read_saved_container(sections.container, path)
+    release = find_core_release(evaluator.library)
+    if release is not None:
+        reading = replace(reading, release=release)
     reading = _apply_defaults(reading, sections.defaults)
     no_plan_reason = reading.uncertainty.no_plan_reason
     if MODULE_ROWS in sections.open_values:
