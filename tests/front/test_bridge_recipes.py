@@ -575,6 +575,17 @@ def test_a_fault_that_the_release_of_the_checkout_mended_is_not_found(recipe: Re
     assert "PB241" not in found[7]
 
 
+def test_the_program_that_starts_a_recipe_decides_which_of_two_lengths_counts(recipe: Recipe) -> None:
+    body = TINY.replace("    return", "    cfg.dataset.seq_length = 64\n    return")
+    run = load_run(config_file=recipe(body))
+    assert "PB411" not in {finding.id for finding in check(run).findings}
+    assert any("64 for the data and 32 for the model" in line for line in run.reading.lines)
+    started = body + "def main():\n    cfg = tiny_pretrain_config()\n    pretrain(cfg)\n"
+    imported = "from megatron.bridge.training.pretrain import pretrain\n"
+    run = load_run(config_file=recipe(imported + started), strict=False)
+    assert "PB411" in {finding.id for finding in check(run).findings}
+
+
 @pytest.mark.parametrize(("minor", "size"), [(4, 1031), (5, 1030)])
 def test_a_null_tokenizer_has_its_end_of_document_in_its_vocabulary_since_0_18(
     recipe: Recipe, minor: int, size: int
