@@ -575,6 +575,13 @@ def test_a_fault_that_the_release_of_the_checkout_mended_is_not_found(recipe: Re
     assert "PB241" not in found[7]
 
 
+def test_a_size_that_an_argument_of_the_recipe_decides_is_not_known(recipe: Recipe) -> None:
+    body = TINY.replace("tiny_pretrain_config()", "tiny_pretrain_config(args)")
+    body = body.replace("    return", "    cfg.model.num_layers = args.num_layers\n    return")
+    with pytest.raises(RunConfigError, match=r"model\.num_layers, which the argument args .* decides\. Add"):
+        load_run(config_file=recipe(body))
+
+
 def test_the_program_that_starts_a_recipe_decides_which_of_two_lengths_counts(recipe: Recipe) -> None:
     body = TINY.replace("    return", "    cfg.dataset.seq_length = 64\n    return")
     run = load_run(config_file=recipe(body))
