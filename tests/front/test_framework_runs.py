@@ -323,6 +323,12 @@ def test_a_variable_that_primus_exports_replaces_another_value(tmp_path: Path) -
     ]
 
 
+def test_a_variable_of_primus_may_state_that_there_is_no_value(tmp_path: Path) -> None:
+    run = primus(tmp_path, "num_virtual_stages_per_pipeline_rank: ${PRIMUS_VPP:null}")
+    assert run.model.get("virtual_pipeline_model_parallel_size") is None
+    assert not [finding for finding in check(run).findings if finding.severity == "error"]
+
+
 def test_a_variable_of_primus_may_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     primus(tmp_path)
     words = ["plan", "--config", str(tmp_path / "exp.yaml"), "--context", "variables=MICRO_BATCH=8", "--json"]

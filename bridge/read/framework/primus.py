@@ -26,6 +26,7 @@ from bridge.read.framework.primus_presets import (
     add_suffix,
     find_trainer,
     merge,
+    replace_null_texts,
 )
 from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.megatron_lm.written_arguments import parse_runs
@@ -59,7 +60,7 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
     origins = dict.fromkeys(model, add_suffix(trainer.get("model")))
     origins |= dict.fromkeys(module, add_suffix(trainer.get("config")))
     origins |= dict.fromkeys(overrides, path.name)
-    settings = merge(arguments, overrides)
+    settings = replace_null_texts(merge(arguments, overrides))
     arguments = dict(_flatten(settings))
     written = {}
     for name, value in arguments.items():

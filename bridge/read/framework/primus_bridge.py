@@ -38,6 +38,7 @@ from bridge.read.framework.primus_presets import (
     add_suffix,
     find_trainer,
     merge,
+    replace_null_texts,
 )
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.program_file import read_result
@@ -59,8 +60,6 @@ SUBMODULE = Path("third_party", "Megatron-Bridge", "src")
 PRIMUS_PACKAGE = "primus"
 PRIMUS_RECIPES = "primus.backends.megatron_bridge.recipes"
 RECIPE_KEY, FUNCTION_KEY, PRECISION_ARGUMENT = "recipe", "flavor", "precision_config"
-NULL_TEXT = "null"
-"""A text that Primus reads as no value, since a variable has no other way to state none."""
 EXPERIMENT_SECTIONS = (*OWNER_SECTIONS, "peft")
 """Sections of a container that some experiments write at their top, next to `modules`."""
 
@@ -144,11 +143,7 @@ def _load_arguments(trainer: Mapping[str, Any], presets: PrimusPresets) -> dict[
         **written_directly,
         **module,
     }
-    arguments = merge(presets_together, trainer.get("overrides") or {})
-    for key, value in arguments.items():
-        if value == NULL_TEXT:
-            arguments[key] = None
-    return arguments
+    return replace_null_texts(merge(presets_together, trainer.get("overrides") or {}))
 
 
 # -- the function of the recipe --------------------------------------------------------------------
