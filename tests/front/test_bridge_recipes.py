@@ -285,6 +285,13 @@ def test_the_container_that_a_program_starts_a_training_with_is_its_run(recipe: 
     assert run.section("train")["micro_batch_size"] == 1
 
 
+def test_the_overrides_of_a_program_and_its_yaml_file_are_named(recipe: Recipe) -> None:
+    imported = "from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides\n"
+    called = "    cfg = process_config_with_overrides(cfg, config_filepath='conf/default.yaml')\n    return"
+    run = load_run(config_file=recipe(imported + TINY.replace("    return", called)), strict=False)
+    assert any("the YAML file that it reads by default" in line for line in run.reading.lines)
+
+
 @pytest.mark.parametrize(
     ("body", "remedy"),
     [

@@ -56,7 +56,10 @@ NUMBER_KINDS = ("int", "float")
 """Kinds of Megatron's fields for which a class of Megatron Bridge may have a list of values."""
 CLASS_DEFAULT = "default of {name}"
 NUMBER_OF_GPUS = "The number of GPUs: the recipe's name has {gpus} of them. Add --target {gpu}x{gpus}, for example."
-OVERRIDES_NOT_READ = "The program writes its command line over the recipe: add its overrides here."
+OVERRIDES_NOT_READ = (
+    "The program writes its command line over the recipe, and the YAML file that it reads by default if it has one: "
+    "add their overrides here."
+)
 MAY_BE_CHANGED = (
     "{path}: {function} gets it afterwards and may change it, and its source is not at hand."
 )
