@@ -216,6 +216,17 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
+def test_a_branch_that_ends_the_program_makes_no_run(recipe: Recipe) -> None:
+    imported = "import sys\nfrom megatron.bridge.training.pretrain import pretrain\n"
+    body = (
+        "def main(args):\n    cfg = tiny_pretrain_config()\n"
+        "    if args.dryrun:\n        cfg.mixed_precision = None\n        sys.exit(0)\n"
+        "    pretrain(config=cfg)\n"
+    )
+    run = load_run(config_file=recipe(imported + TINY + body))
+    assert get_mode(run.precision) == "bf16"
+
+
 def test_a_precision_that_differs_between_branches_is_no_fp32(recipe: Recipe) -> None:
     statements = "if low:\n    cfg.mixed_precision = 'bf16_with_mxfp8_mixed'"
     run = of_function(recipe, statements, parameters="low")
