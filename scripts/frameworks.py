@@ -62,6 +62,9 @@ do not state its sizes. Where its `config.json` is at hand, by the name in the f
 or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/foreign/tables/hf_config.yaml`. They are counted here without it.
 
+In a checkout of Megatron Bridge its version decides the release of Megatron Core
+(`bridge/read/rows/megatron_bridge.yaml`), unless a target states one.
+
 The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it
 `check` names the recipe that decides, and `plan` answers none of them.
 

@@ -33,7 +33,8 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
         return
     names = ", ".join(absent)
     overrides = " ".join(f"{name}=VALUE" for name in absent)
-    decider = reading.uncertainty.unread_sources.get(f"model.{REQUIRED_SIZES[0]}")
+    uncertainty = reading.uncertainty
+    decider = uncertainty.unread_sources.get(absent[0]) or uncertainty.open_values.get(absent[0])
     if reading.settings_of == MEGATRON_LM:
         raise RunConfigError(
             f"{path}: does not state {names}, or only when it runs. Add {overrides}."

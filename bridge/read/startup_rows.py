@@ -3,7 +3,7 @@
     row = START_ROWS[0]
     row.path, row.because    # ddp.overlap_grad_reduce, comm_overlap
     row.source               # training/comm_overlap.py: ...
-    apply_startup_rows(sections, own_fields, gpus, START_ROWS)
+    apply_startup_rows(sections, own_fields, target, START_ROWS)
 
 A row applies if its condition holds. Its value then replaces the value in the file. The rows are
 applied in their order, so that a condition sees the values of the rows before it. A value that the
@@ -18,6 +18,8 @@ from typing import Any
 
 from bridge.preflight.file_reading import DerivedValue
 from bridge.target.fields import OWNER_DEFAULTS, parse_integer
+from bridge.target.target import Target
+from bridge.target.versions import Version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,8 @@ class StartupSettings:
     """Dotted key of a setting that only the framework has -> its value."""
     gpus: int | None
     """GPUs of the run; None if they are not known."""
+    core_release: Version | None = None
+    """Release of Megatron Core; None if it is not known."""
 
     def value(self, path: str) -> Any:
         """Return the value of a setting: as it is stated, or Megatron's default, or None."""
@@ -112,7 +116,7 @@ def make_startup_rows(
 def apply_startup_rows(
     sections: dict[str, Any],
     own_fields: Mapping[str, Any],
-    gpus: int | None,
+    target: Target,
     rows: Sequence[StartupRow],
 ) -> tuple[DerivedValue, ...]:
     """Write the values that a framework sets when a run starts into the sections of the run.
@@ -120,13 +124,18 @@ def apply_startup_rows(
     Args:
         sections: The sections, which are changed.
         own_fields: Dotted key of a setting that only the framework has -> its value.
-        gpus: GPUs of the run; None if they are not known.
+        target: The GPUs and the release of Megatron Core.
         rows: The rows of the framework.
 
     Returns:
         The values that differ from those of the file.
     """
-    settings = StartupSettings(sections=sections, own_fields=own_fields, gpus=gpus)
+    settings = StartupSettings(
+        sections=sections,
+        own_fields=own_fields,
+        gpus=target.count,
+        core_release=target.mcore,
+    )
     values: dict[str, DerivedValue] = {}
     for row in rows:
         if not row.applies(settings):

@@ -40,7 +40,9 @@ def apply_startup_values(
 
         reading = framework_start.add_framework_variables(reading, target)
         rows = framework_start.add_framework_rows(reading.framework, rows, sections)
-    values = apply_startup_rows(sections, reading.own_fields, target.count, rows)
+    if target.mcore is None:
+        target = replace(target, mcore=reading.release.version)
+    values = apply_startup_rows(sections, reading.own_fields, target, rows)
     settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
     unknown: list[str] = []
     for sentence in _list_unknown_values(reading, target):

@@ -11,6 +11,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.text.document import Document
@@ -215,6 +216,17 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
+def test_a_branch_that_ends_the_program_makes_no_run(recipe: Recipe) -> None:
+    imported = "import sys\nfrom megatron.bridge.training.pretrain import pretrain\n"
+    body = (
+        "def main(args):\n    cfg = tiny_pretrain_config()\n"
+        "    if args.dryrun:\n        cfg.mixed_precision = None\n        sys.exit(0)\n"
+        "    pretrain(config=cfg)\n"
+    )
+    run = load_run(config_file=recipe(imported + TINY + body))
+    assert get_mode(run.precision) == "bf16"
+
+
 def test_a_precision_that_differs_between_branches_is_no_fp32(recipe: Recipe) -> None:
     statements = "if low:\n    cfg.mixed_precision = 'bf16_with_mxfp8_mixed'"
     run = of_function(recipe, statements, parameters="low")
@@ -282,6 +294,13 @@ def test_the_container_that_a_program_starts_a_training_with_is_its_run(recipe: 
     )
     run = load_run(config_file=recipe(body))
     assert run.section("train")["micro_batch_size"] == 1
+
+
+def test_the_overrides_of_a_program_and_its_yaml_file_are_named(recipe: Recipe) -> None:
+    imported = "from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides\n"
+    called = "    cfg = process_config_with_overrides(cfg, config_filepath='conf/default.yaml')\n    return"
+    run = load_run(config_file=recipe(imported + TINY.replace("    return", called)), strict=False)
+    assert any("the YAML file that it reads by default" in line for line in run.reading.lines)
 
 
 @pytest.mark.parametrize(
@@ -549,6 +568,57 @@ def test_the_vocabulary_of_the_tokenizer_is_padded_as_the_checkpoint_says(recipe
     assert run.find_decider("model.vocab_size") is None
     large = checkpoint_in(path.parent / "large", vocab_size=128256)
     assert load_run(config_file=path, choice=large).plan.shape.padded_vocab_size() == 1152
+
+
+def in_version(recipe: Recipe, body: str, minor: int, **choices: object) -> Run:
+    """Return the run of a recipe whose checkout is Megatron Bridge 0.MINOR."""
+    path = recipe(body)
+    info = path.parent / "src" / "megatron" / "bridge" / "package_info.py"
+    info.write_text(f"MAJOR = 0\nMINOR = {minor}\nPATCH = 0\n")
+    return load_run(config_file=path, strict=False, **choices)
+
+
+def test_the_version_of_the_checkout_decides_the_release_of_megatron_core(recipe: Recipe) -> None:
+    assert str(in_version(recipe, TINY, 5).reading.release.version) == "0.18.2"
+    assert "Megatron Bridge 0.7" in in_version(recipe, TINY, 7).reading.release.sentence
+    assert in_version(recipe, TINY, 1).reading.release.is_installed  # a version without a row
+    run = in_version(recipe, TINY, 7, overrides=["target='h100x8,mcore0.17.1'"])
+    assert str(run.reading.release.version) == "0.17.1"
+
+
+def test_a_fault_that_the_release_of_the_checkout_mended_is_not_found(recipe: Recipe) -> None:
+    body = TINY.replace("    return", "    cfg.mixed_precision = bf16_with_mxfp8_mixed()\n    return")
+    found = {minor: {finding.id for finding in check(in_version(recipe, body, minor)).findings} for minor in (4, 7)}
+    assert "PB241" in found[4]
+    assert "PB241" not in found[7]
+
+
+def test_a_size_that_an_argument_of_the_recipe_decides_is_not_known(recipe: Recipe) -> None:
+    body = TINY.replace("tiny_pretrain_config()", "tiny_pretrain_config(args)")
+    body = body.replace("    return", "    cfg.model.num_layers = args.num_layers\n    return")
+    with pytest.raises(RunConfigError, match=r"model\.num_layers, which the argument args .* decides\. Add"):
+        load_run(config_file=recipe(body))
+
+
+def test_the_program_that_starts_a_recipe_decides_which_of_two_lengths_counts(recipe: Recipe) -> None:
+    body = TINY.replace("    return", "    cfg.dataset.seq_length = 64\n    return")
+    run = load_run(config_file=recipe(body))
+    assert "PB411" not in {finding.id for finding in check(run).findings}
+    assert any("64 for the data and 32 for the model" in line for line in run.reading.lines)
+    started = body + "def main():\n    cfg = tiny_pretrain_config()\n    pretrain(cfg)\n"
+    imported = "from megatron.bridge.training.pretrain import pretrain\n"
+    run = load_run(config_file=recipe(imported + started), strict=False)
+    assert "PB411" in {finding.id for finding in check(run).findings}
+
+
+@pytest.mark.parametrize(("minor", "size"), [(4, 1031), (5, 1030)])
+def test_a_null_tokenizer_has_its_end_of_document_in_its_vocabulary_since_0_18(
+    recipe: Recipe, minor: int, size: int
+) -> None:
+    tokenizer = "TokenizerConfig(tokenizer_type='NullTokenizer', vocab_size=1030, use_tokenizer_vocab_size=True)"
+    imported = "from megatron.bridge.training.tokenizers.config import TokenizerConfig\n"
+    body = TINY.replace("    return", f"    cfg.tokenizer = {tokenizer}\n    return")
+    assert in_version(recipe, imported + body, minor).model["vocab_size"] == size
 
 
 def test_the_vocabulary_of_a_tokenizer_that_is_not_known_is_open(recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.convert.conversion import import_runs
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
 from bridge.preflight.rule_check import check
@@ -321,6 +321,79 @@ def test_a_variable_that_primus_exports_replaces_another_value(tmp_path: Path) -
         "Primus sets NVTE_ROCM_ENABLE_MXFP8=1 for its training processes, whatever else sets it "
         "(runner/helpers/envs/base_env.sh)."
     ]
+
+
+def test_a_variable_of_primus_may_state_that_there_is_no_value(tmp_path: Path) -> None:
+    run = primus(tmp_path, "num_virtual_stages_per_pipeline_rank: ${PRIMUS_VPP:null}")
+    assert run.model.get("virtual_pipeline_model_parallel_size") is None
+    assert not [finding for finding in check(run).findings if finding.severity == "error"]
+
+
+PRIMUS_SCRIPT = """\
+export EXP=exp.yaml
+export PRIMUS_TP=2
+MBS=${MBS:-3}
+./primus-cli MODE -- train pretrain --config "$EXP" --data_path data --micro_batch_size "$MBS" fp8_recipe=tensorwise \
+    --global_batch_size "$((NNODES * 8))" --use_distributed_optimizer
+"""
+
+
+def primus_script(tmp_path: Path, mode: str = "direct", *overrides: str) -> Run:
+    """Return the run of a script that starts the experiment of `primus` with further settings."""
+    primus(tmp_path, *overrides)
+    (tmp_path / "run.sh").write_text(PRIMUS_SCRIPT.replace("MODE", mode))
+    return load_run(config_file=tmp_path / "run.sh", strict=False)
+
+
+def test_the_command_line_of_primus_counts_over_its_experiment(tmp_path: Path) -> None:
+    run = primus_script(tmp_path, "direct", "tensor_model_parallel_size: ${PRIMUS_TP:1}")
+    assert run.reading.framework == "Primus"
+    assert run.model["tensor_model_parallel_size"] == 2  # a variable that the script exports
+    assert run.section("train")["micro_batch_size"] == 3
+    assert run.model["fp8_recipe"] == "tensorwise"
+    assert run.origin_of("model.fp8_recipe").startswith("run.sh:4")
+    assert run.origin_of("model.num_layers").startswith("tiny.yaml")
+    assert run.find_decider("train.global_batch_size") == "the value $((NNODES * 8))"
+    assert any("--config exp.yaml: read from" in line for line in run.reading.lines)
+
+
+def test_a_value_with_quotes_within_a_word_of_primus_is_open(tmp_path: Path) -> None:
+    primus(tmp_path)
+    layout = "--pipeline_model_parallel_layout \"'Et|tL'\""
+    text = PRIMUS_SCRIPT.replace("MODE", "direct").replace("fp8_recipe=tensorwise", layout)
+    (tmp_path / "run.sh").write_text(text)
+    run = load_run(config_file=tmp_path / "run.sh", strict=False)
+    assert run.find_decider("model.pipeline_model_parallel_layout") == "the value 'Et|tL'"
+    assert any("layout: the word has quotes in it" in line for line in run.reading.lines)
+
+
+def test_a_container_of_primus_has_only_some_variables_of_the_script(tmp_path: Path) -> None:
+    layers = ("num_layers: ${LAYERS:4}", "tensor_model_parallel_size: ${PRIMUS_TP:1}")
+    primus(tmp_path, *layers)
+    text = PRIMUS_SCRIPT.replace("MBS=$", "export LAYERS=6\nMBS=$")
+    found = {}
+    for mode in ("direct", "slurm srun -N 2"):
+        (tmp_path / "run.sh").write_text(text.replace("MODE", mode))
+        run = load_run(config_file=tmp_path / "run.sh", strict=False)
+        found[mode] = (run.model["num_layers"], run.model["tensor_model_parallel_size"])
+    assert found == {"direct": (6, 2), "slurm srun -N 2": (4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("EXP=exp.yaml", "EXP=$1", "which is not found from here"),
+        ("EXP=exp.yaml", "EXP=other.yaml", "no experiment on Megatron-LM"),
+    ],
+)
+def test_a_script_of_primus_without_an_experiment_that_is_read_is_refused(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    primus(tmp_path)
+    (tmp_path / "other.yaml").write_text((tmp_path / "exp.yaml").read_text().replace("megatron", "torchtitan"))
+    (tmp_path / "run.sh").write_text(PRIMUS_SCRIPT.replace("MODE", "direct").replace(old, new))
+    with pytest.raises(UnreadFileError, match=sentence):
+        load_run(config_file=tmp_path / "run.sh")
 
 
 def test_a_variable_of_primus_may_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

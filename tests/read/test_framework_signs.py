@@ -102,8 +102,6 @@ LAUNCHES = {
     "python src/train.py --finetuning_type lora --bf16 true": ("LLaMA-Factory", "has `--finetuning_type`, an option"),
     "accelerate launch --mixed_precision bf16 train.py": ("Accelerate", "starts with `accelerate`"),
     "colossalai run --nproc_per_node 2 train.py --mixed_precision bf16": ("ColossalAI", "starts with `colossalai`"),
-    "bash ./runner/primus-cli direct -- train pretrain --config a.yaml": ("Primus", "starts `primus-cli direct`"),
-    "torchrun primus/cli/main.py train pretrain --config a.yaml": ("Primus", "starts `primus/cli/main.py`"),
     "flagscale train aquila --config a.yaml": ("FlagScale", "starts `flagscale train`"),
     "automodel finetune llm -c a.yaml": ("NeMo Automodel", "starts `automodel finetune`"),
     "uv run automodel a.yaml --nproc-per-node 8": ("NeMo Automodel", "starts `automodel a.yaml`"),

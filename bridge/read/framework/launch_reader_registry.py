@@ -14,13 +14,15 @@ from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import ms_swift, nemo_rl, roll, verl
+from bridge.read.framework import ms_swift, nemo_rl, primus_launch, roll, verl
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.script_launches import read_document_launches
 from bridge.read.megatron_bridge import launch as megatron_bridge
 from bridge.read.text.document import Document
 
-SCRIPT_SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
+SCRIPT_SIGNS = re.compile(
+    r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift|primus-cli"
+)
 """Words without which a script is none of these frameworks'."""
 MEGATRON_BRIDGE_TABLE = "megatron_bridge"
 LaunchReader = Callable[[Launch, Path, RunChoice], FileReading]
@@ -29,6 +31,7 @@ LAUNCH_READERS: Mapping[str, LaunchReader] = {
     MEGATRON_BRIDGE_TABLE: megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
+    "primus": primus_launch.read_launch,
     "roll": roll.read_launch,
     "verl": verl.read_launch,
 }

@@ -13,7 +13,7 @@ Source: AMD-AGI/Primus fd1eeabb of 2026-08-22, primus/core/launcher/parser.py pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bridge.read.framework.primus_presets import (
     add_suffix,
     find_trainer,
     merge,
+    replace_null_texts,
 )
 from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.megatron_lm.written_arguments import parse_runs
@@ -46,8 +47,32 @@ def is_of(config: Mapping[str, Any]) -> bool:
     return find_trainer(config, MEGATRON_FRAMEWORK) is not None
 
 
-def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
-    """Return what an experiment says of its run; RunConfigError for one that cannot be read."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatedOverrides:
+    """Settings of a command line, which count over those of the experiment."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+    """Place of the command line in messages."""
+
+
+def read(
+    config: Mapping[str, Any],
+    path: Path,
+    choice: RunChoice,
+    stated: StatedOverrides | None = None,
+) -> FileReading:
+    """Return what an experiment says of its run.
+
+    Args:
+        config: The contents of the file.
+        path: Path of the file.
+        choice: The choices of the command line of this tool.
+        stated: The settings of the command line that starts the experiment. None: it has none.
+
+    Raises:
+        RunConfigError: The experiment cannot be read.
+    """
     choice.refuse_checkpoint(path)
     files = PrimusPresets(path, MEGATRON_FRAMEWORK, choice.variables)
     trainer: Mapping[str, Any] = files.resolve_variables(find_trainer(config, MEGATRON_FRAMEWORK))
@@ -59,7 +84,10 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
     origins = dict.fromkeys(model, add_suffix(trainer.get("model")))
     origins |= dict.fromkeys(module, add_suffix(trainer.get("config")))
     origins |= dict.fromkeys(overrides, path.name)
-    settings = merge(arguments, overrides)
+    settings = replace_null_texts(merge(arguments, overrides))
+    if stated is not None:
+        settings = merge(settings, stated.values)
+        origins |= dict.fromkeys(stated.values, stated.origin)
     arguments = dict(_flatten(settings))
     written = {}
     for name, value in arguments.items():

@@ -28,7 +28,6 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, OptionFaults
 from bridge.preflight.launches import Launches
-from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_options import read_framework_options
@@ -39,6 +38,7 @@ from bridge.read.framework.primus_presets import (
     add_suffix,
     find_trainer,
     merge,
+    replace_null_texts,
 )
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.program_file import read_result
@@ -52,7 +52,6 @@ from bridge.read.megatron_bridge.values import Function, Object, Value, is_open
 from bridge.read.run_keys import OWNER_SECTIONS
 from bridge.rules.program import DroppedField
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS
-from bridge.target.versions import parse_version
 
 BRIDGE_FRAMEWORK = "megatron_bridge"
 TABLE_NAME = "primus_bridge"
@@ -61,8 +60,6 @@ SUBMODULE = Path("third_party", "Megatron-Bridge", "src")
 PRIMUS_PACKAGE = "primus"
 PRIMUS_RECIPES = "primus.backends.megatron_bridge.recipes"
 RECIPE_KEY, FUNCTION_KEY, PRECISION_ARGUMENT = "recipe", "flavor", "precision_config"
-NULL_TEXT = "null"
-"""A text that Primus reads as no value, since a variable has no other way to state none."""
 EXPERIMENT_SECTIONS = (*OWNER_SECTIONS, "peft")
 """Sections of a container that some experiments write at their top, next to `modules`."""
 
@@ -146,11 +143,7 @@ def _load_arguments(trainer: Mapping[str, Any], presets: PrimusPresets) -> dict[
         **written_directly,
         **module,
     }
-    arguments = merge(presets_together, trainer.get("overrides") or {})
-    for key, value in arguments.items():
-        if value == NULL_TEXT:
-            arguments[key] = None
-    return arguments
+    return replace_null_texts(merge(presets_together, trainer.get("overrides") or {}))
 
 
 # -- the function of the recipe --------------------------------------------------------------------
@@ -280,11 +273,7 @@ def _add_source_notes(reading: FileReading, library: Library, clone: Path | None
         return reading
     if clone is None or library.root != clone / SUBMODULE:
         return reading.with_notes(INSTALLED_READ)
-    table = load_framework_table(TABLE_NAME)
-    release = MegatronRelease(
-        version=parse_version(table.release["megatron_core"]), reason=table.release["because"]
-    )
-    return replace(reading.with_notes(SUBMODULE_READ), release=release)
+    return reading.with_notes(SUBMODULE_READ)
 
 
 # -- what does not reach Megatron Core -------------------------------------------------------------

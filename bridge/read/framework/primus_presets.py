@@ -30,6 +30,7 @@ REAL_PATTERN = re.compile(r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)")
 EXTENDED_KEY = "extends"
 UNREAD_KEY = "bases"
 """A key with names of files in some model files, in the place of `extends`. Primus does not read it."""
+NULL_TEXT = "null"
 MAX_EXTENDED_FILES = 12
 """Files that extend each other."""
 FILE_NOT_THERE = (
@@ -149,6 +150,22 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def replace_null_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping in which each text "null" is None, as a variable states that there is no value.
+
+    Source: primus/core/utils/yaml_utils.py set_value_by_key.
+    """
+    replaced: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            replaced[key] = replace_null_texts(value)
+        elif value == NULL_TEXT:
+            replaced[key] = None
+        else:
+            replaced[key] = value
+    return replaced
 
 
 def _as_names(value: object) -> list[str]:

@@ -16,6 +16,7 @@ These statements are followed:
     try                  The body and the first handler are two branches.
     with                 Its body.
     return, raise
+    sys.exit(), exit()   The end of a path, as `raise` is.
     import, from         Of the source of Megatron Bridge.
     x.append(value), x.extend(values), x.update(mapping)
 
@@ -55,6 +56,8 @@ MAX_DEPTH = 16
 MAX_STATEMENTS = 20000
 """Most statements that are followed for one run. Each condition may double them."""
 TOO_LONG = "a function with too many branches to be followed"
+EXIT_FUNCTIONS = ("sys.exit", "os._exit", "exit", "quit")
+"""Functions that end the program."""
 MAX_LOOP_ITERATIONS = 512
 """Most iterations of a loop that is followed."""
 
@@ -67,7 +70,7 @@ class Returned:
 
 
 class Raised:
-    """The end of a path that raises an error."""
+    """The end of a path that raises an error, or ends the program."""
 
 
 Outcome = Returned | Raised | None
@@ -201,6 +204,8 @@ class Evaluator(ExpressionEvaluator):
             case ast.Return(value=ast.expr() as expression):
                 return Returned(self.value(expression, frame))
             case ast.Raise():
+                return Raised()
+            case ast.Expr(value=ast.Call(func=called)) if format_source(called) in EXIT_FUNCTIONS:
                 return Raised()
             case ast.For():
                 return self._evaluate_loop(node, frame)

@@ -17,6 +17,7 @@ from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MEGATRON_BRIDGE
 from bridge.read.megatron_bridge import saved_container
+from bridge.read.megatron_bridge.core_release import find_core_release
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
 from bridge.read.megatron_bridge.modelled_calls import (
@@ -55,7 +56,10 @@ NUMBER_KINDS = ("int", "float")
 """Kinds of Megatron's fields for which a class of Megatron Bridge may have a list of values."""
 CLASS_DEFAULT = "default of {name}"
 NUMBER_OF_GPUS = "The number of GPUs: the recipe's name has {gpus} of them. Add --target {gpu}x{gpus}, for example."
-OVERRIDES_NOT_READ = "The program writes its command line over the recipe: add its overrides here."
+OVERRIDES_NOT_READ = (
+    "The program writes its command line over the recipe, and the YAML file that it reads by default if it has one: "
+    "add their overrides here."
+)
 MAY_BE_CHANGED = (
     "{path}: {function} gets it afterwards and may change it, and its source is not at hand."
 )
@@ -129,6 +133,9 @@ def build_reading_from_container(
         refuse_checkpoint(choice, path)
     sections = _build_sections(container, evaluator, _read_model_checkpoint(model, path, choice))
     reading = saved_container.read_saved_container(sections.container, path)
+    release = find_core_release(evaluator.library)
+    if release is not None:
+        reading = replace(reading, release=release)
     reading = _apply_defaults(reading, sections.defaults)
     no_plan_reason = reading.uncertainty.no_plan_reason
     if MODULE_ROWS in sections.open_values:

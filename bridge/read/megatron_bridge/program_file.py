@@ -35,6 +35,10 @@ REGISTER_DECORATOR = "register"
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/training/mixed_precision.py register."""
 START_NAMES = ("pretrain", "finetune")
 """Functions of Megatron Bridge that start a training run."""
+LENGTHS_DIFFER = (
+    "The sequence length: the recipe states {data} for the data and {model} for the model. The program that starts the "
+    "recipe makes them equal; the length of the model counts here."
+)
 READ_WITH_SOURCE = "Read by its syntax: {label}, with the source of Megatron Bridge next to it."
 READ_WITHOUT_SOURCE = "Read by its syntax: {label}; the source of Megatron Bridge is not at hand."
 NO_RUN_OF_ALIASES = (
@@ -76,10 +80,37 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
         reading = read_container_from_process(library, function, path)
     else:
         reading = read_function(library, function, path, choice)
+        if not _starts_training(function.node):
+            reading = _drop_unequal_length(reading)
     labels: tuple[str, ...] = ()
     if len(functions) > 1:
         labels = tuple(map(format_label, functions))
     return replace(reading, launches=Launches(labels=labels, number=number))
+
+
+def _drop_unequal_length(reading: FileReading) -> FileReading:
+    """Return the reading of a recipe without a length of the data that is not that of the model.
+
+    The programs of Megatron Bridge that start a recipe make the two lengths equal. One of them takes
+    the length of the data, and another one that of the model.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/recipe_runner.py
+    sync_model_dataset_sequence_length, scripts/performance/utils/overrides.py set_user_overrides.
+    """
+    model, data = reading.sections.get("model"), reading.sections.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        return reading
+    length, data_length = model.get("seq_length"), data.get("seq_length")
+    if length is None or data_length is None or length == data_length:
+        return reading
+    other_data = dict(data)
+    del other_data["seq_length"]
+    sentence = LENGTHS_DIFFER.format(data=data_length, model=length)
+    uncertainty = reading.uncertainty
+    uncertainty = replace(uncertainty, open_points=(*uncertainty.open_points, sentence))
+    return replace(
+        reading, sections={**reading.sections, "data": other_data}, uncertainty=uncertainty
+    )
 
 
 def _load_run_functions(document: Document, library: Library, path: Path) -> Sequence[Function]:

@@ -23,9 +23,12 @@ from bridge.read.startup_rows import (
 from bridge.read.tokenizers import find_vocab_size
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.target.fields import parse_integer
+from bridge.target.versions import parse_version
 
 BUCKET_SIZE = 128 * 2**20
 """Elements of a DDP bucket under `comm_overlap`."""
+NULL_END_WITHIN = parse_version("0.18")
+"""First release of Megatron Core whose NullTokenizer counts the end of a document in its vocabulary."""
 OVERLAP_SOURCE = "training/comm_overlap.py"
 CONFIG_SOURCE = "training/config.py"
 
@@ -162,8 +165,16 @@ def _get_bucket_size(settings: StartupSettings) -> int | None:
 
 
 def _get_null_vocab_size(settings: StartupSettings) -> int:
-    """Return the vocabulary size of a NullTokenizer, which adds a token for the end of a document."""
-    return (parse_integer(settings.value("tokenizer.vocab_size")) or 0) + 1
+    """Return the vocabulary size of a NullTokenizer.
+
+    Before Megatron Core 0.18 a NullTokenizer adds a token for the end of a document.
+
+    Source: megatron-core 0.17.1 and 0.18.2 tokenizers/text/libraries/null_tokenizer.py.
+    """
+    size = parse_integer(settings.value("tokenizer.vocab_size")) or 0
+    if settings.core_release is not None and settings.core_release < NULL_END_WITHIN:
+        size += 1
+    return size
 
 
 _make_fsdp_rows = partial(
@@ -223,7 +234,7 @@ START_ROWS: tuple[StartupRow, ...] = (
     *make_startup_rows(
         {"model.vocab_size": _get_null_vocab_size},
         _takes_null_vocabulary,
-        because="the vocabulary of NullTokenizer and its end of document",
+        because="the vocabulary of NullTokenizer",
         source="training/setup.py: _validate_and_set_vocab_size",
     ),
     *make_startup_rows(

@@ -126,6 +126,7 @@ def experiment(
         package = tmp_path / "third_party" / "Megatron-Bridge" / "src" / "megatron" / "bridge"
         write(package / "recipes" / "tiny.py", RECIPE)
         write(package / "models" / "tiny_provider.py", PROVIDER)
+        write(package / "package_info.py", "MAJOR = 0\nMINOR = 4\n")
     path = tmp_path / "exp.yaml"
     path.write_text(EXPERIMENT + "".join(f"      {line}\n" for line in overrides) + tail)
     return path
@@ -144,7 +145,7 @@ def test_keys_of_the_files_are_arguments_of_the_recipe(tmp_path: Path) -> None:
     assert run.origin_of("model.seq_length").startswith("recipes/tiny.py")
     assert run.plan.layers
     assert any("third_party/Megatron-Bridge" in note for note in run.reading.notes)
-    assert str(run.reading.release.version) == "0.16.1"
+    assert str(run.reading.release.version) == "0.17.1"  # that of Megatron Bridge 0.4
 
 
 def test_the_recipe_decides_what_no_key_states(tmp_path: Path) -> None:
