@@ -55,6 +55,16 @@ PAIR_KEYS = ("chosen_key", "rejected_key")
 Source: roll/pipeline/dpo/dpo_config.py DPOConfig.
 """
 
+REFERENCE, CRITIC = "reference", "critic"
+REFERENCE_SWITCHES = ("enable_reference", "use_kl_loss", "is_pure_opd", "use_opd")
+KL_KEY, ESTIMATOR_KEY = "init_kl_coef", "adv_estimator"
+"""Keys of the penalty that needs a reference model, and of the estimator that needs a critic.
+
+Source: roll/configs/base_config.py PPOConfig; roll/pipeline/rlvr/rlvr_pipeline.py RLVRPipeline.
+"""
+DEFAULT_KL, DEFAULT_ESTIMATOR = 0.2, "gae"
+ADAPTER_KEY = f"{ACTOR}.model_args.lora_target"
+
 # Values.
 MEGATRON_STRATEGY = "megatron_train"
 DEFAULT_DTYPE = "bf16"
@@ -88,7 +98,7 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     values = resolve_interpolations(dict(config))
     trainer = _find_trainer(values)
     _refuse_other_trainers(config, values, trainer, path)
-    values = _rename_trainer(values, trainer)
+    values = _drop_unused_workers(_rename_trainer(values, trainer))
     table = load_framework_table(TABLE_NAME)
     tree = read_tree(table, values)
     _read_mode(tree, values)
@@ -157,6 +167,30 @@ def _rename_trainer(values: ConfigTree, trainer: str) -> ConfigTree:
         elif name != ACTOR:
             renamed[name] = value
     return renamed
+
+
+def _drop_unused_workers(values: ConfigTree) -> ConfigTree:
+    """Return the tree without a reference model and a critic that the run does not start."""
+    unused: set[str] = set()
+    if not _starts_reference(values):
+        unused.add(REFERENCE)
+    if values.get(ESTIMATOR_KEY, DEFAULT_ESTIMATOR) != DEFAULT_ESTIMATOR:
+        unused.add(CRITIC)
+    return {name: value for name, value in values.items() if name not in unused}
+
+
+def _starts_reference(values: ConfigTree) -> bool:
+    """Return whether the run starts a reference model, or only the run knows that.
+
+    DPO always starts one. With adapters the frozen model is the reference.
+    """
+    if any(key in values for key in PAIR_KEYS):
+        return True
+    if get_dotted_value(values, ADAPTER_KEY) is not None:
+        return False
+    if any(values.get(key) for key in REFERENCE_SWITCHES):
+        return True
+    return values.get(KL_KEY, DEFAULT_KL) not in (0, None)
 
 
 def _refuse_other_trainers(

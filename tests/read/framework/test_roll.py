@@ -156,3 +156,32 @@ def test_a_sequence_is_a_prompt_and_a_response_where_its_length_is_not_stated(ru
     assert (
         run_of(file().replace("sequence_length: 4096", "response_length: 3072"), "run.yaml").model["seq_length"] == 4096
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_named"),
+    [
+        ("", True),
+        ("init_kl_coef: 0.0", False),
+        ("init_kl_coef: 0.0\nuse_kl_loss: true", True),
+        ("init_kl_coef: 0\nenable_reference: true", True),
+        ("init_kl_coef: 0.0\nchosen_key: chosen", True),
+    ],
+)
+def test_a_reference_model_is_named_where_the_run_starts_one(run_of, more: str, is_named: bool) -> None:
+    run = run_of(f"{file()}reference: {{strategy_args: {{strategy_name: megatron_infer}}}}\n{more}\n", "run.yaml")
+    sentence = "reference.strategy_args.strategy_name=megatron_infer: the weights of a reference model are not counted."
+    assert (sentence in run.reading.lines) is is_named
+
+
+def test_the_frozen_model_is_the_reference_of_adapters(run_of) -> None:
+    text = file().replace("dtype: bf16", "dtype: bf16, lora_target: all-linear")
+    run = run_of(f"{text}reference: {{strategy_args: {{strategy_name: megatron_infer}}}}\n", "run.yaml")
+    assert not [line for line in run.reading.lines if line.startswith("reference.")]
+
+
+@pytest.mark.parametrize(("estimator", "is_named"), [("gae", True), ("grpo", False)])
+def test_a_critic_is_named_where_the_estimator_needs_one(run_of, estimator: str, is_named: bool) -> None:
+    critic = "critic: {strategy_args: {strategy_name: megatron_train}}"
+    run = run_of(f"{file()}{critic}\nadv_estimator: {estimator}\n", "run.yaml")
+    assert bool([line for line in run.reading.lines if line.startswith("critic.")]) is is_named
