@@ -8,14 +8,48 @@ from typing import Any
 
 from bridge.preflight.file_reading import (
     MEGATRON_BRIDGE,
+    MEGATRON_CORE,
     MEGATRON_LM,
     PRECISION_BRIDGE,
     FileReading,
 )
 from bridge.read.debug_features import find_debugger_no_plan_reason
 from bridge.read.layer_source import find_kitchen_no_plan_reason
-from bridge.read.startup_rows import StartupRow, StartupSettings, apply_startup_rows
+from bridge.read.startup_rows import (
+    StartupRow,
+    StartupSettings,
+    apply_startup_rows,
+    make_startup_rows,
+)
 from bridge.target.target import Target
+
+MEGATRON_CORE_SOURCE = "megatron-core 0.16.1 transformer_config.py __post_init__"
+OLD_SWITCH = "moe_layer_recompute"
+"""Old switch of the recomputation of experts, which Megatron Core translates."""
+
+
+def _recomputes_experts(settings: StartupSettings) -> bool:
+    """Return whether the old switch is on. Megatron Core refuses it with full recomputation."""
+    is_full = settings.value("model.recompute_granularity") == "full"
+    return bool(settings.value(f"model.{OLD_SWITCH}")) and not is_full
+
+
+def _add_experts(settings: StartupSettings) -> list[str]:
+    """Return the recomputed modules with the layer of experts."""
+    modules = list(settings.value("model.recompute_modules") or ["core_attn"])
+    if "moe" not in modules:
+        modules.append("moe")
+    return modules
+
+
+CORE_ROWS = make_startup_rows(
+    {"model.recompute_granularity": "selective", "model.recompute_modules": _add_experts},
+    _recomputes_experts,
+    because=OLD_SWITCH,
+    source=MEGATRON_CORE_SOURCE,
+    set_by=MEGATRON_CORE,
+)
+"""Values that the classes of Megatron Core set themselves, whatever framework is above them."""
 
 
 def apply_startup_values(
@@ -40,6 +74,7 @@ def apply_startup_values(
 
         reading = framework_start.add_framework_variables(reading, target)
         rows = framework_start.add_framework_rows(reading.framework, rows, sections)
+    rows = [*rows, *CORE_ROWS]
     values = apply_startup_rows(sections, reading.own_fields, target.count, rows)
     settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
     unknown: list[str] = []

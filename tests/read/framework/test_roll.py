@@ -185,3 +185,12 @@ def test_a_critic_is_named_where_the_estimator_needs_one(run_of, estimator: str,
     critic = "critic: {strategy_args: {strategy_name: megatron_train}}"
     run = run_of(f"{file()}{critic}\nadv_estimator: {estimator}\n", "run.yaml")
     assert bool([line for line in run.reading.lines if line.startswith("critic.")]) is is_named
+
+
+def test_the_old_switch_of_recomputed_experts_is_what_megatron_core_makes_of_it(run_of) -> None:
+    text = file(more="moe_layer_recompute: true").replace("recompute_granularity: full", "moe_grouped_gemm: true")
+    run = run_of(text, "run.yaml")
+    assert (run.model["recompute_granularity"], run.model["recompute_modules"]) == ("selective", ["core_attn", "moe"])
+    assert run.origin_of("model.recompute_granularity") == "Megatron Core at start"
+    run = run_of(file(more="moe_layer_recompute: true"), "run.yaml")
+    assert run.model["recompute_granularity"] == "full"
