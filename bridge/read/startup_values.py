@@ -24,6 +24,8 @@ from bridge.read.startup_rows import (
 from bridge.target.target import Target
 
 MEGATRON_CORE_SOURCE = "megatron-core 0.16.1 transformer_config.py __post_init__"
+GPUS_SENTENCE = "The number of GPUs: "
+"""Beginning of the sentences that ask for a target with a number of GPUs."""
 OLD_SWITCH = "moe_layer_recompute"
 """Old switch of the recomputation of experts, which Megatron Core translates."""
 
@@ -79,6 +81,9 @@ def apply_startup_values(
     settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
     unknown: list[str] = []
     for sentence in _list_unknown_values(reading, target):
+        asks_for_gpus = sentence.startswith(GPUS_SENTENCE)
+        if asks_for_gpus and target.count is not None:
+            continue
         if not _is_about_stated_setting(sentence, settings):
             unknown.append(sentence)
     no_plan_reason = reading.uncertainty.no_plan_reason

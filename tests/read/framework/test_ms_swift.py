@@ -226,3 +226,9 @@ def test_settings_of_experts_are_not_reported_of_a_model_without_experts(tmp_pat
     (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{COMMAND}\n", encoding="utf-8")
     run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(checkpoint=str(tmp_path)))
     assert [one for one in check(run).findings if one.path == "model.moe_router_dtype"] == []
+
+
+def test_a_target_with_a_number_of_gpus_is_not_asked_for_twice(run_of) -> None:
+    sentence = "The number of GPUs: NPROC_PER_NODE=8 and NNODES=1. Add --target h100x8, for example."
+    assert sentence in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh").reading.lines
+    assert sentence not in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh", "target=h100x8").reading.lines
