@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import Finding, PayloadError
 from bridge.preflight.file_reading import FileReading
@@ -69,8 +69,22 @@ flagscale/backends/Megatron-LM/megatron/training/arguments.py.patch validate_arg
 """
 TRAIN_WITHOUT_ADAPTERS = "Drop peft_type; or drop {name}"
 EXPERIMENT_FILE_NOT_READ = (
-    "The experiment's file, which names this one in its defaults, may set further arguments."
+    "An experiment's file with this one in its defaults may set further arguments."
 )
+PROGRAM_OF_ANOTHER_FILE = (
+    "{key}: read from {experiment}, whose defaults name another file of this folder."
+)
+
+
+class ExperimentProgram(NamedTuple):
+    """The program that an experiment starts."""
+
+    name: str
+    """Its path, as the experiment's file has it."""
+    experiment: Path
+    """The experiment's file."""
+    names_file: bool
+    """Whether the experiment's `defaults` name the file of arguments."""
 
 
 def is_of(config: Mapping[str, Any]) -> bool:
@@ -90,12 +104,15 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
         if isinstance(content, Mapping):
             arguments |= dict(_flatten_block(content))
     program = _find_other_program(path)
+    read_too = []
     if program is not None:
         key = ENTRYPOINT_KEY
-        if TOWER_PROGRAM.fullmatch(PurePosixPath(program).name):
+        if TOWER_PROGRAM.fullmatch(PurePosixPath(program.name).name):
             key = TOWER_ENTRYPOINT_KEY
-        arguments[key] = program
-    read_too = []
+        arguments[key] = program.name
+        if not program.names_file:
+            experiment = program.experiment.name
+            read_too.append(PROGRAM_OF_ANOTHER_FILE.format(key=key, experiment=experiment))
     width = _compute_rounded_width(arguments)
     if width is not None:
         arguments["ffn_hidden_size"] = width
@@ -156,14 +173,25 @@ def _read_adapter(reading: FileReading, arguments: Mapping[str, Any]) -> FileRea
     return replace(reading, sections={**reading.sections, "peft": adapter})
 
 
-def _find_other_program(path: Path) -> str | None:
+def _find_other_program(path: Path) -> ExperimentProgram | None:
     """Return the program of the file's experiment that builds another model than GPT; None if none does.
 
     Experiments whose `defaults` name the file count first, then those of other files of its folder.
     One experiment with GPT is enough: the file can be planned.
     """
-    programs: list[str] = []
-    programs_of_file: list[str] = []
+    programs = list(_iterate_programs(path))
+    programs_of_file = [program for program in programs if program.names_file]
+    candidates = programs_of_file or programs
+    for program in candidates:
+        if PurePosixPath(program.name).name in GPT_PROGRAMS:
+            return None
+    if candidates:
+        return candidates[0]
+    return None
+
+
+def _iterate_programs(path: Path) -> Iterator[ExperimentProgram]:
+    """Yield the programs of the experiments in the folder above a file of arguments."""
     for file in sorted(path.absolute().parent.parent.glob("*.yaml"))[:MAX_EXPERIMENTS]:
         try:
             experiment = Document.load(file).mapping
@@ -171,18 +199,9 @@ def _find_other_program(path: Path) -> str | None:
             continue
         program = get_dotted_value(experiment, ENTRYPOINT_KEY)
         names = _list_default_files(experiment.get("defaults"), path.parent.name)
-        if program is None or not names:
-            continue
-        programs.append(str(program))
-        if path.stem in names:
-            programs_of_file.append(str(program))
-    candidates = programs_of_file or programs
-    for program in candidates:
-        if PurePosixPath(program).name in GPT_PROGRAMS:
-            return None
-    if candidates:
-        return candidates[0]
-    return None
+        if program is not None and names:
+            names_file = path.stem in names
+            yield ExperimentProgram(name=str(program), experiment=file, names_file=names_file)
 
 
 def _list_default_files(defaults: object, group: str) -> list[str]:

@@ -98,6 +98,8 @@ def test_a_program_with_a_model_of_its_own_has_no_plan(run_of, tmp_path) -> None
     sentence = "experiment.task.entrypoint=./train/train_rwkv.py: the program builds its model by code of its own"
     assert run.reading.uncertainty.no_plan_reason is not None
     assert run.reading.uncertainty.no_plan_reason.startswith(sentence)
+    note = "experiment.task.entrypoint: read from train.yaml, whose defaults name another file of this folder."
+    assert note in run.reading.lines
     assert not [one for one in check(run).findings if one.id == "PB132"]
 
 
@@ -114,3 +116,12 @@ def test_a_program_with_a_vision_tower_leaves_memory_without_a_verdict(run_of, t
     run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
     assert run.reading.uncertainty.no_plan_reason is None
     assert "task.entrypoint" in run.reading.uncertainty.unread_options
+    assert not [line for line in run.reading.lines if "name another file" in line]
+
+
+def test_a_program_with_a_vision_tower_may_set_settings_of_the_layers(run_of, tmp_path) -> None:
+    (tmp_path / "train.yaml").write_text(experiment("train_llava_onevision.py", "7b"))
+    run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    assert run.find_decider("model.add_qkv_bias") == "task.entrypoint"
+    set_at_start = [line for line in run.reading.lines if line.startswith("Megatron-LM sets at start")]
+    assert not [line for line in set_at_start if "bias_activation_fusion" in line]
