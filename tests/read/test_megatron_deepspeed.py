@@ -94,3 +94,16 @@ def test_outputs_between_stages_are_freed_whatever_the_arguments_say(tmp_path: P
     run = load_run(config_file=script, strict=False)
     (freed,) = [value for value in run.reading.derived if value.path == "model.deallocate_pipeline_outputs"]
     assert (freed.value, freed.because) == (True, "whatever the arguments say")
+
+
+@pytest.mark.parametrize(("numbers", "is_named"), [("64 64 128", True), ("64", False)])
+def test_several_numbers_of_experts_are_named(tmp_path: Path, numbers: str, is_named: bool) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "deepspeed pretrain_gpt.py --deepspeed --fp16 --num-layers 6 --hidden-size 64 --num-attention-heads 4 "
+        f"--num-experts {numbers} --micro-batch-size 1 --seq-length 64\n"
+    )
+    run = load_run(config_file=file)
+    sentence = f"--num-experts {numbers}: layers have numbers of experts of their own"
+    assert any(line.startswith(sentence) for line in run.reading.lines) is is_named
+    assert ("model.num_moe_experts" in run.reading.uncertainty.unread_sources) is is_named
