@@ -24,6 +24,8 @@ from bridge.target.fields import parse_integer
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
 """The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
+MCORE_ADAPTER = "mcore_adapter"
+"""The bridge of ROLL. It makes models of further families, whose layers are not known here."""
 DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
 DENSE_LAYERS_KEYS = ("first_k_dense_replace", "moe_layer_start_index")
@@ -152,7 +154,7 @@ def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedMod
     fields = {**of_all_models, **of_config, **of_family}
     set_by_bridge = {*of_family, *family.sets, VOCAB_DIVISOR_FIELD}
     set_by_bridge |= {name for name in of_all_models if name not in of_config}
-    if bridge == MCORE_BRIDGE:
+    if bridge in (MCORE_BRIDGE, MCORE_ADAPTER):
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
@@ -186,6 +188,8 @@ def _unread(
 ) -> str | None:
     """Return why the fields of a family's model are not known, as a clause; None: they are."""
     if family is None:
+        return UNKNOWN_FAMILY.format(family=name)
+    if bridge not in family.bridges and bridge == MCORE_ADAPTER:
         return UNKNOWN_FAMILY.format(family=name)
     if bridge not in family.bridges:
         return UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)

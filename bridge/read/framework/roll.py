@@ -21,8 +21,9 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework.checkpoint import CONFIG_FILE, UNNAMED_CHECKPOINT, Checkpoint
+from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.framework.hf_config import MCORE_ADAPTER
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
@@ -49,6 +50,14 @@ BATCH_SIZE_KEY = f"{ACTOR}.training_args.per_device_train_batch_size"
 LENGTH_KEY = "sequence_length"
 PROMPT_LENGTH_KEY, RESPONSE_LENGTH_KEY = "prompt_length", "response_length"
 DEFAULT_PROMPT_LENGTH = 1024
+PACKING_KEY = f"{ACTOR}.use_sequence_packing"
+PACKING_ALGORITHM_KEY = f"{ACTOR}.sequence_packing_args.algorithm"
+PACK_LENGTH_KEY = f"{ACTOR}.sequence_packing_args.max_packed_sequence_length_train"
+BALANCED = "load_balance"
+"""Value of the packing's algorithm with which a micro-batch is a pack of a stated length.
+
+Source: roll/utils/sequence_packing.py make_micro_batch_iter_for_sequence_packing.
+"""
 PAIR_KEYS = ("chosen_key", "rejected_key")
 """Keys of DPO alone: its micro-batch has a chosen and a rejected sample for each that is stated.
 
@@ -72,7 +81,8 @@ DEVICE_RANGE = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
 """Devices of a worker, as its files list them."""
 DEFAULTS_ENTRY = re.compile(r"(?P<name>.+?)(?:@_here_)?")
 """An entry of `defaults`: a file whose content is the base of the file."""
-BRIDGE = "mcore_adapter"
+OWN_FIELDS = ("moe_grouped_gemm", "moe_token_dispatcher_type", "moe_router_dtype")
+"""Fields of experts that mcore_adapter takes from its own arguments, whatever the checkpoint is."""
 
 # Sentences.
 NUMBER_OF_GPUS = (
@@ -94,7 +104,6 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     Raises:
         UnreadFileError: Its actor trains without Megatron Core.
     """
-    choice.refuse_checkpoint(path, unread_by="mcore_adapter")
     values = resolve_interpolations(dict(config))
     trainer = _find_trainer(values)
     _refuse_other_trainers(config, values, trainer, path)
@@ -108,7 +117,9 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
             tree.names[trainer + key.removeprefix(ACTOR)] = setting
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
-    reading = build_reading_from_tree(table, tree, _get_checkpoint(values))
+    reading = build_reading_from_tree(
+        table, tree, _read_checkpoint(values, path, choice), absent=OWN_FIELDS, known=OWN_FIELDS
+    )
     open_points = (
         *_describe_gpus(values, trainer),
         *_describe_unread_bases(config, path),
@@ -118,7 +129,6 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
         reading,
         base=MEGATRON_CORE,
         uncertainty=replace(reading.uncertainty, open_points=open_points),
-        checkpoint_model=replace(reading.checkpoint_model, may_be_stated=False),
     )
 
 
@@ -236,9 +246,8 @@ def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
     samples = get_dotted_value(values, BATCH_SIZE_KEY)
     if isinstance(samples, int) and any(key in values for key in PAIR_KEYS):
         tree.put("train.micro_batch_size", 2 * samples)
-    is_dynamic = get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True
-    tokens = get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
-    if is_dynamic and tokens is not None:
+    tokens = _get_tokens_of_micro_batch(values)
+    if tokens is not None:
         tree.put("model.seq_length", tokens)
         tree.put("train.micro_batch_size", 1)
         return
@@ -251,13 +260,27 @@ def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
         tree.put("model.seq_length", length)
 
 
-def _get_checkpoint(values: ConfigTree) -> Checkpoint:
-    """Return the checkpoint of the actor, whose config.json mcore_adapter reads by rules that are not known here."""
-    for key in MODEL_KEYS:
-        name = get_dotted_value(values, key)
-        if name is not None:
-            return Checkpoint(source=f"{CONFIG_FILE} of {name}", bridge=BRIDGE)
-    return Checkpoint(source=f"{CONFIG_FILE} of {UNNAMED_CHECKPOINT}", bridge=BRIDGE)
+def _get_tokens_of_micro_batch(values: ConfigTree) -> object:
+    """Return the greatest number of tokens of a micro-batch; None if it is one of samples.
+
+    Dynamic batching goes before packing.
+    """
+    if get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True:
+        return get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
+    is_packed = get_dotted_value(values, PACKING_KEY) is True
+    if is_packed and get_dotted_value(values, PACKING_ALGORITHM_KEY) == BALANCED:
+        return get_dotted_value(values, PACK_LENGTH_KEY)
+    return None
+
+
+def _read_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) -> Checkpoint:
+    """Return the checkpoint of the worker that trains."""
+    name = None
+    for key in reversed(MODEL_KEYS):
+        value = get_dotted_value(values, key)
+        if value is not None:
+            name = value
+    return read_checkpoint(name, path, choice, MCORE_ADAPTER)
 
 
 def _describe_gpus(values: ConfigTree, trainer: str) -> Iterator[str]:

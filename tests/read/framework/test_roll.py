@@ -1,10 +1,11 @@
 """ROLL's files: the actor that trains on Megatron Core, and what ROLL sets, drops and leaves open."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bridge.errors import RunConfigError, UnreadFileError
+from bridge.errors import UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
 from bridge.preflight.run_choice import RunChoice
@@ -118,10 +119,49 @@ def test_a_script_is_read_with_the_file_that_it_names(tmp_path: Path) -> None:
         load_run(config_file=tmp_path / "run.sh")
 
 
-def test_a_checkpoint_is_refused_since_its_bridge_is_not_read(tmp_path: Path) -> None:
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "vocab_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("experts", "more", "router", "is_grouped"),
+    [(32, "MORE: null", "fp32", None), (16, "moe_grouped_gemm: true", None, True)],
+)
+def test_the_checkpoint_makes_the_model_and_the_arguments_its_experts(
+    tmp_path: Path, experts: int, more: str, router: str | None, is_grouped: bool | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_experts": experts}), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(file(more=more))
+    run = load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+    model = run.model
+    assert (model["num_layers"], model["num_moe_experts"], model["qk_layernorm"]) == (2, experts, True)
+    assert (model.get("moe_router_dtype"), model.get("moe_grouped_gemm")) == (router, is_grouped)
+    assert "moe_token_dispatcher_type" not in model
+    assert run.plan is not None
+
+
+def test_a_family_whose_layers_are_not_known_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "glm4_moe"}), encoding="utf-8")
     (tmp_path / "run.yaml").write_text(file())
-    with pytest.raises(RunConfigError, match="since the rules of mcore_adapter are not known here"):
-        load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+    run = load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)), strict=False)
+    sentence = "its model_type glm4_moe is none whose layers are known here"
+    assert any(sentence in line for line in run.reading.lines)
+
+
+def test_a_balanced_pack_of_samples_is_a_micro_batch(run_of) -> None:
+    packing = "use_sequence_packing: true\n  sequence_packing_args: {algorithm: NAME, max_packed_sequence_length_train: 9000}"
+    text = file().replace("device_mapping:", f"{packing}\n  device_mapping:")
+    run = run_of(text.replace("NAME", "load_balance"), "run.yaml")
+    assert (run.model["seq_length"], run.section("train")["micro_batch_size"]) == (9000, 1)
+    run = run_of(text.replace("NAME", "none"), "run.yaml")
+    assert (run.model["seq_length"], run.section("train")["micro_batch_size"]) == (4096, 2)
 
 
 def test_the_release_is_that_of_its_newest_image(run_of) -> None:
