@@ -60,8 +60,8 @@ A file is *answered* where `plan` answers it, *checked* where `check` answers it
 is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one.
 
 NeMo-RL, verl, ms-swift, ROLL and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their
-files do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face
-or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
+files do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of
+Hugging Face or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
 The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it

@@ -97,6 +97,8 @@ class _Family:
     megatron_bridge_fields: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     of_inner: bool = False
     ties: str = ""
+    tower: str = ""
+    """A sentence about the parts in front of a language model that has no block of its own."""
     further: str = ""
     unplanned: str = ""
     needs: str = ""
@@ -141,6 +143,7 @@ def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedMod
     family = _family_of(config)
     inner = config
     if family is not None:
+        family = _drop_absent_block(config, family)
         inner = _with_patterns(_get_block(config, family.inner))
     dtype = _find_dtype(config) or _find_dtype(inner)
     unread = _unread(name, family, inner, bridge)
@@ -183,6 +186,17 @@ def _family_of(config: Mapping[str, object]) -> _Family | None:
     )
 
 
+def _drop_absent_block(config: Mapping[str, object], family: _Family) -> _Family:
+    """Return the family with its language model at the top, if that is where `config.json` has it.
+
+    Files of older releases of transformers have it there: the published ones of Qwen2.5-VL.
+    """
+    if not family.inner or _get_block(config, family.inner) or LAYERS not in config:
+        return family
+    tower = OTHER_PARTS_NOT_COUNTED.format(inner=f"model_type {config.get('model_type')}")
+    return replace(family, inner="", tower=tower)
+
+
 def _unread(
     name: str, family: _Family | None, config: Mapping[str, object], bridge: str
 ) -> str | None:
@@ -197,6 +211,8 @@ def _unread(
         return UNPLANNED_FAMILY.format(family=name, parts=family.unplanned)
     if family.needs and not config.get(family.needs):
         return NO_LAYERS.format(key=family.needs)
+    if family.inner and not config:
+        return NO_LAYERS.format(key=family.inner)
     return None
 
 
@@ -205,6 +221,8 @@ def _other_parts(name: str, family: _Family) -> str | None:
     sentences = []
     if family.inner:
         sentences.append(OTHER_PARTS_NOT_COUNTED.format(inner=family.inner))
+    if family.tower:
+        sentences.append(family.tower)
     if family.further:
         sentences.append(FURTHER_PARTS.format(family=name, parts=family.further))
     return " ".join(sentences) or None

@@ -156,7 +156,8 @@ def test_a_family_whose_layers_are_not_known_is_named(tmp_path: Path) -> None:
 
 
 def test_a_balanced_pack_of_samples_is_a_micro_batch(run_of) -> None:
-    packing = "use_sequence_packing: true\n  sequence_packing_args: {algorithm: NAME, max_packed_sequence_length_train: 9000}"
+    arguments = "{algorithm: NAME, max_packed_sequence_length_train: 9000}"
+    packing = f"use_sequence_packing: true\n  sequence_packing_args: {arguments}"
     text = file().replace("device_mapping:", f"{packing}\n  device_mapping:")
     run = run_of(text.replace("NAME", "load_balance"), "run.yaml")
     assert (run.model["seq_length"], run.section("train")["micro_batch_size"]) == (9000, 1)
