@@ -232,3 +232,19 @@ def test_a_target_with_a_number_of_gpus_is_not_asked_for_twice(run_of) -> None:
     sentence = "The number of GPUs: NPROC_PER_NODE=8 and NNODES=1. Add --target h100x8, for example."
     assert sentence in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh").reading.lines
     assert sentence not in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh", "target=h100x8").reading.lines
+
+
+def test_experts_are_not_split_by_tensor_parallelism_unless_it_is_stated(run_of) -> None:
+    layout = "--tensor_model_parallel_size 4 --expert_model_parallel_size 4 --pipeline_model_parallel_size 2"
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bf16 true {layout}\n", "run.sh", "target=h100x8")
+    assert run.model["expert_tensor_parallel_size"] == 1
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+    run = run_of(f"#!/bin/bash\n{COMMAND} {layout} --expert_tensor_parallel_size 4\n", "run.sh")
+    assert run.model["expert_tensor_parallel_size"] == 4
+
+
+def test_fusions_and_outputs_of_stages_are_those_of_its_arguments(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh")
+    assert (run.model["bias_activation_fusion"], run.model["deallocate_pipeline_outputs"]) == (True, True)
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bias_activation_fusion false\n", "run.sh")
+    assert run.model["bias_activation_fusion"] is False
