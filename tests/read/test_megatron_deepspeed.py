@@ -8,6 +8,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
+from bridge.preflight.check import check
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.text.document import Document
@@ -107,3 +108,30 @@ def test_several_numbers_of_experts_are_named(tmp_path: Path, numbers: str, is_n
     sentence = f"--num-experts {numbers}: layers have numbers of experts of their own"
     assert any(line.startswith(sentence) for line in run.reading.lines) is is_named
     assert ("model.num_moe_experts" in run.reading.uncertainty.unread_sources) is is_named
+
+
+SPLIT_RUN = "deepspeed pretrain_gpt.py --deepspeed --fp16 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "counts"),
+    [("type:transformer|embedding", 6, [1, 2, 2, 1]), ("type:transformer", 8, [2, 2, 2, 2])],
+)
+def test_layers_are_split_as_deepspeed_splits_them(tmp_path: Path, method: str, layers: int, counts: list[int]) -> None:
+    file = tmp_path / "run.sh"
+    words = f"--num-layers {layers} --pipeline-model-parallel-size 4 --pp-partition-method '{method}'"
+    file.write_text(f"{SPLIT_RUN} --micro-batch-size 1 {words}\n")
+    run = load_run(config_file=file)
+    chunks = run.prediction.parallel.split_layers(layers)
+    assert [len(chunk.layers) for chunk in chunks] == counts
+    assert not [line for line in run.reading.lines if line.startswith("--pp-partition-method")]
+
+
+def test_an_uneven_split_has_no_plan_and_is_no_fault(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    words = "--num-layers 6 --pipeline-model-parallel-size 4 --pp-partition-method type:transformer"
+    file.write_text(f"{SPLIT_RUN} --micro-batch-size 1 {words}\n")
+    run = load_run(config_file=file, strict=False)
+    sentence = "--pp-partition-method type:transformer: DeepSpeed splits 6 layers unevenly over 4 stages"
+    assert (run.reading.uncertainty.no_plan_reason or "").startswith(sentence)
+    assert [one for one in check(run).findings if one.severity == "error"] == []
