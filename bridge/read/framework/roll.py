@@ -78,6 +78,7 @@ ADAPTER_KEY = f"{ACTOR}.model_args.lora_target"
 MEGATRON_STRATEGY = "megatron_train"
 DEFAULT_DTYPE = "bf16"
 DEVICE_RANGE = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
+DEVICE_LIST = re.compile(r"(?:list\()?\[([\d,\s]+)\]\)?")
 """Devices of a worker, as its files list them."""
 DEFAULTS_ENTRY = re.compile(r"(?P<name>.+?)(?:@_here_)?")
 """An entry of `defaults`: a file whose content is the base of the file."""
@@ -284,11 +285,25 @@ def _read_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) -> Check
 
 
 def _describe_gpus(values: ConfigTree, trainer: str) -> Iterator[str]:
-    """Yield a sentence about the number of the trainer's GPUs if the file lists them as a range."""
-    device_range = DEVICE_RANGE.fullmatch(str(get_dotted_value(values, f"{ACTOR}.{DEVICES}")))
-    if device_range is not None:
-        count = int(device_range[2]) - int(device_range[1])
+    """Yield a sentence about the number of the trainer's GPUs if the file lists them."""
+    count = _count_devices(str(get_dotted_value(values, f"{ACTOR}.{DEVICES}")))
+    if count is not None:
         yield NUMBER_OF_GPUS.format(key=f"{trainer}.{DEVICES}", count=count)
+
+
+def _count_devices(text: str) -> int | None:
+    """Return the number of devices in a list, or a sum of lists; None if the text is neither."""
+    count = 0
+    for part in text.split("+"):
+        device_range = DEVICE_RANGE.fullmatch(part.strip())
+        device_list = DEVICE_LIST.fullmatch(part.strip())
+        if device_range is not None:
+            count += int(device_range[2]) - int(device_range[1])
+        elif device_list is not None:
+            count += len(device_list[1].split(","))
+        else:
+            return None
+    return count
 
 
 def _describe_unread_bases(config: Mapping[str, object], path: Path) -> Iterator[str]:

@@ -235,3 +235,13 @@ def test_the_old_switch_of_recomputed_experts_is_what_megatron_core_makes_of_it(
     assert run.origin_of("model.recompute_granularity") == "Megatron Core at start"
     run = run_of(file(more="moe_layer_recompute: true"), "run.yaml")
     assert run.model["recompute_granularity"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [("list(range(4, 8))", 4), ("list([0,1,2,8])", 4), ("'[6, 7]'", 2), ("list(range(0,2))+list(range(14,16))", 4)],
+)
+def test_the_gpus_of_the_trainer_are_counted(run_of, devices: str, count: int) -> None:
+    run = run_of(file().replace("list(range(0,16))", devices), "run.yaml")
+    sentence = f"The number of GPUs: actor_train.device_mapping has {count} of them. Add --target h100x{count}"
+    assert f"{sentence}, for example." in run.reading.lines
