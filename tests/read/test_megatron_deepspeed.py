@@ -135,3 +135,12 @@ def test_an_uneven_split_has_no_plan_and_is_no_fault(tmp_path: Path) -> None:
     sentence = "--pp-partition-method type:transformer: DeepSpeed splits 6 layers unevenly over 4 stages"
     assert (run.reading.uncertainty.no_plan_reason or "").startswith(sentence)
     assert [one for one in check(run).findings if one.severity == "error"] == []
+
+
+def test_a_field_is_not_called_absent_from_a_release_that_is_assumed(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 2 --micro-batch-size 1 --no-async-tensor-model-parallel-allreduce\n")
+    field = "model.async_tensor_model_parallel_allreduce"
+    assert not [note for note in load_run(config_file=file).plan.settings.notes if note.startswith(field)]
+    stated = load_run(["target='h100x1,mcore0.20'"], config_file=file)
+    assert [note for note in stated.plan.settings.notes if note.startswith(field)]
