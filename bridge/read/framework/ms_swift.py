@@ -104,6 +104,12 @@ TYPES_WITH_ROLLOUT = ("grpo", "gkd")
 
 Source: swift/megatron/trainers/grpo_trainer.py _maybe_replace_response_token, gkd_trainer.py _encode_samples.
 """
+TYPES_WITH_PAIRS = ("dpo", "rm")
+"""Values of `rlhf_type` whose samples are pairs. A pack of samples is as long as is stated.
+
+Source: swift/template/base.py _rlhf_data_collator.
+"""
+PACKING_KEY = "packing"
 LENGTH_KEY, COMPLETION_LENGTH_KEY = "max_length", "max_completion_length"
 DEFAULT_COMPLETION_LENGTH = 512
 RAY_GROUPS = ("train", "rollout", "teacher")
@@ -412,9 +418,13 @@ def _get_dtype(arguments: Mapping[str, object], checkpoint: Checkpoint) -> str:
 def _write_batch_sizes(tree: TreeReading, arguments: Mapping[str, object]) -> None:
     """Write the tokens of a sequence: a pack of samples, or the greatest length of one.
 
-    `max_length` is the greatest length of a prompt alone if the model generates the completions.
+    `max_length` is the greatest length of a prompt alone if the model generates the completions,
+    and that of each of the two texts of a pair.
     """
     length = arguments.get("packing_length", arguments.get(LENGTH_KEY))
+    is_paired = arguments.get("rlhf_type") in TYPES_WITH_PAIRS
+    if is_paired and not arguments.get(PACKING_KEY) and isinstance(length, int):
+        length = 2 * length
     if arguments.get("rlhf_type") in TYPES_WITH_ROLLOUT:
         prompt = arguments.get(LENGTH_KEY)
         completion = arguments.get(COMPLETION_LENGTH_KEY, DEFAULT_COMPLETION_LENGTH)

@@ -205,10 +205,12 @@ def test_linear_attention_of_transformers_has_no_plan(run_of, tmp_path, value: s
     [
         ("--rlhf_type grpo", 2048 + 512),
         ("--rlhf_type gkd --max_completion_length 4096", 2048 + 4096),
-        ("--rlhf_type dpo", 2048),
+        ("--rlhf_type dpo", 2 * 2048),
+        ("--rlhf_type rm --packing true", 2048),
+        ("--rlhf_type kto", 2048),
     ],
 )
-def test_a_sample_of_reinforcement_learning_is_a_prompt_with_its_completion(run_of, words: str, length: int) -> None:
+def test_a_sample_is_a_prompt_with_its_completion_or_a_pair_of_texts(run_of, words: str, length: int) -> None:
     run = run_of(f"#!/bin/bash\n{COMMAND.replace('sft', 'rlhf')} {words}\n", "run.sh")
     assert run.model["seq_length"] == length
 
@@ -248,3 +250,8 @@ def test_fusions_and_outputs_of_stages_are_those_of_its_arguments(run_of) -> Non
     assert (run.model["bias_activation_fusion"], run.model["deallocate_pipeline_outputs"]) == (True, True)
     run = run_of(f"#!/bin/bash\n{COMMAND} --bias_activation_fusion false\n", "run.sh")
     assert run.model["bias_activation_fusion"] is False
+
+
+def test_a_decoupled_projection_of_linear_attention_is_named(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} --linear_decoupled_in_proj true\n", "run.sh")
+    assert any(line.startswith("linear_decoupled_in_proj=True: in_proj is two layers") for line in run.reading.lines)
