@@ -127,6 +127,18 @@ def test_layers_are_split_as_deepspeed_splits_them(tmp_path: Path, method: str, 
     assert not [line for line in run.reading.lines if line.startswith("--pp-partition-method")]
 
 
+def test_layers_of_one_stage_are_not_split(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 7 --micro-batch-size 1 --pp-partition-method parameters\n")
+    assert not [line for line in load_run(config_file=file).reading.lines if line.startswith("--pp-partition-method")]
+
+
+def test_training_of_biases_alone_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 7 --micro-batch-size 1 --bitfit\n")
+    assert any(line.startswith("--bitfit: not read here") for line in load_run(config_file=file).reading.lines)
+
+
 def test_an_uneven_split_has_no_plan_and_is_no_fault(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     words = "--num-layers 6 --pipeline-model-parallel-size 4 --pp-partition-method type:transformer"

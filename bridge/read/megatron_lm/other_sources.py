@@ -234,8 +234,10 @@ def _read_split(arguments: Mapping[str, object]) -> _LayerSplit:
     method = arguments.get(get_dest(SPLIT_OPTION))
     layers = parse_integer(arguments.get("num_layers"))
     stages = parse_integer(arguments.get("pipeline_model_parallel_size")) or 1
-    if method is None or layers is None or stages == 1:
+    if method is None or layers is None:
         return _LayerSplit()
+    if stages == 1:
+        return _LayerSplit(is_even=True)
     parts = SPLITS.get(str(method))
     if (layers + (parts or 0)) % stages:
         reason = UNEVEN_SPLIT.format(method=method, layers=layers, stages=stages)
