@@ -5,10 +5,10 @@ The places for additions (`docs/explain/architecture.md` has the whole table):
     a built-in recipe           recipes/, next to this package: a function with `@register`; a new
                                 file is imported in recipes/__init__.py
     a recipe of a team          any module that the entry-point group `bridge.recipes` names
-    a field of the precision    precision/config.py, and a route in sync/routes.py
+    a field of the precision    precision/precision_config.py, and a route in sync/field_routes.py
     a scheme or a format        precision/schemes.py, precision/formats.py
     a rule                      rules/topics/, the file of its topic; a new file: rules/rulebook.py
-    a framework's file          read/framework/NAME.yaml; another system's file: convert/
+    a framework's file          read/framework/tables/NAME.yaml; another system's file: convert/
     a log of another trainer    read/logs/, a module, and its call in read/logs/files.py
     a command                   cli/, a module, and its row in cli/commands.py
     a GPU                       target/gpus.py
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge.errors import BridgeError, BridgeWarning
-    from bridge.front.check import check
     from bridge.front.loader import load_run
+    from bridge.front.python_check import check
     from bridge.plan.precision_plan import PrecisionPlan as Plan
     from bridge.registry.composed import to_config
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.registry.registry import (
         MIXED_PRECISION_RECIPES,
         get_mixed_precision_config,
@@ -57,11 +57,11 @@ _MODULE_BY_NAME = {
     "BridgeError": "errors",
     "BridgeWarning": "errors",
     "ConfigContainer": "training.config",
-    "MixedPrecisionConfig": "registry.config",
+    "MixedPrecisionConfig": "registry.mixed_precision_config",
     "Plan": "plan.precision_plan",
     "PrecisionSchedule": "registry.schedule",
     "SyncReport": "sync.report",
-    "check": "front.check",
+    "check": "front.python_check",
     "get_mixed_precision_config": "registry.registry",
     "load_run": "front.loader",
     "register": "registry.registry",

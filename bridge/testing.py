@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
-from bridge.front.check import check
 from bridge.front.folders import find_shipped_folder
 from bridge.front.loader import load_run
+from bridge.front.python_check import check
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
 from bridge.registry.synchronize import synchronize
 

@@ -10,19 +10,22 @@ from .blockwise import (
     nanov2_bf16_with_fp8_current_scaling_mixed,
     nanov2_bf16_with_fp8_subchannel_scaling_mixed,
 )
-from .current import (
+from .current_scaling import (
     bf16_with_fp8_current_scaling_mixed,
     fp16_with_fp8_current_scaling_mixed,
     nemotron_h_bf16_with_fp8_current_scaling_mixed,
 )
-from .delayed import bf16_with_fp8_delayed_scaling_mixed, fp16_with_fp8_delayed_scaling_mixed
-from .half import bf16_autocast_mixed, bf16_mixed, fp16_mixed, fp32
+from .delayed_scaling import (
+    bf16_with_fp8_delayed_scaling_mixed,
+    fp16_with_fp8_delayed_scaling_mixed,
+)
 from .mxfp8 import bf16_with_mxfp8_mixed, fp16_with_mxfp8_mixed
 from .nvfp4 import (
     bf16_with_nvfp4_mixed,
     nemotron_3_super_bf16_with_nvfp4_mixed,
     nemotron_3_ultra_bf16_with_nvfp4_mixed,
 )
+from .unscaled import bf16_autocast_mixed, bf16_mixed, fp16_mixed, fp32
 
 __all__ = [
     "bf16_autocast_mixed",

@@ -4,10 +4,10 @@ import functools
 import warnings
 
 from bridge.errors import BridgeWarning
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
-from .half import bf16_mixed, fp16_mixed
+from .unscaled import bf16_mixed, fp16_mixed
 
 __all__ = [
     "bf16_with_fp8_subchannel_scaling_mixed",

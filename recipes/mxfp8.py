@@ -1,9 +1,9 @@
 """MXFP8: one power-of-two scale (E8M0) per 32 values, E4M3 in every operand."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
-from .half import bf16_mixed, fp16_mixed
+from .unscaled import bf16_mixed, fp16_mixed
 
 __all__ = ["bf16_with_mxfp8_mixed", "fp16_with_mxfp8_mixed"]
 

@@ -1,9 +1,9 @@
 """NVFP4: E2M1 values with one E4M3 scale per 16 of them, under one FP32 scale per tensor."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
-from .half import bf16_mixed
+from .unscaled import bf16_mixed
 
 __all__ = [
     "bf16_with_nvfp4_mixed",

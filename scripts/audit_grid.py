@@ -34,7 +34,7 @@ from torch.distributed import TCPStore
 
 from bridge.errors import AuditError, BridgeError, TrainingError
 from bridge.precision.mode import get_scheme
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:

@@ -419,7 +419,7 @@ def te_cpu(processes: int = 3) -> list[Figure]:
 def _least_seconds(backend: str, recipe: str) -> float:
     """Return the least CPU time of a few steps; a process has one backend."""
     if backend == "te_cpu":
-        from bridge.preflight.declared_gpu import declare
+        from bridge.preflight.gpu_for_te_cpu import declare
 
         declare("b200" if recipe in ("mxfp8", "nvfp4") else "h100")
     words = (f"mixed_precision={recipe}", f"precision_backend={backend}", *IN_BOTH.get(recipe, ()))

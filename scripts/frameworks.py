@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
-from bridge.preflight.check import check
 from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.rule_check import check
 from bridge.read.framework.framework_table import (
     FrameworkOption,
     FrameworkTable,
@@ -41,9 +41,7 @@ from bridge.read.run_file import load_file_reading
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")
-NOTE = (
-    "<!-- Written by scripts/frameworks.py from the tables in bridge/read/framework; change those, not this page. -->\n"
-)
+NOTE = "<!-- Written by scripts/frameworks.py from bridge/read/framework/tables; change those, not this page. -->\n"
 MOST_REASONS = 8
 """Reasons that the page has for a framework; the files of the others are one line."""
 OTHER = "other reasons"
@@ -62,7 +60,7 @@ is a run and a reason is given, and *named* where it is no run of Megatron Core,
 NeMo-RL, verl, ms-swift, ROLL and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their
 files do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of
 Hugging Face or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
-`bridge/read/rows/hf_config.yaml`. They are counted here without it.
+`bridge/read/foreign/tables/hf_config.yaml`. They are counted here without it.
 
 The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it
 `check` names the recipe that decides, and `plan` answers none of them.

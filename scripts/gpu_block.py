@@ -79,14 +79,16 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
+    from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, store_low_weights
+    from bridge.runtime.megatron.emulation.fp8_regions import attach_delayed_updates
     from bridge.runtime.megatron.model.layer_spec import build_block_spec
 
     block = TransformerBlock(config, build_block_spec(config, backend=backend), post_layer_norm=True)
     block = block.to(device=device, dtype=torch.bfloat16)
     if backend == "emulated":
         emulate_low_layers(block, config)
-        prepare_emulation(block, config, None)
+        store_low_weights(block, config, None)
+        attach_delayed_updates(block, config)
     return block
 
 

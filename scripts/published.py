@@ -31,7 +31,7 @@ from bridge.front.loader import load_run
 from bridge.model.shape_reader import require_shape
 from bridge.plan.planned_run import PlannedRun
 from bridge.precision.mode import get_scheme
-from bridge.preflight.check import get_report
+from bridge.preflight.rule_check import get_report
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.precision.mode import get_scheme
-from bridge.preflight import declared_gpu
+from bridge.preflight import gpu_for_te_cpu
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.release import Release, list_local_releases
 
@@ -123,8 +123,8 @@ def failures_of(kinds: Sequence[str], backend: str, recipe: str, release: Releas
 
 def train(kinds: Sequence[str], backend: str, recipe: str) -> dict[str, str | None]:
     """Import Megatron Core once, and train each kind in a fork; return as `failures_of`."""
-    if backend == declared_gpu.TE_CPU_BACKEND:  # before Megatron is imported
-        declared_gpu.declare(schemes=[get_scheme(get_mixed_precision_config(recipe))])
+    if backend == gpu_for_te_cpu.TE_CPU_BACKEND:  # before Megatron is imported
+        gpu_for_te_cpu.declare(schemes=[get_scheme(get_mixed_precision_config(recipe))])
     for name in IMPORTED:
         importlib.import_module(name)
     failures: dict[str, str | None] = {}

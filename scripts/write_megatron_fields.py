@@ -6,7 +6,7 @@ Each argument names a release and where its sources are: a wheel, or a folder th
 wheel, a checkout). The sources are parsed, never imported. Without arguments the installed release is compared with the
 file; a difference is an error. A field's type and default are those of the newest release that has it; `earlier` has
 the other defaults. `precision` marks the fields whose name, type or docstring in any release speaks of a precision:
-`bridge.sync.routes` has a home for each of them, or the reason why a recipe does not state it.
+`bridge.sync.field_routes` has a home for each of them, or the reason why a recipe does not state it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from bridge.cli.explain.field import explain_field
 from bridge.cli.explain.rule import rule_to_dict
 from bridge.cli.recipes.support import build_support_rows
 from bridge.errors import BridgeWarning
-from bridge.precision.config import FIELDS_BY_SUBJECT, list_scheme_fields
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import FIELDS_BY_SUBJECT, list_scheme_fields
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.preflight.recipe_support import build_support_matrix
@@ -32,7 +32,7 @@ from bridge.report.table import format_markdown
 from bridge.rules.rule import EVIDENCE, SYNC_REACTIONS, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.run_context import RunContext
-from bridge.sync.routes import load_route_notes
+from bridge.sync.field_routes import load_route_notes
 from bridge.target.gpus import GPUS
 from bridge.target.versions import format_dotted
 

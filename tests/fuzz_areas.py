@@ -30,9 +30,9 @@ from bridge.errors import MAX_LINE_LENGTH, BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.planned_run import PlannedRun
 from bridge.plan.precision_plan import precision_plan
-from bridge.precision.config import FIELDS_BY_SUBJECT
+from bridge.precision.precision_config import FIELDS_BY_SUBJECT
 from bridge.precision.yaml_text import to_yaml
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.report.comparison import comparison_to_dict
 from bridge.report.log_content import collect_log_content, make_log_view

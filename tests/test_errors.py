@@ -11,7 +11,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import BridgeError, Finding, PayloadError, close_matches, did_you_mean
 from bridge.front.loader import load_run
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.training.mixed_precision import get_mixed_precision_config
 from tests.work import calls
 

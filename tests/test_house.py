@@ -15,7 +15,7 @@ import pytest
 
 import bridge
 import bridge.training.mixed_precision as compatible
-from bridge.precision.config import FIELDS
+from bridge.precision.precision_config import FIELDS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for room in ("bridge", "recipes", "scripts") for path in (ROOT / room).rglob("*.py"))

@@ -88,7 +88,7 @@ def test_the_recipes_of_a_package_and_of_a_folder_are_found(tmp_path: Path) -> N
     (folder / "team_bf16.yaml").write_text("defaults: [bf16_mixed, _self_]\ngrad_reduce_in_fp32: false\n")
 
     class Found(RecipeConformance):
-        package = "precision_bridge_recipes.half"
+        package = "precision_bridge_recipes.unscaled"
         recipes = ("fp32",)
         config_dir = tmp_path
 

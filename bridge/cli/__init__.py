@@ -16,7 +16,7 @@ help names. A command with several forms is a folder: compare/command.py, for ex
 arguments and chooses, and the other files of compare/ are the forms. Nothing heavy is imported
 before it is needed. The rooms that make the answer of a command:
 
-    recipes explain                         precision, registry, sync.routes, rules, preflight
+    recipes explain                         precision, registry, sync.field_routes, rules, preflight
     check plan memory compare --twin        front (the run), sync (prediction), preflight, plan
     convert manifest                        read, convert
     rehearse compare quantisation-error     rehearse, training: these import Megatron

@@ -9,7 +9,7 @@ stage before:
     RunInput            -> Run            front/loader.py             `auto` resolved, fields stated
     Run                 -> Prediction     sync/prediction.py          every owner's values after the sync
     Prediction          -> CheckContext   preflight/check_context.py  the facts that rules read
-    CheckContext        -> Report         preflight/check.py          the findings of every rule
+    CheckContext        -> Report         preflight/rule_check.py     the findings of every rule
     Report              -> text, JSON     report/findings.py          the output of this command
 
 A script may start the same launch on several branches. Then each branch has a `Run` and a `Report`.
@@ -51,7 +51,7 @@ from bridge.cli.run_arguments import (
 )
 
 if TYPE_CHECKING:
-    from bridge.preflight.check import Report
+    from bridge.preflight.rule_check import Report
     from bridge.preflight.run import Run
     from bridge.report.findings import Line
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         2 with errors, 1 with warnings under ``--strict``, else 0.
     """
-    from bridge.preflight.check import check
+    from bridge.preflight.rule_check import check
     from bridge.preflight.silence import parse_silence_option
 
     silenced = dict(map(parse_silence_option, args.silence))
@@ -140,7 +140,7 @@ def _print_lines(lines: Sequence[Line]) -> None:
 
 def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
-    from bridge.preflight.check import check
+    from bridge.preflight.rule_check import check
     from bridge.report.findings import format_brief, report_to_dict
     from bridge.report.sarif import make_sarif_of_files
 

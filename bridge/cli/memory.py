@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer_briefly(run: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit into its GPU."""
     from bridge.front.loader import require_plannable
-    from bridge.preflight.check import get_report
+    from bridge.preflight.rule_check import get_report
     from bridge.report.plan.memory_table import describe_fit
 
     require_plannable(run)
@@ -193,7 +193,7 @@ def _make_soundness_check(run: Run, planned: PlannedRun) -> Callable[[PlannedRun
 
     It is as sound if `check` finds no new error or warning in the changed run.
     """
-    from bridge.preflight.check import check
+    from bridge.preflight.rule_check import check
 
     def collect_broken_rules(prediction: Prediction) -> set[str]:
         ids = set()

@@ -16,15 +16,15 @@ from bridge.cli.parser import add_json_option
 from bridge.cli.run_arguments import add_run_arguments, get_file_argument, read_run
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
-from bridge.precision.config import FIELDS
 from bridge.precision.mode import format_label, get_scheme
+from bridge.precision.precision_config import FIELDS
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.precision.yaml_text import to_yaml
 from bridge.runtime.audit.quantisation import QUANTISATION_FILE, replace_non_finite, write_rows
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.audit.quantisation import QuantisationRow
 
 DEFAULT_STEPS = 20

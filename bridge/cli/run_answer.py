@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
@@ -37,8 +37,8 @@ def plan_run(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPla
 
 def collect_decisive_findings(run: Run) -> list[RuleFinding]:
     """Return the decisive findings of a run's check: errors, and findings about overrides."""
-    from bridge.precision.fields import COMMAND_LINE
-    from bridge.preflight.check import get_report
+    from bridge.precision.stated_field import COMMAND_LINE
+    from bridge.preflight.rule_check import get_report
 
     decisive = []
     for finding in get_report(run).findings:

@@ -11,6 +11,6 @@ The systems that run Megatron Core, and DeepSpeed, are in `bridge/read/`, since 
 too.
 
 To add a system (`docs/howto/add-a-system.md`): a module here with `import_`, `export` and `SYSTEM`;
-its table in `bridge/read/rows/`; its kinds of document in `DOCUMENT_KINDS` of
-`bridge/read/system_signs.py`; and its module in `SYSTEM_MODULES` of systems.py.
+its table in `bridge/read/foreign/tables/`; its kinds of document in `DOCUMENT_KINDS` of
+`bridge/read/foreign_system_signs.py`; and its module in `SYSTEM_MODULES` of systems.py.
 """

@@ -28,7 +28,7 @@ from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import ContextKey, System
 from bridge.read.foreign.table import load_table
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.declaration import parse_target
 from bridge.target.gpus import Gpu
 

@@ -18,7 +18,7 @@ from bridge.precision.yaml_text import to_yaml
 from bridge.read import framework_signs
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.foreign.semantics import get_semantics
-from bridge.read.system_signs import DOCUMENT_KINDS, list_candidates
+from bridge.read.foreign_system_signs import DOCUMENT_KINDS, list_candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ decide between AMP over FP32 weights, an FP32 adapter over frozen BF16 weights, 
 If both switches are off, the environment variable ACCELERATE_MIXED_PRECISION counts. Without this
 variable nothing is cast.
 
-Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
+Settings and sentences, with their sources, are rows of `foreign/tables/huggingface.yaml`.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import Settings, parse_mode_dtype
 from bridge.read.text.trainer_arguments import TRAINER_SWITCHES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 TABLE = load_table("huggingface")
 TRAINING_DTYPES = ("fp32", "bf16", "fp16")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.read.system_signs import list_candidates
+from bridge.read.foreign_system_signs import list_candidates
 
 if TYPE_CHECKING:
     from bridge.read.foreign.system import System

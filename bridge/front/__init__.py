@@ -16,7 +16,7 @@
       folders.py        the folder of the Hydra tree, and the file that a path names
     container.py        `build_container`: the `ConfigContainer` of a `Run`
       decode.py         plain data as the arguments of a dataclass
-    check.py            `check` in Python
+    python_check.py     `check` in Python
     file_runs.py        the runs of several files and folders
     nemo_run.py         a plugin of nemo-run that asks the check before it submits a task
     json_schema.py      the JSON Schema of the YAML that is read

@@ -36,7 +36,7 @@ from bridge.errors import RunConfigError
 from bridge.front.errors import translate_errors
 from bridge.front.references import refuse_expanding_references
 from bridge.front.search import DEFAULT_JOB_NAME, Search
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.preflight.origins import ConfigLayer, Origins, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
@@ -50,8 +50,8 @@ from bridge.read.run_keys import (
     SECTION_CLASSES,
     refuse_unknown_sections,
 )
-from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import URL_SCHEME, RecipeSource, find_recipe_name, register_group
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.precision.statements import get_recipe_name
 from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
 from bridge.preflight.megatron_release import MegatronRelease
@@ -36,7 +36,7 @@ from bridge.read.run_keys import (
     SECTION_CLASSES,
 )
 from bridge.read.startup_values import apply_startup_values
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import find_near_names
 from bridge.rules.topics.precision.mode import MODE_NAMES

@@ -14,10 +14,10 @@ from bridge.extras import require_extra
 from bridge.front.decode import decode_fields
 from bridge.model.shape_reader import find_impossible_sizes
 from bridge.precision.coercion import get_torch_dtype
-from bridge.precision.fields import get_field_default
 from bridge.precision.mode import get_mode
+from bridge.precision.stated_field import get_field_default
 from bridge.precision.statements import get_field_value
-from bridge.preflight import declared_gpu
+from bridge.preflight import gpu_for_te_cpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
@@ -26,7 +26,7 @@ from bridge.read.run_keys import NON_SECTION_KEYS, SECTION_CLASSES
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 PADDING_FIELDS = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
 """Fields of the model that Megatron takes together with FP8 or FP4 alone."""
@@ -178,12 +178,12 @@ def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
 
 def _declare_gpu_for_te_cpu(run: Run) -> None:
     """Declare the GPU of a run whose backend is te_cpu, before Megatron Core is imported."""
-    if run.sections.get("precision_backend") != declared_gpu.TE_CPU_BACKEND:
+    if run.sections.get("precision_backend") != gpu_for_te_cpu.TE_CPU_BACKEND:
         return
     fields = run.model
     if run.precision is not None:
         fields = run.precision.to_dict(full=True)
-    declared_gpu.declare_for_run(run.sections.get("target"), fields)
+    gpu_for_te_cpu.declare_for_run(run.sections.get("target"), fields)
 
 
 def decode_sections(

@@ -24,7 +24,7 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.read.run_keys import PRECISION_KEY, RUN_CONFIG_KEYS
 from bridge.registry.registry import REGISTRY
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bridge.precision.coercion import DTYPE_SPELLINGS, FALSE_WORDS, TRUE_WORDS
-from bridge.precision.config import FIELDS
-from bridge.precision.field_docs import FieldDoc, read_field_docs
-from bridge.precision.fields import StatedField
+from bridge.precision.field_docstrings import FieldDoc, read_field_docs
+from bridge.precision.precision_config import FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.stated_field import StatedField
 from bridge.read.run_keys import (
     OWNER_SECTIONS,
     PRECISION_KEY,
@@ -23,7 +23,7 @@ from bridge.read.run_keys import (
     RECIPES_KEY,
     SECTION_CLASSES,
 )
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_FIELDS
 
 Schema = dict[str, Any]

@@ -18,9 +18,9 @@ from typing import Any
 from nemo_run import Plugin, Script
 
 from bridge.errors import BridgeError, CheckError
-from bridge.front.check import check
 from bridge.front.loader import load_run
-from bridge.preflight.check import Report
+from bridge.front.python_check import check
+from bridge.preflight.rule_check import Report
 
 log = logging.getLogger("bridge.front")
 

@@ -8,10 +8,10 @@ import functools
 from typing import Any
 
 from bridge.precision.coercion import is_torch_dtype, parse_dtype
-from bridge.precision.fields import get_field_default
+from bridge.precision.stated_field import get_field_default
 from bridge.precision.statements import get_recipe_name
 from bridge.read.run_keys import OWNER_SECTIONS, RECIPE_NAME_KEY, SECTION_CLASSES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.training.config import ConfigContainer
 
 FIELDS_OF_OTHER_FILES = ("precision_choice", "set_by")

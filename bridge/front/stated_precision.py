@@ -19,7 +19,7 @@ from bridge.preflight.origins import ConfigLayer, flatten_leaves
 from bridge.preflight.problems import Problems
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import PRECISION_KEY, RECIPE_NAME_KEY
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 

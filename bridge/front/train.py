@@ -9,7 +9,7 @@ function before it:
     Run               loader.py, make_run               `auto` resolved, fields stated over the recipe
     ConfigContainer   container.py, build_container     Megatron's config objects
     Run               check_and_sync                    the same run, with the values of these objects
-    Report            preflight/check.py, check         the findings of every rule
+    Report            preflight/rule_check.py, check         the findings of every rule
     SyncReport        preflight/last_sync.py            the precision, written into the objects
     StartRun          check_and_sync                    the function that `Job` calls in its folder
     a trained run     train                             records of the check and the sync, the loop
@@ -41,8 +41,8 @@ from bridge.front.folders import find_config_folder
 from bridge.front.job import StartRun, is_first_process
 from bridge.front.main import AroundSweep, main
 from bridge.front.plain_config import container_to_dict, origins_to_dict
-from bridge.preflight.check import Report, check
 from bridge.preflight.last_sync import apply_last_sync
+from bridge.preflight.rule_check import Report, check
 from bridge.preflight.run import Run
 from bridge.report.findings import format_verdict, report_to_dict
 from bridge.report.sync_table import render_sync
@@ -52,7 +52,7 @@ from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS_FILE = "findings.json"

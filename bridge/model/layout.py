@@ -302,8 +302,8 @@ def _apply_stated_chunks(
 
 def _make_split_error(rule: str, num_layers: int) -> RunConfigError:
     remedy = (
-        "Change the number of layers or of stages, or say how many the first and the last stage "
-        "have."
+        "Change the number of layers or of stages, or state how many layers the first and the last "
+        "stage have."
     )
     return RunConfigError.of("model.num_layers", rule, num_layers, remedy)
 

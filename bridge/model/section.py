@@ -19,7 +19,7 @@ from typing import Any
 from bridge.errors import Finding, WrongValueError
 from bridge.model.read_tracking import TrackedValues
 from bridge.precision.coercion import coerce, parse_dtype
-from bridge.precision.fields import get_field_default
+from bridge.precision.stated_field import get_field_default
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, OwnerField
 from bridge.target.versions import Version, VersionRange, parse_version
 

@@ -49,7 +49,7 @@ def count_scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     """
     if scheme is None or is_per_tensor(scheme):
         return FP32_BYTES
-    tile = scheme.operand("weight").row
+    tile = scheme.operand("weight").rowwise_tile
     if scheme.name == "blockwise":
         tiles_down = -(-rows // tile[0])
         tiles_across = -(-columns // tile[1])
@@ -96,13 +96,15 @@ def count_operand_bytes(dtype: str, scheme: Scheme | None) -> float:
     if scheme is None or is_per_tensor(scheme):
         return get_element_bytes(dtype)
     scale = get_element_bytes(scheme.scale_format or "fp32")
-    elements_per_scale = max(scheme.operand("input").column)
+    elements_per_scale = max(scheme.operand("input").columnwise_tile)
     return get_element_bytes(dtype) + scale / elements_per_scale
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
     """Return whether the whole tensor has one scale, which its transpose then shares."""
-    return scheme is None or all(operand.row == WHOLE_TENSOR for operand in scheme.operands)
+    return scheme is None or all(
+        operand.rowwise_tile == WHOLE_TENSOR for operand in scheme.operands
+    )
 
 
 def pad_to_multiple(count: int, multiple: int) -> int:

@@ -10,8 +10,6 @@ from bridge.errors import RunConfigError
 from bridge.model.compressed_attention import COMPRESSED_HYBRID
 from bridge.model.layout import get_sent_dtype
 from bridge.model.section import find_switched_on
-from bridge.precision.config import list_scheme_fields
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import (
     ModulePrecision,
     QuantRecipe,
@@ -24,9 +22,11 @@ from bridge.precision.operand_copies import (
     apply_nvfp4_options,
     make_scheme_copies,
 )
+from bridge.precision.precision_config import list_scheme_fields
 from bridge.precision.quantizer_factories import find_shipped_factory
 from bridge.precision.schemes import Scheme, find_scheme
-from bridge.rules.variables import collect_recipe_keywords, list_scheme_variables
+from bridge.precision.stated_field import LAYER_COUNTS
+from bridge.rules.environment_variables import collect_recipe_keywords, list_scheme_variables
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import FUSED_ADAM_RECIPES, get_gradient_dtypes
 from bridge.target.versions import Version, is_at_least

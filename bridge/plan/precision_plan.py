@@ -37,9 +37,9 @@ from bridge.plan.plan_layers import LayerPlanner, PlanLayer, PlanModule
 from bridge.plan.plan_rows import PlanRow
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.selection import select_modules
-from bridge.precision.config import PrecisionConfig
 from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.statements import get_field_value
 from bridge.registry.nearest_recipe import format_nearest_label, format_owner_label
 from bridge.registry.registry import get_mixed_precision_config

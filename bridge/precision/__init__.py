@@ -1,12 +1,12 @@
 """The fields, formats and schemes of a precision. The other rooms read them. It imports no torch.
 
 To add a field
-    1. Declare it in `PrecisionConfig` (config.py) with `stated(...)` and a docstring below it,
-       which is its documentation. The options of `stated` are the attributes of `StatedField`
-       (fields.py): the kind of its values, its subject, the family and the schemes that it acts in,
-       whether a schedule may change it, and Megatron-LM's option.
-    2. Add its route to the configs of Megatron in ``bridge/sync/routes.py``, with a note in
-       ``bridge/sync/routes.yaml``. ``tests/sync/test_routes.py`` names what is missing.
+    1. Declare it in `PrecisionConfig` (precision_config.py) with `stated(...)` and a docstring
+       below it, which is its documentation. The options of `stated` are the attributes of
+       `StatedField` (stated_field.py): the kind of its values, its subject, the family and the
+       schemes that it acts in, whether a schedule may change it, and Megatron-LM's option.
+    2. Add its route to the configs of Megatron in ``bridge/sync/field_routes.py``, with a note in
+       ``bridge/sync/route_notes.yaml``. ``tests/sync/test_field_routes.py`` names what is missing.
     3. Run ``scripts/write_reference.py``, which writes the reference pages.
 
 To add a number format or a scaling scheme
@@ -14,12 +14,12 @@ To add a number format or a scaling scheme
     2. Add its quantiser to ``bridge/runtime/numerics/``.
 
 The config
-    config.py           `PrecisionConfig`: every field with its meaning
-    fields.py           `StatedField`: a field that records whether it was stated
+    precision_config.py `PrecisionConfig`: every field with its meaning
+    stated_field.py     `StatedField`: a field that records whether it was stated
     statements.py       `Statements`: the fields that were stated, and their sources
     coercion.py         the form in which values are stored
     subjects.py         the fields by subject, and the outcome of a change on resume
-    field_docs.py       the docstring of each field
+    field_docstrings.py the docstring of each field
     mode.py             mode and scheme of a precision, and its label
     yaml_text.py        a precision as YAML text, and back
     strict_yaml.py      YAML as plain data, of limited size
@@ -43,5 +43,5 @@ Single modules
 
     grouping.py         a list of pairs as a dictionary of lists
 
-`bridge.registry.config.MixedPrecisionConfig` is the public class.
+`bridge.registry.mixed_precision_config.MixedPrecisionConfig` is the public class.
 """

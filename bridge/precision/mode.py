@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
 from bridge.precision.module_row import parse_module_rows
+from bridge.precision.precision_config import MODE_SWITCHES, PrecisionConfig
 from bridge.precision.statements import (
     get_field_value,
     get_recipe_name,

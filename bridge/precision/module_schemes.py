@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import WrongValueError
-from bridge.precision.config import PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import (
     EVALUATION,
     TE_CONFIG_TYPE,
@@ -32,6 +30,8 @@ from bridge.precision.matchers import (
 )
 from bridge.precision.mode import get_low_precision_format, get_scheme
 from bridge.precision.module_row import ModuleRow, find_absent_layers, parse_module_rows
+from bridge.precision.precision_config import PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import get_field_value, is_stated
 
 _DECODER_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")

@@ -131,9 +131,12 @@ def make_scheme_copies(scheme: Scheme, format_: str) -> LayerCopies:
         if operand.name == "grad_output":
             element = backward
         row = OperandCopy(
-            scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic
+            scheme=scheme.name,
+            format=element,
+            tile=operand.rowwise_tile,
+            stochastic=operand.stochastic,
         )
-        column = replace(row, tile=operand.column, hadamard=operand.hadamard)
+        column = replace(row, tile=operand.columnwise_tile, hadamard=operand.hadamard)
         pairs[operand.name] = CopyPair(row=row, column=column)
     return LayerCopies(
         input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"]

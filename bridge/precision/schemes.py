@@ -74,9 +74,9 @@ class Operand:
     """An operand of a linear layer, with the tiles that share a scale."""
 
     name: str
-    row: Tile = WHOLE_TENSOR
+    rowwise_tile: Tile = WHOLE_TENSOR
     """The tile (rows, columns) of the row-wise copy, or `WHOLE_TENSOR`."""
-    column: Tile = WHOLE_TENSOR
+    columnwise_tile: Tile = WHOLE_TENSOR
     """Tile of the column-wise copy, in the axes of the tensor itself, not of its transpose."""
     hadamard: bool = False
     """The column-wise copy is of the tensor after a random Hadamard transform along its first axis.
@@ -90,7 +90,7 @@ def _make_operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Opera
     operands = []
     for name, tile in (("input", input_), ("weight", weight), ("grad_output", grad_output)):
         rows, columns = tile
-        operands.append(Operand(name=name, row=tile, column=(columns, rows)))
+        operands.append(Operand(name=name, rowwise_tile=tile, columnwise_tile=(columns, rows)))
     return tuple(operands)
 
 
@@ -112,6 +112,10 @@ class Scheme:
     """Format of the scale that each tile stores."""
     tensor_scale_format: str | None = None
     """The format of a second scale over the whole tensor. None: no second scale."""
+    transposes_columnwise: bool = True
+    """Whether Transformer Engine stores the column-wise codes and scales with exchanged axes."""
+    repeats_square_scales: bool = False
+    """Whether the scale of a square tile is stored once for each of its rows."""
     power_of_two_scale: bool = False
     split_accumulator: tuple[bool, bool, bool] | None = None
     """Whether partial sums are promoted to full FP32 in fprop, dgrad and wgrad.
@@ -226,6 +230,8 @@ SCHEMES = (
         formats=("e4m3",),
         operands=_make_operands((1, 32), (1, 32), (1, 32)),
         scale_format="e8m0",
+        transposes_columnwise=False,
+        repeats_square_scales=True,
         power_of_two_scale=True,
         split_accumulator=(False, True, True),
         alignment=(32, 32, 32),
@@ -247,14 +253,19 @@ SCHEMES = (
         title="NVFP4, E4M3 scales per 16 values under one FP32 scale",
         formats=("e2m1",),
         operands=(
-            Operand(name="input", row=(1, 16), column=(16, 1), hadamard=True),
-            Operand(name="weight", row=(16, 16), column=(16, 16)),
+            Operand(name="input", rowwise_tile=(1, 16), columnwise_tile=(16, 1), hadamard=True),
+            Operand(name="weight", rowwise_tile=(16, 16), columnwise_tile=(16, 16)),
             Operand(
-                name="grad_output", row=(1, 16), column=(16, 1), hadamard=True, stochastic=True
+                name="grad_output",
+                rowwise_tile=(1, 16),
+                columnwise_tile=(16, 1),
+                hadamard=True,
+                stochastic=True,
             ),
         ),
         scale_format="e4m3",
         tensor_scale_format="fp32",
+        repeats_square_scales=True,
         split_accumulator=(False, True, True),
         alignment=(16, 16, 16),
         min_compute_capability=(10, 0),

@@ -15,7 +15,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from bridge.errors import BridgeWarning, UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.fields import StatedField, get_field_default, get_field_descriptors
+from bridge.precision.stated_field import StatedField, get_field_default, get_field_descriptors
 
 _KEPT = ("_values", "_sources", "_put_aside", "_of_recipe", "_reset")
 """Attributes that are copied with an object. Each is a dictionary with fields as keys.

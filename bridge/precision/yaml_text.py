@@ -7,7 +7,7 @@ from typing import TypeVar
 import yaml
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.config import PrecisionConfig
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.strict_yaml import load_documents
 
 ConfigT = TypeVar("ConfigT", bound=PrecisionConfig)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.preflight.file_reading import FileReading
 from bridge.preflight.origins import Origins
 

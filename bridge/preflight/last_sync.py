@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bridge.errors import Finding, SyncCheckError
 from bridge.precision.owners import ConfigObject, DdpOwner, ModelOwner, OptimizerOwner
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.sync.owner import Owner
 from bridge.sync.prediction import Prediction
 from bridge.sync.report import SyncReport

@@ -13,7 +13,7 @@ from typing import Literal
 from bridge.model.read_tracking import AttributeView
 from bridge.precision.grouping import group_pairs
 from bridge.precision.mode import get_mode, get_scheme
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
 from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules

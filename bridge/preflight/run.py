@@ -12,7 +12,7 @@ It is never written to. It is made in one of three ways:
     Run.from_configs         of configs in Python, without a file
     Run.from_container       of the container with Megatron's objects, when the run is about to begin
 
-`bridge.preflight.check.check` checks a run.
+`bridge.preflight.rule_check.check` checks a run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bridge.preflight.file_reading import (
     FileReading,
 )
 from bridge.preflight.origins import UNKNOWN_ORIGIN, Origins
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
@@ -47,7 +47,7 @@ from bridge.target.versions import is_at_least
 if TYPE_CHECKING:
     from bridge.plan.planned_run import PlannedRun
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.preflight.recipe_choice import Choice
+    from bridge.preflight.auto_recipe import Choice
     from bridge.registry.schedule import Phase
 
 BYTE_VOCABULARY_SIZE = 256
@@ -494,7 +494,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     if not is_auto(precision):
         return precision, None
     # The module reads shapes of models, and `auto` is a rare request.
-    from bridge.preflight.recipe_choice import count_parameters, resolve_auto
+    from bridge.preflight.auto_recipe import count_parameters, resolve_auto
 
     parameters = None
     if model is not None:

@@ -21,9 +21,9 @@ Runs, for `check`, `plan` and `memory`:
 
 Precisions, for `convert`:
 
-    foreign/             `System`, which reads and writes a precision, and the engine of its table
-    rows/                the tables of systems: settings, fields and sentences
-    system_signs.py      recognises the system of a file
+    foreign/             `System`, which reads and writes a precision, and the engine of its table;
+                         foreign/tables/, the tables: settings, fields and sentences of systems
+    foreign_system_signs.py  recognises the system of a file
     nemo/                NeMo 1 and NeMo 2
     deepspeed.py         DeepSpeed's JSON
     command_lines.py     launches of programs other than Megatron-LM's; launch_arguments.py, their
@@ -37,12 +37,12 @@ Both rest on:
 
 To add a framework on top of Megatron Core:
 
-- a table `framework/NAME.yaml`: how a file is recognised, its fields, and the values set at start;
-- a row in `rows/frameworks.yaml`;
+- a table `framework/tables/NAME.yaml`: its fields, and the values set at start;
+- a row in `framework_signs.yaml`: how a file or a launch is recognised;
 - if its files are YAML, one of their keys in `FRAMEWORK_KEY_PATTERN` of run_file.py, and a reader in
-  `framework/yaml_files.py`; `framework/__init__.py` names the mapping of readers;
+  `framework/yaml_reader_registry.py`; `framework/__init__.py` names the mapping of readers;
 - `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
 
 A system that does not run Megatron Core has a module in `bridge/convert/`, and a row in
-`DOCUMENT_KINDS` of system_signs.py and in `SYSTEM_MODULES` of `bridge/convert/systems.py`.
+`DOCUMENT_KINDS` of foreign_system_signs.py and in `SYSTEM_MODULES` of `bridge/convert/systems.py`.
 """

@@ -8,7 +8,7 @@ Gradients are accumulated and reduced in the dtype of the model unless two setti
 state FP32. FP32 accumulation of half-precision gradients needs ZeRO.
 
 A block refuses a name that it does not know. The top of the file ignores such a name silently. Both
-are reported. The settings and sentences, with their sources, are in `rows/deepspeed.yaml`.
+are reported. The settings and sentences, with their sources, are in `foreign/tables/deepspeed.yaml`.
 
 This module is in `read`, since forks of Megatron-LM train with DeepSpeed's engine.
 `megatron_lm/deepspeed/engine_file.py` reads the precision of such a run with it.
@@ -28,7 +28,7 @@ from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import ContextKey, System
 from bridge.read.foreign.table import load_table
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 TABLE = load_table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]

@@ -5,7 +5,7 @@
     recognise_first_launch(launches)   # the framework of the first launch that has one
 
 A sign is an import, a started program, a launcher, the path of a class, or settings that only the
-framework has. A part of a word is never a sign. `rows/frameworks.yaml` has the signs of each
+framework has. A part of a word is never a sign. `framework_signs.yaml` has the signs of each
 framework, and states whether its files are read, by `check` or by `convert`.
 """
 
@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from importlib.resources import files
 from pathlib import PurePosixPath
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from bridge.read.launch.launch import Launch
     from bridge.read.text.document import Document
 
+SIGNS_FOLDER = files("bridge.read")
+"""The folder of framework_signs.yaml."""
 TARGET_KEY = "_target_"
 """Key of a mapping that names a class."""
 MAX_DEPTH = 8
@@ -98,7 +101,7 @@ class _FileSign:
 
 
 class _FrameworkSigns:
-    """The signs of one framework: a row of `rows/frameworks.yaml` with its patterns compiled."""
+    """The signs of one framework: a row of `framework_signs.yaml` with its patterns compiled."""
 
     def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
         self.name = name
@@ -277,7 +280,7 @@ def _format_command(name: str, launch: Launch, shown_options: Sequence[str]) -> 
 @cache
 def _load_frameworks() -> tuple[_FrameworkSigns, ...]:
     """Return the signs of every framework, in the order of the table."""
-    table = load_rows("frameworks")["frameworks"]
+    table = load_rows("framework_signs", SIGNS_FOLDER)["frameworks"]
     return tuple(_FrameworkSigns(name, columns) for name, columns in table.items())
 
 

@@ -3,7 +3,7 @@
     find_layers_no_plan_reason({"spec": ["my.specs", "layer_spec"]})
     # "--spec my.specs layer_spec: the layers are built by that module and cannot be planned."
 
-The layers that Megatron Core builds are known. The row `specs` of `rows/megatron_lm.yaml` has the
+The layers that Megatron Core builds are known. The row `specs` of `foreign/tables/megatron_lm.yaml` has the
 names of their specs.
 """
 

@@ -10,7 +10,7 @@ A refusal is one sentence, which names the system that the file looks like:
     # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
 
 The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that
-`convert` reads in `bridge.read.system_signs`.
+`convert` reads in `bridge.read.foreign_system_signs`.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ def _refuse_convertible_file(document: Document) -> None:
     Raises:
         UnreadFileError: The file is most probably of such a system.
     """
-    from bridge.read.system_signs import list_candidates  # imports the modules of every system
+    from bridge.read.foreign_system_signs import (
+        list_candidates,  # imports the modules of every system
+    )
 
     for candidate in list_candidates(document)[:1]:
         if candidate.certainty >= MIN_CERTAINTY:

@@ -49,9 +49,9 @@ FRAMEWORK_KEY_PATTERN = re.compile(
     rb"|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
-"""A top-level key that every YAML file of a framework in `framework/yaml_files.py` has.
+"""A top-level key that every YAML file of a framework in `framework/yaml_reader_registry.py` has.
 
-A file without such a key is not compared with the signs in `rows/frameworks.yaml`: to load them
+A file without such a key is not compared with the signs in `framework_signs.yaml`: to load them
 takes longer than to read a file of ours. So the keys of a new framework belong here too."""
 RUN_FILE_NAMES = ("config.yaml", "run_config.yaml", "common.pt")
 """Files of a folder that describe its run: ours, Megatron Bridge's and Megatron-LM's."""
@@ -79,7 +79,9 @@ def load_file_reading(path: Path, choice: RunChoice | None = None) -> FileReadin
     is_yaml = path.suffix in YAML_SUFFIXES
     config: dict[str, Any] | None = None
     if is_yaml and FRAMEWORK_KEY_PATTERN.search(data):
-        from bridge.read.framework.yaml_files import read_framework  # few files are a framework's
+        from bridge.read.framework.yaml_reader_registry import (
+            read_framework,  # few files are a framework's
+        )
 
         config = _parse_yaml_mapping(data, path)
         reading = read_framework(config, path, choice)
@@ -106,7 +108,7 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
         UnreadFileError: The file is of a framework that is not read.
     """
     from bridge.read import refusals
-    from bridge.read.framework.launch_scripts import maybe_read_script
+    from bridge.read.framework.launch_reader_registry import maybe_read_script
     from bridge.read.framework.python_launcher import maybe_read_launcher
     from bridge.read.megatron_lm import file_arguments, run_reader  # few files are Megatron-LM's
 

@@ -1,8 +1,8 @@
 """`MixedPrecisionConfig`, the registry of recipes, and the places that recipes come from.
 
-    MixedPrecisionConfig   a precision, with a record of stated fields     config.py
+    MixedPrecisionConfig   a precision, with a record of stated fields     mixed_precision_config.py
     register, Registry     names of recipes and their functions            registry.py
-    SourceLocation         the source location of a recipe's function      definition.py
+    SourceLocation         the source location of a recipe's function      source_location.py
     synchronize            writes a precision into Megatron's configs      synchronize.py
     PrecisionSchedule      the precision of each phase of a run            schedule.py
     to_config              a node of a composed config as a precision      composed.py

@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import copy_with_only
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import (
     GROUP,
     REGISTRY,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import BridgeWarning
-from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
 from bridge.precision.mode import (
     MODE_DTYPE_FIELDS,
     format_fields,
@@ -20,9 +19,10 @@ from bridge.precision.mode import (
     get_mode,
     get_scheme,
 )
+from bridge.precision.precision_config import FIELDS, MODE_SWITCHES, PrecisionConfig
 from bridge.precision.statements import get_field_value, get_recipe_name, list_field_names
 from bridge.registry.registry import REGISTRY
-from bridge.rules.inert import find_inert_fields
+from bridge.rules.inert_fields import find_inert_fields
 
 
 def _list_second_names() -> tuple[str, ...]:

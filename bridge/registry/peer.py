@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeGuard
 
 from bridge.errors import UnknownFieldError
-from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS, get_field_default
+from bridge.precision.precision_config import FIELDS, MODE_SWITCHES, PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS, get_field_default
 from bridge.precision.statements import (
     check_value,
     get_field_value,
@@ -18,7 +18,7 @@ from bridge.precision.statements import (
     list_field_names,
     mark_ambiguous_fields,
 )
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 PEER_SOURCE = "Megatron Bridge's config"
 MIRRORED_FIELDS = ("fp8_param", "fp4_param")

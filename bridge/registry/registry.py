@@ -41,14 +41,14 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.statements import mark_recipe
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.definition import (
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
+from bridge.registry.source_location import (
     RecipeFunction,
     SourceLocation,
     is_same_definition,
     require_no_arguments,
 )
-from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
 RECIPES_VARIABLE = "BRIDGE_RECIPES"
 """The variable with modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.coercion import get_torch_dtype
-from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode, is_family_on
+from bridge.precision.precision_config import FIELDS, MEGATRON_BRIDGE_FIELDS, PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import get_field_value, is_stated, list_field_names
 from bridge.precision.subjects import SCALER
 

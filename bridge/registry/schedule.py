@@ -24,12 +24,12 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.coercion import to_plain_data
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import list_matchers
 from bridge.precision.mode import format_label, get_scheme
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.precision_config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.statements import get_recipe_name, get_stated_values, is_stated
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import Owner, OwnerValues, is_same_value

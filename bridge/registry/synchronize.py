@@ -3,7 +3,7 @@
 import logging
 
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.sync.report import SyncReport

@@ -17,10 +17,10 @@ from bridge.errors import BackendUnavailableError, Finding
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.precision.statements import get_recipe_name
-from bridge.preflight import declared_gpu
+from bridge.preflight import gpu_for_te_cpu
 from bridge.preflight.run import Run
 from bridge.read.run_keys import RECIPE_NAME_KEY
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import format_nearest_label
 from bridge.rehearse.job import Job, JobAnswer, LaunchOutcome, RankOutcome, StepRecord
 from bridge.rehearse.layout import LaunchLayout
@@ -58,7 +58,11 @@ SAVED_AS_IN_TARGET = (
 
 
 def rehearse(
-    run: Run, *, backend: str = declared_gpu.TE_CPU_BACKEND, processes: int = 4, max_layers: int = 8
+    run: Run,
+    *,
+    backend: str = gpu_for_te_cpu.TE_CPU_BACKEND,
+    processes: int = 4,
+    max_layers: int = 8,
 ) -> Rehearsal:
     """Shrink a run, launch it on this machine's CPU, and compare its steps with its plan.
 

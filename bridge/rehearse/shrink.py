@@ -16,7 +16,7 @@ from math import gcd
 from typing import Any
 
 from bridge.plan.precision_plan import make_plan
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
 from bridge.rehearse.layout import LaunchLayout
 from bridge.rehearse.small_run import SmallRun

@@ -34,10 +34,10 @@ from bridge.front.container import build_container
 from bridge.front.loader import make_run
 from bridge.model.section import NULLABLE_FIELDS
 from bridge.plan.fit import PARALLEL_SIZE_FIELDS
-from bridge.precision.fields import get_field_default
-from bridge.preflight import declared_gpu
+from bridge.precision.stated_field import get_field_default
+from bridge.preflight import gpu_for_te_cpu
 from bridge.read.run_input import RunInput
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rehearse.error_cause import find_cause, find_root_error
 from bridge.rehearse.job import (
     Job,
@@ -114,11 +114,11 @@ def _rehearse_job(job: Job, folder: Path) -> JobAnswer:
         BridgeError: Nothing can be launched on this machine.
     """
     sections = job["sections"]
-    is_te = sections["precision_backend"] == declared_gpu.TE_CPU_BACKEND
+    is_te = sections["precision_backend"] == gpu_for_te_cpu.TE_CPU_BACKEND
     if is_te:
         # Megatron looks for Transformer Engine when it is imported.
         fields = sections["model"] | (sections.get("mixed_precision") or {})
-        declared_gpu.declare_for_run(sections.get("target"), fields)
+        gpu_for_te_cpu.declare_for_run(sections.get("target"), fields)
     launches = list(map(LaunchLayout.from_dict, job["launches"]))
     left_out = remove_unsupported_settings(sections, launches)
     _require_same_model(left_out)

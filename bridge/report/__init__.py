@@ -4,7 +4,7 @@ Each function takes a finished value from the room that made it, and returns tex
 picture. No function reads a file or decides anything.
 
     value                             made by                   shown by
-    Report of findings                preflight.check           findings.py: lines, data; sarif.py
+    Report of findings                preflight.rule_check      findings.py: lines, data; sarif.py
     PrecisionPlan, MemoryReport, ...  plan                      plan/: tables, CSV, a picture
     SyncReport                        sync                      sync_table.py: plain text
     Comparison, RecipeRow             compare.comparison        comparison.py, comparison_picture.py

@@ -4,7 +4,7 @@ from typing import Any
 
 from bridge.errors import bounded
 from bridge.precision.coercion import to_plain_data
-from bridge.preflight.check import Report
+from bridge.preflight.rule_check import Report
 from bridge.rules.rule import EVIDENCE, RuleFinding, format_remedies
 
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.preflight.check import Report
+from bridge.preflight.rule_check import Report
 from bridge.rules.rule import Rule, RuleFinding
 from bridge.rules.rulebook import RULES, RULES_BY_ID
 from bridge.rules.run_context import RunContext

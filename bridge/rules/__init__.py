@@ -8,7 +8,7 @@ To add a rule
        kinds of rows are in ``rule.py``. The id is the next free number.
     3. Write `when`, a function of the context that yields a `Violation` for each fault.
     4. Add a run that breaks the rule and a run that follows it to the file of the same name in
-       ``tests/rules/cases/``, and the finding to ``examples.yaml``.
+       ``tests/rules/cases/``, and the finding to ``expected_findings.yaml``.
 
 The parts of a rule
     rule.py               `Rule`, its kinds, `RuleFinding`, and the evaluation of rules
@@ -27,10 +27,10 @@ The facts that a rule reads
     facts/                facts about a run that rules of several topics read
 
 Shared by rules of several topics
-    inert.py              fields without effect in a run
-    without_effect.py     violations about such fields
+    inert_fields.py       fields without effect in a run
+    inert_field_violation.py  violations about such fields
     storage_violation.py  violations of the setting that stores weights in low precision
-    variables.py          environment variables that change a precision
+    environment_variables.py  environment variables that change a precision
     unknown_settings.py   text about settings whose values are not known
 
 `finalize` evaluates the rules that need only the precision. A sync evaluates the rules with a

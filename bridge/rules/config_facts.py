@@ -16,11 +16,11 @@ from bridge.model.read_tracking import AttributeView
 from bridge.precision.mode import get_mode
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import get_stated_values, get_switches_put_aside
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.target.target import Target
 
 if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.rules.owner_values import (
         DataValues,
         DdpValues,

@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.model.read_tracking import AttributeView, tracked_property
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.statements import get_source, is_stated, list_field_names
 from bridge.rules.config_facts import ConfigFacts
-from bridge.rules.inert import find_inert_fields
+from bridge.rules.inert_fields import find_inert_fields
 from bridge.target.fields import OWNER_DEFAULTS, is_different
 from bridge.target.target import Target
 
 if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.rules.sync_row import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")

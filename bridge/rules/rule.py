@@ -1,11 +1,11 @@
 """`Rule`: one rule as a row of named columns, and the evaluation of rules.
 
-A row can be read without its code. `when` yields the places where a run breaks the rule. `message`
+A row can be read without its code. `when` finds the places where a run breaks the rule. `message`
 and `remedies` are templates. Their names are ``run``, which is the context, and the template values
 of a violation.
 
     contradiction(id="PB204", setting="fp4", when=lambda context: context.is_fp8 and context.is_fp4, ...)
-    error(id="PB264", when=find_counts_beyond_stage, ...)    # a function that yields violations
+    error(id="PB264", when=find_counts_beyond_stage, ...)    # a function that returns or yields violations
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,8 +77,12 @@ class Rule(Generic[Context_contra]):
 
     If a version is not known, the finding states that, and its severity is one step milder.
     """
-    when: Callable[[Context_contra], bool | Iterable[Violation]]
-    """A function that yields the places where a run breaks the rule, or returns whether it does."""
+    when: Callable[[Context_contra], bool | Violation | Iterable[Violation] | None]
+    """A function that finds the places where a run breaks the rule.
+
+    It returns whether the run breaks the rule, or the violation if there is one, or it yields
+    several violations.
+    """
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
@@ -93,10 +97,12 @@ class Rule(Generic[Context_contra]):
     def find_violations(self, context: Context_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
         answer = self.when(context)
-        if answer is False:
+        if answer is None or answer is False:
             return []
         if answer is True:
             return [Violation()]
+        if isinstance(answer, Violation):
+            return [answer]
         return list(answer)
 
 

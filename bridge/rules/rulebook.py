@@ -7,7 +7,7 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.topics.model import alignment, attention, moe, residual
 from bridge.rules.topics.precision import (
     blackwell,
-    layers,
+    first_last_layers,
     loss_scale,
     mode,
     modules,
@@ -35,7 +35,7 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Formats and schemes": scheme.RULES,
     "Delayed scaling": scheme.DELAYED_RULES,
     "MXFP8 and NVFP4": blackwell.RULES,
-    "Layers kept in BF16": layers.RULES,
+    "Layers kept in BF16": first_last_layers.RULES,
     "Precision of single modules": modules.RULES,
     "Weights stored in FP8 or FP4": stored_weights.RULES,
     "FSDP": sharding.RULES,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.model.read_tracking import AttributeView
     from bridge.model.section import Section
     from bridge.model.shape import ModelShape
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.rules.module_selection import ModuleSelection
     from bridge.rules.sync_row import SyncRow
     from bridge.rules.violation import Violation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bridge.precision.coercion import to_plain_data
-from bridge.precision.config import MODE_SWITCHES
+from bridge.precision.precision_config import MODE_SWITCHES
 
 Verdict = Literal["override", "set", "derive", "neutralise", "keep", "agree", "absent"]
 """The effect of a sync on a value of an owner.

@@ -16,12 +16,12 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.model.layout import ParallelLayout
-from bridge.precision.config import PrecisionConfig
 from bridge.precision.matchers import TRAINING, QuantRecipe, parse_quant_recipes
 from bridge.precision.mode import get_low_precision_format
 from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.module_schemes import make_chunk_recipes, make_stage_recipes
 from bridge.precision.owners import ConfigObject
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.statements import get_field_value
 from bridge.sync.owner import OwnerValues
 from bridge.target.fields import parse_integer, read_field

@@ -22,10 +22,10 @@ from bridge.errors import PrecisionTypeError
 from bridge.model.read_tracking import TrackedValues
 from bridge.model.section import Section, get_attributes, list_absent_fields, read_section
 from bridge.precision.coercion import is_torch_dtype, parse_dtype
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import get_field_default
 from bridge.precision.owners import ConfigObject
-from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES
+from bridge.precision.precision_config import FIELD_DEFAULTS
+from bridge.precision.stated_field import get_field_default
+from bridge.sync.field_routes import OWNER_CLASS_NAMES, ROUTES
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, SHARED_SWITCHES
 from bridge.target.versions import Version
 

@@ -22,8 +22,8 @@ from bridge.model.read_tracking import TrackedValues, note_read, tracked_propert
 from bridge.model.section import SECTION_NAMES, Section, read_section
 from bridge.model.shape import ModelShape
 from bridge.model.shape_reader import read_shape
-from bridge.precision.config import PrecisionConfig
 from bridge.precision.owners import ConfigObject
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import OwnerValues, get_values_before_sync, unwrap_config
 from bridge.sync.sync_plan import plan_sync

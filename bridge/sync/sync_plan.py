@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.precision.config import FIELDS, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode, get_scheme, is_family_on
+from bridge.precision.precision_config import FIELDS, PrecisionConfig
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import (
     get_field_value,
     get_source,
@@ -35,11 +35,11 @@ from bridge.precision.statements import (
     list_field_names,
 )
 from bridge.rules.facts.off_switches import find_off_switches
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.rules.sync_row import CONFIG_DEFAULT, MEGATRON_DEFAULT, MODE, Decider, SyncRow, Verdict
+from bridge.sync.field_routes import CLASS_DEFAULT, OLDEST_VERSION, OWNER_CLASS_NAMES, ROUTES, Route
 from bridge.sync.module_recipe import build_module_recipe
 from bridge.sync.owner import OwnerValues, is_same_value
-from bridge.sync.routes import CLASS_DEFAULT, OLDEST_VERSION, OWNER_CLASS_NAMES, ROUTES, Route
 from bridge.target.fields import FUSED_ADAM_RECIPES, SHARED_SETTINGS
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")

@@ -22,9 +22,9 @@ from bridge.errors import (
 )
 from bridge.model.read_tracking import AttributeView
 from bridge.precision.coercion import get_torch_dtype, to_plain_data
-from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import format_label
 from bridge.precision.owners import ConfigObject
+from bridge.precision.precision_config import FIELDS, PrecisionConfig
 from bridge.precision.statements import get_field_value, get_recipe_name, get_source, is_stated
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
 from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules

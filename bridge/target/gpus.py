@@ -2,7 +2,7 @@
 
 To add a GPU, add a row to `_ROWS`, at the place of its compute capability. For a new generation of
 NVIDIA's, see also the capabilities in `precision/schemes.py` and the policies in
-`preflight/recipe_choice.py`.
+`preflight/auto_recipe.py`.
 """
 
 import re
@@ -22,7 +22,7 @@ class Gpu:
     capability: tuple[int, int] | None
     """CUDA compute capability. None: no GPU, or a GPU of another vendor than NVIDIA."""
     memory_gib: int
-    """Device memory in bytes, as the driver reports it, rounded down. 0: not known.
+    """Device memory in GiB, as the driver reports it, rounded down. 0: not known.
 
     If a GPU is sold with several memory sizes, this is the common size.
     """

@@ -9,7 +9,7 @@ from bridge.errors import PayloadError
 from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.mode import format_label
 from bridge.read.foreign.reports import ExportReport
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
 FORMAT_FIELDS = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})

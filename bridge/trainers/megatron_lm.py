@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.mode import format_label, get_mode
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.precision.statements import get_source
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, OWNERS
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID

@@ -20,7 +20,7 @@ from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.target.declaration import make_target
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.registry.schedule import PrecisionSchedule
     from bridge.runtime.megatron.deferred_configs import (
         DistributedDataParallelConfig,

@@ -10,8 +10,7 @@ differences: a config remembers which fields were stated, and each overridden va
 import logging
 from typing import TypeVar
 
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.definition import RecipeFunction
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import (
     MIXED_PRECISION_RECIPES,
@@ -19,6 +18,7 @@ from bridge.registry.registry import (
     get_mixed_precision_config,
     register,
 )
+from bridge.registry.source_location import RecipeFunction
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",

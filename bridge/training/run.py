@@ -454,7 +454,7 @@ def _build_trainer(
         config.ddp,
         process.device,
         seed=train.seed,
-        backend=backend.name,
+        backend=backend,
         phases=phase_models,
     )
     optimizer = build_optimizer(config.optimizer, chunks)

@@ -13,7 +13,7 @@ from bridge.model.layout import ParallelLayout
 from bridge.precision.mode import get_scheme
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rules.program import Program, ProgramKind
 from bridge.rules.rule import RuleFinding, evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID

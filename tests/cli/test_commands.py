@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.precision.config import FIELDS_BY_SUBJECT
+from bridge.precision.precision_config import FIELDS_BY_SUBJECT
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")

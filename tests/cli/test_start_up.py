@@ -65,17 +65,17 @@ def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: t
                 "rich",
                 "psutil",
                 "bridge.plan.memory_report",
-                "bridge.preflight.recipe_choice",
+                "bridge.preflight.auto_recipe",
                 "bridge.read.megatron_lm",
             ),
         ),
         (
             ("plan", "--config", SAVED),
-            (*HYDRA, "bridge.front.compose", "bridge.preflight.recipe_choice", "bridge.read.megatron_lm"),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto_recipe", "bridge.read.megatron_lm"),
         ),
         (
             ("memory", "--config", SAVED),
-            (*HYDRA, "bridge.front.compose", "bridge.preflight.recipe_choice", "bridge.read.megatron_lm"),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto_recipe", "bridge.read.megatron_lm"),
         ),
     ],
 )

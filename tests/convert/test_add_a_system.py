@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.convert import conversion, systems
-from bridge.read import system_signs
+from bridge.read import foreign_system_signs
 from bridge.read.foreign import table
 from bridge.read.foreign.system import System
 from bridge.registry.registry import REGISTRY
@@ -31,9 +31,9 @@ def litgpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     exec(compile(CODE, "litgpt.py", "exec"), vars(module))  # noqa: S102  the page's own code
     monkeypatch.setitem(sys.modules, module.__name__, module)
     kinds, modules = (ast.literal_eval(f"{{{line}}}") for line in ROW.splitlines())
-    monkeypatch.setattr(system_signs, "DOCUMENT_KINDS", {**system_signs.DOCUMENT_KINDS, **kinds})
-    monkeypatch.setattr(system_signs, "load_table", table.load_table)
-    monkeypatch.setattr(conversion, "DOCUMENT_KINDS", system_signs.DOCUMENT_KINDS)
+    monkeypatch.setattr(foreign_system_signs, "DOCUMENT_KINDS", {**foreign_system_signs.DOCUMENT_KINDS, **kinds})
+    monkeypatch.setattr(foreign_system_signs, "load_table", table.load_table)
+    monkeypatch.setattr(conversion, "DOCUMENT_KINDS", foreign_system_signs.DOCUMENT_KINDS)
     monkeypatch.setattr(systems, "SYSTEM_MODULES", {**systems.SYSTEM_MODULES, **modules})
     return systems.get_system("litgpt")
 

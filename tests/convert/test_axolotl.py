@@ -12,7 +12,7 @@ from bridge.convert import axolotl
 from bridge.errors import BridgeError
 from bridge.precision.mode import get_mode
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_import, check_nothing_dropped, reasons
 
@@ -236,7 +236,7 @@ def test_another_letter_case_is_pointed_out() -> None:
 
 
 def test_the_context_that_a_remedy_asks_for_is_one_that_convert_takes(tmp_path: Path) -> None:
-    text = Path(str(resources.files("bridge.read") / "rows/axolotl.yaml")).read_text(encoding="utf-8")
+    text = Path(str(resources.files("bridge.read") / "foreign/tables/axolotl.yaml")).read_text(encoding="utf-8")
     asked = set(re.findall(r"--context (\w+=\w+)", text))
     assert asked == {"gpu=h100", "sharding=fsdp"}
     file = tmp_path / "run.yaml"

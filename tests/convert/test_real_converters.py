@@ -11,7 +11,7 @@ from bridge.convert import axolotl
 from bridge.errors import BridgeError
 from bridge.precision.mode import get_mode
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.runtime.pytorch import float8_linear_config_for
 from tests.read.properties import check_export, check_return, configs
 from tests.read.test_real_libraries import MANY, library

@@ -20,9 +20,9 @@ from typing import Any
 import bridge
 from bridge.front.container import build_container
 from bridge.front.train import main_train
-from bridge.precision.config import PrecisionConfig
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.statements import Statements
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.sync.sync_plan import plan_sync
 
 ROOT = Path(__file__).resolve().parents[2]

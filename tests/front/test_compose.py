@@ -24,8 +24,8 @@ from bridge.front.loader import load_run
 from bridge.front.search import Search
 from bridge.precision.mode import format_label
 from bridge.precision.statements import get_recipe_name, get_source
-from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, Recipe
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -139,7 +139,7 @@ def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPa
 def test_a_config_source_brings_its_recipes_to_the_process_of_a_sweeps_job(tmp_path: Path) -> None:
     recipes = tmp_path / "far_recipes.py"
     recipes.write_text(
-        "from bridge.registry.config import MixedPrecisionConfig\n"
+        "from bridge.registry.mixed_precision_config import MixedPrecisionConfig\n"
         "from bridge.registry.registry import register\n\n"
         "@register\n"
         "def far() -> MixedPrecisionConfig:\n"

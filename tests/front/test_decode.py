@@ -19,7 +19,7 @@ from bridge.preflight.last_sync import apply_last_sync
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
 from bridge.read.run_input import RunInput
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 
 class Colour(enum.Enum):

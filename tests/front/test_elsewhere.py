@@ -10,7 +10,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
 from bridge.front.loader import load_run
-from bridge.preflight.check import get_report
+from bridge.preflight.rule_check import get_report
 from bridge.preflight.run import Run
 from bridge.read.megatron_lm.importer import import_all
 from bridge.read.text.document import Document

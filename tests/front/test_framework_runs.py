@@ -10,7 +10,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.text.document import Document

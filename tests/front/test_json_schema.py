@@ -15,7 +15,7 @@ from bridge.errors import BridgeError
 from bridge.front.json_schema import build_recipe_schema, build_run_schema
 from bridge.front.loader import load_run
 from bridge.precision.yaml_text import to_yaml
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]

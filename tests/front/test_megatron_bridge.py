@@ -13,9 +13,9 @@ from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.statements import is_stated
-from bridge.preflight.check import get_report
 from bridge.preflight.file_reading import MEGATRON_BRIDGE
 from bridge.preflight.megatron_release import INSTALLED_FOR_OPEN_FILE, get_installed_reason
+from bridge.preflight.rule_check import get_report
 from bridge.preflight.run import Run
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge

@@ -12,7 +12,7 @@ from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
-from bridge.preflight.check import get_report
+from bridge.preflight.rule_check import get_report
 from bridge.preflight.run import Run
 
 SCRIPT = """

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bridge.front.command_line import HYDRA_OPTIONS, HYDRA_SWITCHES
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.sync.test_routes import STATED
+from tests.sync.test_field_routes import STATED
 
 RECIPES_FILE = '''
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 @register(aliases=("house",))
@@ -93,7 +93,9 @@ def test_a_recipe_of_recipes_from_is_an_option_from_the_command_line(shown, reci
 
 
 def test_recipes_from_takes_a_list(shown, recipes_file: Path) -> None:
-    config = shown("mixed_precision=house-bf16-mixed", f"recipes_from=[precision_bridge_recipes.half,{recipes_file}]")
+    config = shown(
+        "mixed_precision=house-bf16-mixed", f"recipes_from=[precision_bridge_recipes.unscaled,{recipes_file}]"
+    )
     assert config["mixed_precision"] == HOUSE
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.preflight.check import get_report
+from bridge.preflight.rule_check import get_report
 
 SCRIPT = """export NVTE_FUSED_ATTN=0
 torchrun pretrain_gpt.py --bf16 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 \\

@@ -31,10 +31,10 @@ from bridge.plan.memory_parameters import list_chunk_parameters
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.versions import Version

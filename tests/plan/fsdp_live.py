@@ -47,7 +47,7 @@ def live(case: dict) -> dict[str, int]:
         backend = choose_backend("auto", config.model)
         with use_backend(backend):
             settled, _ = gpt.adapt_config(config.model, vocab_size=VOCABULARY)
-            given = {"seed": 1, "backend": backend.name, "vp_stage": None, "phases": ()}
+            given = {"seed": 1, "backend": backend, "vp_stage": None, "phases": ()}
             module = gpt._build_chunk(settled, config.ddp, process.device, **given)
             torch.cuda.current_device = lambda: 0
             groups = two_instances() if config.ddp.num_distributed_optimizer_instances > 1 else None

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 from tests.plan.memory_kept import Kept, Saved, alive, built
 
 NO_PASS = (-1, 0)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # functions that a GPU compiles run one operator after the other
 FUSED = ("bias_activation_fusion", "bias_dropout_fusion")
@@ -159,7 +159,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     from bridge.front.container import build_container
     from bridge.front.loader import make_run
     from bridge.read.run_input import RunInput
-    from bridge.runtime.megatron.backend import choose_backend, use_backend
+    from bridge.runtime.megatron.backend import Backend, choose_backend, use_backend
     from bridge.runtime.megatron.model import gpt
     from bridge.runtime.megatron.process.training_process import training_process
     from bridge.training.config import runtime_config_update
@@ -173,7 +173,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     gpt._CUDA_ONLY_SWITCHES = {name: why for name, why in gpt._CUDA_ONLY_SWITCHES.items() if name not in FUSED}
     with training_process(config.model, seed=1) as process, use_backend(choose_backend(stated, config.model)):
         settled, _ = gpt.adapt_config(config.model, vocab_size=256, backend=backend)
-        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend=backend)
+        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend=Backend(name=backend))
 
 
 def spread_tokens_evenly() -> None:

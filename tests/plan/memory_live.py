@@ -33,7 +33,7 @@ def built(case: dict):
         backend = choose_backend("auto", config.model)
         with use_backend(backend):
             settled, _ = adapt_config(config.model, vocab_size=VOCABULARY)
-            chunks = build_gpt(settled, config.ddp, process.device, seed=1, backend=backend.name)
+            chunks = build_gpt(settled, config.ddp, process.device, seed=1, backend=backend)
             yield settled, chunks, build_optimizer(config.optimizer, chunks)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 MODEL = {"num_layers": 2}
 BATCH = {"micro_batch_size": 2, "global_batch_size": 2}

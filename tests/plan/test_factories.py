@@ -6,7 +6,7 @@ from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.quantizer_factories import SHIPPED_FACTORIES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import GemmRow, Record
 from tests.model.test_shape import DENSE

@@ -18,7 +18,7 @@ from bridge.model.shape_reader import require_shape
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.sync.prediction import predict

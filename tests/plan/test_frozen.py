@@ -12,7 +12,7 @@ from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.read.tokenizers import find_vocab_size
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 QWEN = "megatron.bridge.models.qwen_vl.qwen3_vl_provider"
 SIZES = {

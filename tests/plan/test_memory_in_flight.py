@@ -13,7 +13,7 @@ from bridge.plan.memory_activations import Segment
 from bridge.plan.memory_schedule import count_activation_bytes, list_schedule_steps
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.versions import get_installed_version
 from tests.plan.test_memory_kept import BATCH, PAGE, WITHIN, case, recomputing
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te

@@ -10,7 +10,7 @@ from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import DELTA_CHUNK, build_segments
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.versions import get_installed_version
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 

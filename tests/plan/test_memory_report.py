@@ -15,7 +15,7 @@ from bridge.plan.memory_parameters import list_chunk_parameters
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.versions import Version, get_installed_version

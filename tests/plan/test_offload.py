@@ -10,7 +10,7 @@ from bridge.cli.main import main
 from bridge.model.layout import ParallelLayout
 from bridge.plan.memory_report import RankMemory, build_memory_report
 from bridge.plan.precision_plan import precision_plan
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 MODEL = {
     "num_layers": 2,

@@ -22,7 +22,7 @@ from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import format_ranges, precision_plan
 from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict
@@ -154,7 +154,7 @@ def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_c
         ParallelLayout.from_model({"pipeline_model_parallel_size": 4}).split_layers(6)
     assert str(raised.value) == (
         "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
-        "stages, or say how many the first and the last stage have."
+        "stages, or state how many layers the first and the last stage have."
     )
     stages = {"pipeline_model_parallel_size": 4}
     for fields, rule in (

@@ -18,7 +18,7 @@ TE = Path(sys.prefix) / "te"
 ASK = """
 import json, sys
 from importlib import import_module
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 declare("b200")
 from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER
@@ -127,7 +127,7 @@ def test_the_copies_of_a_scheme_are_those_of_its_row(scheme):
     assert {copies.get_gemm_scheme(gemm) for gemm in ("fprop", "dgrad", "wgrad")} == {scheme.name}
     for operand in scheme.operands:
         pair = copies.get_pair(operand.name)
-        assert (pair.row.tile, pair.column.tile) == (operand.row, operand.column)
+        assert (pair.row.tile, pair.column.tile) == (operand.rowwise_tile, operand.columnwise_tile)
     assert (
         tuple(copies.uses_split_accumulator(gemm) for gemm in ("fprop", "dgrad", "wgrad")) == scheme.split_accumulator
     )

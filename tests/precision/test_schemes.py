@@ -48,7 +48,7 @@ def test_each_copy_is_scaled_along_the_dimension_its_gemm_sums_over(scheme: Sche
     for gemm in GEMMS.values():
         for name, columnwise in ((gemm.left, gemm.left_columnwise), (gemm.right, gemm.right_columnwise)):
             operand = scheme.operand(name)
-            rows, columns = operand.column if columnwise else operand.row
+            rows, columns = operand.columnwise_tile if columnwise else operand.rowwise_tile
             assert axes[name][0 if columnwise else 1] == contracts[gemm.name]
             assert (rows, columns) == WHOLE_TENSOR or (rows if columnwise else columns) > 1
 
@@ -57,7 +57,7 @@ def test_each_copy_is_scaled_along_the_dimension_its_gemm_sums_over(scheme: Sche
 def test_alignment_covers_the_tiles_that_cannot_be_ragged(scheme: Scheme) -> None:
     assert scheme.alignment is not None
     if scheme.scale_format == "e8m0" or scheme.family == "fp4":
-        assert all(size % max(scheme.operand("input").row) == 0 for size in scheme.alignment)
+        assert all(size % max(scheme.operand("input").rowwise_tile) == 0 for size in scheme.alignment)
     assert scheme.alignment[2] % 16 == 0
 
 

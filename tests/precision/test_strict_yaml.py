@@ -5,7 +5,7 @@ import pytest
 from bridge.errors import PrecisionTypeError, RunConfigError
 from bridge.precision.strict_yaml import load_documents
 from bridge.precision.yaml_text import from_yaml
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 
 def test_a_recipe_in_yaml_with_a_key_twice_is_refused() -> None:

@@ -8,10 +8,10 @@ import pytest
 from precision_bridge_recipes.blockwise import _warn_of_the_name
 
 from bridge.errors import PrecisionConfigError, UnknownRecipeError
-from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.target.declaration import parse_target
@@ -169,7 +169,7 @@ def test_v12_layer_counts_are_checked_under_fp4_too(megatron_owners: Any) -> Non
 
 def test_none_of_this_imports_megatron_or_torch() -> None:
     code = (
-        "import sys\nfrom bridge.front.check import check as check_run\n"
+        "import sys\nfrom bridge.front.python_check import check as check_run\n"
         "run = {'mixed_precision': 'bf16_with_mxfp8_mixed', 'model': {'num_layers': 2}}\n"
         "report = check_run(run, target='h100x8')\n"
         "print(report.verdict, [name for name in ('torch', 'megatron') if name in sys.modules])"

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from bridge.errors import RunConfigError
-from bridge.front.check import check as check_run
 from bridge.front.loader import load_run
-from bridge.preflight.check import check, get_report
+from bridge.front.python_check import check as check_run
+from bridge.preflight.rule_check import check, get_report
 from bridge.preflight.run import Run
 from bridge.training.config import ConfigContainer
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, OVERLAP

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from bridge.precision.coercion import parse_dtype
-from bridge.preflight.check import check
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 from bridge.target import versions
 from bridge.target.fields import OWNER_FIELDS
 

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import FIELD_CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.statements import list_field_names
 from bridge.read.foreign.reports import ExportReport, ImportReport
 from bridge.read.foreign.semantics import SEMANTICS
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 
 SCHEMES = (
     {},

@@ -9,7 +9,7 @@ import pytest
 from bridge.errors import BridgeError
 from bridge.precision.mode import get_mode
 from bridge.read import deepspeed
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_nothing_dropped, reasons
 

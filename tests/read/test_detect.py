@@ -9,7 +9,7 @@ import pytest
 from bridge.convert.systems import SYSTEM_MODULES, detect_system, get_system, list_systems
 from bridge.errors import PayloadError
 from bridge.read.foreign.table import load_table
-from bridge.read.system_signs import DOCUMENT_KINDS, SYSTEM_TITLES, Candidate, list_candidates
+from bridge.read.foreign_system_signs import DOCUMENT_KINDS, SYSTEM_TITLES, Candidate, list_candidates
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from bridge.convert import systems
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
 from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign_system_signs import DOCUMENT_KINDS
 from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
-from bridge.read.system_signs import DOCUMENT_KINDS
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import (
     check_export,

@@ -10,6 +10,7 @@ from bridge.errors import PayloadError
 from bridge.precision.statements import get_stated_values
 from bridge.read import framework_signs
 from bridge.read.foreign.row_files import load_rows
+from bridge.read.framework_signs import SIGNS_FOLDER
 from bridge.read.launch.script_launches import read_launches
 from bridge.read.text.document import Document
 
@@ -265,13 +266,13 @@ def test_a_program_of_miles_is_not_called_one_of_megatron_core_alone() -> None:
 
 def test_the_reference_lists_the_frameworks_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
-    for name, row in load_rows("frameworks")["frameworks"].items():
+    for name, row in load_rows("framework_signs", SIGNS_FOLDER)["frameworks"].items():
         packages = ", ".join(f"`{one}`" for one in row["modules"].split())
         assert f"| {name} | {packages} | {row['runs']} |\n" in page
 
 
 def test_every_row_of_the_table_can_be_recognised() -> None:
-    for name, row in load_rows("frameworks")["frameworks"].items():
+    for name, row in load_rows("framework_signs", SIGNS_FOLDER)["frameworks"].items():
         for package in row["modules"].split():
             found = framework_signs.recognise_file(Document.from_text(f"import {package}.x\n", "a.py"))
             assert found is not None

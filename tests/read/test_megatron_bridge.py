@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 from tests.read.properties import check_export, check_return, configs, reasons
 

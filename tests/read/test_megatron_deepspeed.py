@@ -8,7 +8,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.text.document import Document

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
-from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH_PATTERN, get_dest
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.sync.routes import OLDEST_VERSION, get_routes
+from bridge.sync.field_routes import OLDEST_VERSION, get_routes
 from bridge.target.fields import OWNER_DEFAULTS
 from tests import releases
 from tests.read.properties import check_export, check_return, configs, reasons

@@ -10,7 +10,7 @@ from bridge.precision.mode import get_mode
 from bridge.precision.statements import is_stated
 from bridge.read.nemo import nemo2
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_export, check_return, configs, reasons
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from bridge.precision.coercion import TORCH_NAMES, parse_dtype
 from bridge.precision.mode import get_mode
 from bridge.read.nemo import nemo2
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
 
 NEMO = Path(sys.prefix) / "nemo" / "nemo"

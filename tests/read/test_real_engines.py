@@ -8,7 +8,7 @@ from hypothesis import given
 from bridge.errors import BridgeError
 from bridge.precision.mode import get_mode
 from bridge.read import deepspeed
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
 from tests.read.test_real_libraries import MANY, library
 

@@ -17,7 +17,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.text.command_arguments import CommandArguments
 from bridge.read.text.trainer_arguments import parse_trainer_arguments
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from tests.read.properties import check_export, check_return, configs
 
 UNUSED = "unused"

@@ -20,8 +20,8 @@ from bridge.read import deepspeed
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.system import System
-from bridge.read.system_signs import DOCUMENT_KINDS
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.read.foreign_system_signs import DOCUMENT_KINDS
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.pytorch.loop import get_compute_dtype
 from tests.read.properties import reasons

@@ -12,7 +12,7 @@ from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.table import Table
 from bridge.read.text.document import Document
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from tests.read.properties import reasons
 
 TABLE = Table(

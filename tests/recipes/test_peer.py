@@ -15,10 +15,10 @@ import torch
 from omegaconf import OmegaConf
 
 from bridge.errors import PrecisionTypeError, UnknownFieldError
-from bridge.front.check import check as check_run
+from bridge.front.python_check import check as check_run
 from bridge.precision.coercion import parse_dtype
-from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import MODE_SWITCHES
 from bridge.precision.statements import get_ambiguous_fields, get_source, is_stated
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run

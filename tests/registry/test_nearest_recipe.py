@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.precision.mode import format_label
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import find_nearest_recipe, format_nearest_label
 from bridge.registry.registry import REGISTRY
 

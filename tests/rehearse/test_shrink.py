@@ -15,7 +15,7 @@ from bridge.model.layout import ParallelLayout
 from bridge.model.shape_reader import require_shape
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.mode import get_scheme
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import select_kept_layers
 from bridge.rehearse.layout import LayerSplit

@@ -5,9 +5,9 @@ import pytest
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionConfigError
 from bridge.precision.mode import get_mode, get_scheme
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 from bridge.rules.rulebook import RULES
 
 PREFIX = "mixed_precision."
@@ -46,7 +46,7 @@ BROKEN = [
     (
         "PB201",
         {"bf16": True, "fp8": "mxfp8"},
-        "fp8: must be 'e4m3' or 'hybrid', got 'mxfp8'. Say fp8_recipe='mxfp8', which is a scheme, and 'e4m3' "
+        "fp8: must be 'e4m3' or 'hybrid', got 'mxfp8'. State fp8_recipe='mxfp8', which is a scheme, and 'e4m3' "
         "or 'hybrid' here.",
     ),
     (
@@ -69,20 +69,20 @@ BROKEN = [
     (
         "PB205",
         {"bf16": True, "fp8_recipe": "mxfp8"},
-        "fp8_recipe: a scheme needs a format: without fp8 this is a plain BF16 run, got 'mxfp8'. Say "
-        "fp8='e4m3' as well; or drop fp8_recipe.",
+        "fp8_recipe: a scheme needs a format: without fp8 this is a plain BF16 run, got 'mxfp8'. State "
+        "fp8='e4m3' too; or drop fp8_recipe.",
     ),
     (
         "PB205",
         {"bf16": True, "fp8_recipe": "tensorwise"},
-        "fp8_recipe: a scheme needs a format: without fp8 this is a plain BF16 run, got 'tensorwise'. Say "
-        "fp8='hybrid' as well; or drop fp8_recipe.",
+        "fp8_recipe: a scheme needs a format: without fp8 this is a plain BF16 run, got 'tensorwise'. State "
+        "fp8='hybrid' too; or drop fp8_recipe.",
     ),
     (
         "PB205",
         {"bf16": True, "fp4_recipe": "nvfp4"},
-        "fp4_recipe: a scheme needs a format: without fp4 this is a plain BF16 run, got 'nvfp4'. Say "
-        "fp4='e2m1' as well; or drop fp4_recipe.",
+        "fp4_recipe: a scheme needs a format: without fp4 this is a plain BF16 run, got 'nvfp4'. State "
+        "fp4='e2m1' too; or drop fp4_recipe.",
     ),
     (
         "PB263",
@@ -124,13 +124,13 @@ BROKEN = [
     (
         "PB305",
         {"bf16": True, "fp8_param_gather": True},
-        "fp8_param_gather: weights can be stored in FP8 only in an fp8 run, got True. Set it to False; or say"
+        "fp8_param_gather: weights can be stored in FP8 only in an fp8 run, got True. Set it to False; or state"
         " fp8='e4m3'.",
     ),
     (
         "PB305",
         {"bf16": True, "fp4_param": True},
-        "fp4_param: weights can be stored in FP4 only in an fp4 run, got True. Set it to False; or say fp4='e2m1'.",
+        "fp4_param: weights can be stored in FP4 only in an fp4 run, got True. Set it to False; or state fp4='e2m1'.",
     ),
     (
         "PB244",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from tests.rules.cases.runs import (
     CURRENT,
     DENSE,

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.model.section import NULLABLE_FIELDS
-from bridge.precision.config import FIELDS as PRECISION_FIELDS
+from bridge.precision.precision_config import FIELDS as PRECISION_FIELDS
 from bridge.rules import owner_values
 from bridge.target.fields import OWNER_FIELDS
 

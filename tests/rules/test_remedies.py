@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.preflight.check import check
+from bridge.precision.precision_config import FIELD_DEFAULTS
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import RULES_BY_ID

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.precision.config import MEGATRON_FIELDS
-from bridge.preflight.check import check
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.preflight.check_context import CheckContext
+from bridge.preflight.rule_check import check
 from bridge.rules import rulebook, topics
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC_REACTIONS, evaluate_rule, evaluate_rules
@@ -21,8 +21,8 @@ from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import run_of, setup_of
 
-check_module = sys.modules["bridge.preflight.check"]
-EXAMPLES = Path(rulebook.__file__).with_name("examples.yaml")
+check_module = sys.modules["bridge.preflight.rule_check"]
+EXAMPLES = Path(rulebook.__file__).with_name("expected_findings.yaml")
 MESSAGES = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
 IDS = [rule.id for rule in RULES]
 

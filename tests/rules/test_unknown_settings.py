@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.front.loader import load_run
 from bridge.model.read_tracking import AttributeView, TrackedValues, track_reads, tracked_property
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import RULES_BY_ID

@@ -9,7 +9,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import SyncCheckError
-from bridge.front.check import check as check_run
+from bridge.front.python_check import check as check_run
 from bridge.preflight.last_sync import apply_last_sync
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import SyncCheckError
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict
 from bridge.target.fields import FUSED_ADAM_RECIPES

@@ -12,7 +12,7 @@ from bridge import (
     synchronize,
 )
 from bridge.errors import SyncConflictError
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.training.config import DistributedDataParallelConfig, OptimizerConfig
 

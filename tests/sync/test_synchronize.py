@@ -18,7 +18,7 @@ from bridge.errors import (
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import SYNC_MEMORY_ATTRIBUTE
-from tests.precision.test_config import any_fields
+from tests.precision.test_precision_config import any_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 

@@ -149,7 +149,7 @@ def test_asking_for_transformer_engine_where_it_cannot_run_is_one_sentence(tmp_p
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "  PB612 target.gpu: precision_backend=te cannot run there; missing: a CUDA device and transformer_engine, got "
-        "'no GPU'. Use a machine that has it; or use precision_backend=auto, emulated or te_cpu."
+        "  PB612 target.gpu: precision_backend=te needs a CUDA device and transformer_engine, which the machine does "
+        "not have, got 'no GPU'. Use a machine that has it; or use precision_backend=auto, emulated or te_cpu."
     )
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -23,7 +23,7 @@ from bridge.errors import RunConfigError
 from bridge.precision.mode import format_label
 from bridge.precision.statements import get_recipe_name
 from bridge.registry.registry import REGISTRY
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run

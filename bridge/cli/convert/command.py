@@ -13,7 +13,7 @@ from bridge.cli.convert.payload import Payload
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json_option
 from bridge.errors import RunConfigError
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 
 if TYPE_CHECKING:
     from bridge.cli.convert.converted_run import ConvertedRun

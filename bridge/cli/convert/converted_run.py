@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.convert.conversion import collect_losses, format_records, to_plain_data
 from bridge.precision.mode import get_mode
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 
 if TYPE_CHECKING:
     from bridge.convert.conversion import ImportedRun

@@ -24,8 +24,8 @@ from bridge.cli.output import print_json
 from bridge.cli.parser import add_json_option
 from bridge.cli.recipes.show import format_fields_by_subject
 from bridge.cli.run_arguments import read_without_overrides
-from bridge.precision.field_docs import read_field_docs
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.precision.field_docstrings import read_field_docs
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.rules.rulebook import RULES
 
 RULE_ID = re.compile(r"[Pp][Bb]\d+")

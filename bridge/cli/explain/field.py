@@ -7,11 +7,11 @@ from typing import Any
 
 from bridge.cli.recipes.named_recipe import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS, FIELDS_BY_SUBJECT
-from bridge.precision.field_docs import read_field_docs
+from bridge.precision.field_docstrings import read_field_docs
+from bridge.precision.precision_config import FIELD_DEFAULTS, FIELDS, FIELDS_BY_SUBJECT
 from bridge.precision.statements import get_recipe_name, get_source, is_stated, list_field_names
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.sync.routes import OWNER_CLASS_NAMES, ROUTES, Route, get_routes, load_route_notes
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
+from bridge.sync.field_routes import OWNER_CLASS_NAMES, ROUTES, Route, get_routes, load_route_notes
 
 FIELD_WIDTH = max(map(len, FIELD_DEFAULTS))
 """Characters of the longest field name."""

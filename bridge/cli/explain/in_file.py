@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.rules.sync_row import SyncRow
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 from bridge.target.fields import OWNER_FIELDS
 
 if TYPE_CHECKING:

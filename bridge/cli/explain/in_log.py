@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.explain.field import explain_field, format_field
 from bridge.cli.explain.in_file import explain_in_file, format_in_file
-from bridge.precision.config import FIELDS
+from bridge.precision.precision_config import FIELDS
 from bridge.runtime.audit.setting import LOSS_SCALE_SUBJECT, describe_loss_scale, describe_trace
 
 if TYPE_CHECKING:

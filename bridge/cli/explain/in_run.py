@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.explain.field import explain_field
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.setting import Setting, describe_effect
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 
 
 def explain_in_run(

@@ -67,7 +67,9 @@ def _load_examples() -> dict[str, list[str]]:
     A finding has the form "severity path: rule, got value. Remedies.".
     """
     examples_yaml = (
-        resources.files("bridge.rules").joinpath("examples.yaml").read_text(encoding="utf-8")
+        resources.files("bridge.rules")
+        .joinpath("expected_findings.yaml")
+        .read_text(encoding="utf-8")
     )
     examples: dict[str, list[str]] = yaml.safe_load(examples_yaml)
     return examples

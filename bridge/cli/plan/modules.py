@@ -94,7 +94,7 @@ def _print_module_names(run: Run, *, as_json: bool) -> None:
 
 def _collect_module_findings(run: Run) -> list[RuleFinding]:
     """Return the findings of a run's check about single modules."""
-    from bridge.preflight.check import get_report
+    from bridge.preflight.rule_check import get_report
 
     findings = []
     for finding in get_report(run).findings:

@@ -21,7 +21,7 @@ def print_shares(args: argparse.Namespace, paths: Sequence[str]) -> int:
 def _answer_share(run: Run) -> RunAnswer:
     """Return the number of linear layers of a run that compute in each scaling scheme."""
     from bridge.front.loader import require_plannable
-    from bridge.preflight.check import get_report
+    from bridge.preflight.rule_check import get_report
 
     require_plannable(run)
     plan = plan_run(run)

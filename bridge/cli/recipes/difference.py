@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from bridge.cli.output import format_value, print_json
 from bridge.cli.recipes.named_recipe import NamedRecipe
 from bridge.precision.statements import get_recipe_name, is_stated
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

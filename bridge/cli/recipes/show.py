@@ -9,12 +9,12 @@ from typing import Any
 
 from bridge.cli.output import format_value, print_json
 from bridge.cli.recipes.named_recipe import NamedRecipe
-from bridge.precision.config import FIELDS_BY_SUBJECT, MEGATRON_FIELDS
-from bridge.precision.field_docs import read_field_docs
+from bridge.precision.field_docstrings import read_field_docs
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import FIELDS_BY_SUBJECT, MEGATRON_FIELDS
 from bridge.precision.statements import is_stated, list_field_names
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
-from bridge.rules.inert import find_inert_fields
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
+from bridge.rules.inert_fields import find_inert_fields
 
 
 def format_fields_by_subject() -> str:

@@ -13,13 +13,13 @@ from bridge.cli.recipes.difference import list_field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.mode import get_mode
 from bridge.precision.statements import get_recipe_name
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.runtime.audit.run_folder import CONFIG_FILE, RunFolder
 
 if TYPE_CHECKING:
     from bridge.plan.planned_run import PlannedRun
-    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.precision_config import PrecisionConfig
     from bridge.report.answer import Answer
     from bridge.report.html.run_content import RunContent
 

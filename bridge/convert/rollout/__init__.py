@@ -8,5 +8,5 @@
     agreement.py       settings with which the two precisions would agree
     table.py           the comparison as a table
 
-Frameworks, their options and the settings that agree are rows of `bridge/read/rows/rollout.yaml`.
+Frameworks, their options and the settings that agree are rows of `bridge/read/foreign/tables/rollout.yaml`.
 """

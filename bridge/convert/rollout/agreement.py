@@ -1,6 +1,6 @@
 """`list_agreements`: settings with which the precisions of training and rollout would agree.
 
-They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, they are the
+They are settings of the framework, rows of `foreign/tables/rollout.yaml`. Without a framework, they are the
 `quantization_config` that `manifest --for` writes.
 """
 
@@ -17,7 +17,7 @@ from bridge.convert.serving.formats import SERVED_SCHEMES, SGLANG, VLLM, format_
 from bridge.convert.serving.serving_config import ServingConfig
 
 NO_SCHEME = "none"
-"""The key in `rows/rollout.yaml` for a side that quantises nothing."""
+"""The key in `foreign/tables/rollout.yaml` for a side that quantises nothing."""
 NO_SETTING_MESSAGE = "{framework} has no setting that makes {side} use {scheme}."
 NO_EDGES_SETTING_MESSAGE = (
     "{framework} has no setting that makes rollout use another precision in first and last layers."

@@ -1,7 +1,7 @@
 """`read_rollout`: reads the rollout of a run from the options of its engine in the run's file.
 
 Each framework has a function, since its code decides which options reach the engine, and which
-quantization config the engine gets. `rows/rollout.yaml` names the sources.
+quantization config the engine gets. `foreign/tables/rollout.yaml` names the sources.
 """
 
 from __future__ import annotations

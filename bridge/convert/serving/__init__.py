@@ -9,5 +9,5 @@
     comparison.py      compares a manifest with a quantization config
     table.py           both as tables
 
-Schemes, families of models and systems are rows of `bridge/read/rows/serving.yaml`.
+Schemes, families of models and systems are rows of `bridge/read/foreign/tables/serving.yaml`.
 """

@@ -1,4 +1,4 @@
-"""The scaling schemes in the dialects of serving systems, rows of `rows/serving.yaml`.
+"""The scaling schemes in the dialects of serving systems, rows of `foreign/tables/serving.yaml`.
 
 The same rows are used to write and to read a config. Serving has only forward GEMMs. So only E4M3,
 the format of inputs and weights, counts in a hybrid recipe. A scheme without a row, such as the

@@ -48,7 +48,7 @@ def parse_module_path(path: str) -> ModuleLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFamily:
-    """Models whose checkpoints name their modules alike, a row of `rows/serving.yaml`."""
+    """Models whose checkpoints name their modules alike, a row of `foreign/tables/serving.yaml`."""
 
     name: str | None
     """The name of the family; None for `UNKNOWN_FAMILY`."""
@@ -95,7 +95,7 @@ def _make_family(row: Mapping[str, Any]) -> ModelFamily:
 
 
 def _collect_families() -> dict[str, ModelFamily]:
-    """Return the family of each model type in `rows/serving.yaml`."""
+    """Return the family of each model type in `foreign/tables/serving.yaml`."""
     families: dict[str, ModelFamily] = {}
     for row in SERVING_ROWS["families"]:
         family = _make_family(row)

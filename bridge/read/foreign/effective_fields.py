@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from bridge.errors import BridgeWarning
-from bridge.precision.config import MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.nearest_recipe import has_same_computation
 from bridge.registry.registry import REGISTRY
-from bridge.rules.inert import LOSS_SCALER_FIELDS, find_inert_fields
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS, find_inert_fields
 
 DEFAULT_LAYER_COUNT = 1
 """Layers at each end that Megatron keeps in BF16 if their number is not stated."""

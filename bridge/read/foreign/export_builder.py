@@ -12,8 +12,8 @@ field agrees with the other system, has no effect, or is reported as unmapped.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.statements import list_field_names
 from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.reports import ExportReport, Unmapped

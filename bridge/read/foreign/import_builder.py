@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.reports import DEFAULT_REMEDIES, ImportReport, Unmapped
 from bridge.read.foreign.semantics import get_semantics
 from bridge.read.foreign.table import format_sentence
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_DEFAULTS
 
 DELAYED_SCALING_DEFAULTS = {

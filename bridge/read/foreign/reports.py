@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
 from bridge.read.foreign.semantics import get_semantics
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 DEFAULT_REMEDIES: Mapping[str, str] = {
     "unsupported": "Set it up by hand where you train next.",  # the other side has no such setting

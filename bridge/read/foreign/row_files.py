@@ -1,4 +1,4 @@
-"""`load_rows`: the content of a file in `bridge/read/rows`, which has facts about other systems."""
+"""`load_rows`: the content of a file in `bridge/read/foreign/tables`, which has facts about other systems."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -6,11 +6,11 @@ from typing import Any
 
 from bridge.precision.package_yaml import load_package_yaml
 
-ROWS_FOLDER = files("bridge.read").joinpath("rows")
+ROWS_FOLDER = files("bridge.read").joinpath("foreign", "tables")
 
 
 def load_rows(name: str, folder: Traversable = ROWS_FOLDER) -> dict[str, Any]:
-    """Return the content of `rows/NAME.yaml`.
+    """Return the content of `foreign/tables/NAME.yaml`.
 
     Args:
         name: The name of the file without its suffix.

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 
 from bridge.precision.mode import get_mode
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 SEMANTICS: Mapping[str, str] = {
     "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",

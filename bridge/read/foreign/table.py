@@ -1,4 +1,4 @@
-"""`Table`: the facts about a foreign system in `rows/SYSTEM.yaml`, and the code that applies them.
+"""`Table`: the facts about a foreign system in `foreign/tables/SYSTEM.yaml`, and the code that applies them.
 
     TABLE = load_table("deepspeed")
     TABLE.recognise(document)                            # is it a file of the system?
@@ -94,7 +94,7 @@ class Table:
     """The table of one system.
 
     Args:
-        content: The content of `rows/SYSTEM.yaml`.
+        content: The content of `foreign/tables/SYSTEM.yaml`.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -306,7 +306,7 @@ def _report_mapped_value(
 
 @cache
 def load_table(system: str, folder: Traversable = ROWS_FOLDER) -> Table:
-    """Return the table of a system: `rows/SYSTEM.yaml`."""
+    """Return the table of a system: `foreign/tables/SYSTEM.yaml`."""
     return Table(load_rows(system, folder))
 
 

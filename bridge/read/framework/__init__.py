@@ -1,6 +1,6 @@
 """Frameworks that run on Megatron Core and whose files are read: a table each, and readers.
 
-NAME.yaml                  the table of a framework: its settings, and the values that it sets at start
+tables/NAME.yaml           the table of a framework: its settings, and the values that it sets at start
 framework_table.py         `FrameworkTable`: a table in memory
 framework_options.py       the options that only a framework has, and their effects
 tree.py                    `read_tree`: a tree of settings as sections of a run, by a table
@@ -9,8 +9,8 @@ reading_from_arguments.py  `build_reading_from_arguments`: Megatron-LM's argumen
                            passes on
 checkpoint.py              the checkpoint that decides a model's config; hf_config.py, its config.json
 start_rows.py              values that a framework sets when the run starts
-yaml_files.py              `read_framework`: a YAML file, by the reader of its framework
-launch_scripts.py          `maybe_read_script`: a launch script, by the reader of its framework
+yaml_reader_registry.py    `read_framework`: a YAML file, by the reader of its framework
+launch_reader_registry.py  `maybe_read_script`: a launch script, by the reader of its framework
 nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree
 primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM's arguments
 primus_bridge.py           experiments of Primus on Megatron Bridge, whose recipe is a function
@@ -18,15 +18,15 @@ primus_presets.py          `PrimusPresets`: the module and model files of a clon
 python_launcher.py         `maybe_read_launcher`: a Python launcher as the script that it stands for
 launcher/                  `LauncherProgram`: a Python launcher, followed by its syntax
 
-A framework is added by its table, a row in `read/rows/frameworks.yaml`, and the readers of its files:
+A framework is added by its table, a row in `read/framework_signs.yaml`, and the readers of its files:
 
 - Scripts with Megatron-LM's arguments need no module. The column `table` of the row names the table.
 - YAML files whose settings are a tree: a module with `read`, and its line in `TREE_READERS` of
-  yaml_files.py. Launches with settings of that tree: a function `read_launch`, and its line in
-  `LAUNCH_READERS` of launch_scripts.py. The column `tree` of the row names the table.
+  yaml_reader_registry.py. Launches with settings of that tree: a function `read_launch`, and its
+  line in `LAUNCH_READERS` of launch_reader_registry.py. The column `tree` of the row names the table.
 - Other YAML files: a module with `is_of` and `read`, and its place in `EXPERIMENT_READERS` of
-  yaml_files.py.
+  yaml_reader_registry.py.
 - Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY_PATTERN` of read/run_file.py. Each
-  kind of script needs a word in `SCRIPT_SIGNS` of launch_scripts.py. Files without them are not read
-  by a framework's reader.
+  kind of script needs a word in `SCRIPT_SIGNS` of launch_reader_registry.py. Files without
+  them are not read by a framework's reader.
 """

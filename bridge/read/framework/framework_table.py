@@ -1,6 +1,6 @@
-"""`FrameworkTable`: a framework on top of Megatron Core as a table, `NAME.yaml` in this folder.
+"""`FrameworkTable`: a framework on top of Megatron Core as a table, `tables/NAME.yaml`.
 
-How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the column `table: NAME`. A table has:
+How a file or a launch is recognised stands in `framework_signs.yaml`, with the column `table: NAME`. A table has:
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
@@ -58,7 +58,7 @@ from typing import Any
 
 from bridge.precision.package_yaml import load_package_yaml
 
-TABLES_FOLDER = files("bridge.read").joinpath("framework")
+TABLES_FOLDER = files("bridge.read").joinpath("framework", "tables")
 KEY_IS_NOT_READ = "its code does not read the key"
 """Reason of a name that lies in a place and is none of those that reach Megatron."""
 COMMIT_DIGITS = 8

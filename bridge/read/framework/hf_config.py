@@ -3,8 +3,8 @@
     made = model_of({"model_type": "qwen3", "num_hidden_layers": 36, ...}, bridge=MEGATRON_BRIDGE)
     made.fields["num_layers"]    # 36
 
-`rows/hf_config.yaml` has the keys and the families of models, with their sources. A family that it lacks has no fields
-here: whether a bridge makes such a model, and of which layers, is not known then.
+`foreign/tables/hf_config.yaml` has the keys and the families of models, with their sources. A family
+that it lacks has no fields here: whether a bridge makes such a model, and of which layers, is not known then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of `rows/command_lines.yaml`, by which a launch, its system and its precision are known."""
+"""The rows of `foreign/tables/command_lines.yaml`, by which a launch, its system and its precision are known."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.coercion import TORCH_NAMES
-from bridge.precision.config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import FILLED_DTYPE_FIELDS, get_mode
+from bridge.precision.precision_config import FIELDS, MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import find_equivalent_recipe
@@ -20,9 +20,9 @@ from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.reports import ExportReport
 from bridge.read.foreign.table import load_table
 from bridge.read.megatron_lm.module_recipe.stage_files import build_shared_file
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.saved_entry import PEER_TARGET
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 from bridge.target.versions import parse_version
 
 TABLE = load_table("megatron_bridge")

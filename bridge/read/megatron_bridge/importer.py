@@ -22,9 +22,9 @@ from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
 from bridge.precision.coercion import DTYPE_SPELLINGS
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_BRIDGE_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import MODE_DTYPE_FIELDS
+from bridge.precision.precision_config import FIELD_DEFAULTS, MEGATRON_BRIDGE_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognition

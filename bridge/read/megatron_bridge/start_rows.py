@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
 from bridge.read.startup_rows import (
     StartupRow,
     StartupSettings,

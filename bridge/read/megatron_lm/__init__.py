@@ -9,7 +9,7 @@ The arguments of a run:
     written_arguments.py   the options of a run as they are written
     printed_arguments.py   the arguments that a run printed into a log
     flags.py               the options of Megatron-LM's parser; their rows are in
-                           bridge/read/rows/megatron_lm.yaml
+                           bridge/read/foreign/tables/megatron_lm.yaml
     argument_values.py     the options by the names that Megatron-LM's code has for them
     parser_refusals.py     words of a command line that the parser refuses
     unread_options.py      options that no part of this reader reads, and the settings that they

@@ -5,16 +5,16 @@ Each function is a step of the import. It states fields in the report, and maps 
 
 from collections.abc import Mapping
 
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.launch.notes import NoteKind
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, format_option, may_affect_precision
 from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 
 SHARDING_SWITCHES = ("use_distributed_optimizer", "use_torch_fsdp2", *FSDP_SWITCHES)
 """Switches that shard the optimizer. Weights that are stored in FP8 are gathered only under one of them."""

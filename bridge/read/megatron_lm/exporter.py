@@ -7,9 +7,9 @@ A setting that acts is written out, even where Megatron-LM's default is the same
 
 from collections.abc import Iterator, Mapping
 
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.effective_fields import compute_effective_fields
@@ -19,8 +19,8 @@ from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.module_recipe.stage_files import SHARED_FILE_NAME, build_shared_file
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 from bridge.target.fields import FUSED_ADAM_RECIPES
 
 TITLE = "Megatron-LM 0.20"

@@ -1,6 +1,6 @@
 """`Flag`: the options of Megatron-LM's parser, which of them take a value, and the fields that they set.
 
-The rows are in `rows/megatron_lm.yaml`. A *name* here is a name of argparse's namespace, "fp8_recipe",
+The rows are in `foreign/tables/megatron_lm.yaml`. A *name* here is a name of argparse's namespace, "fp8_recipe",
 and an *option* is a word of a command line, "--fp8-recipe". Options of the same parser may have
 several spellings for one argument.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
-from bridge.precision.fields import KEY
+from bridge.precision.precision_config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
+from bridge.precision.stated_field import KEY
 from bridge.precision.statements import get_field_value
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.setting_row import PRECISION_NAME_PATTERN
 from bridge.read.foreign.table import load_table
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_FIELDS
 
 TABLE = load_table("megatron_lm")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import get_mode
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.system import ContextKey, System
@@ -44,7 +44,7 @@ from bridge.read.megatron_lm.written_arguments import (
     parse_runs,
 )
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "parse_variables", "read"]
 

@@ -36,7 +36,7 @@ from bridge.read.megatron_lm.flags import report_model_setting
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.settings import Settings, parse_mode_dtype
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 TABLE = load_table("nemo1")
 PRECISION_DTYPES: Mapping[str, str] = TABLE.data["precisions"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.coercion import TORCH_NAMES
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.read import framework_signs
 from bridge.read.foreign.amp import report_dropped_autocast
@@ -30,7 +30,7 @@ from bridge.read.foreign.table import load_table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import PythonCall, parse_program
 from bridge.read.text.settings import Settings
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 TABLE = load_table("nemo2")

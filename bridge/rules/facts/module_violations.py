@@ -194,17 +194,18 @@ def find_stage_dependent_matchers(context: RunContext) -> Iterator[Violation]:
         )
 
 
-def find_rows_leaving_no_module(context: RunContext) -> Iterator[Violation]:
-    """Yield all rows of a run in FP8 or FP4, if they leave no linear layer in FP8 or FP4."""
+def find_rows_leaving_no_module(context: RunContext) -> Violation | None:
+    """Return a violation if the rows of an FP8 or FP4 run leave no linear layer in FP8 or FP4."""
     if context.selection is None or not context.is_low_precision or not context.selection.rows:
-        return
+        return None
     names = []
     modules = [*context.selection.unselected]
     for row in context.selection.rows:
         names.append(row.matcher.select)
         modules += row.taken
     if all(module.scheme is None for module in modules):
-        yield make_module_violation(context, names)
+        return make_module_violation(context, names)
+    return None
 
 
 def find_rows_in_another_stored_scheme(context: RunContext) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.precision.config import FIELDS
+from bridge.precision.precision_config import FIELDS
 from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.record import Record
 from bridge.runtime.audit.run_folder import RunFolder

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bridge.precision import subjects
-from bridge.precision.config import FIELDS, FIELDS_BY_SUBJECT
-from bridge.precision.fields import StatedField
+from bridge.precision.precision_config import FIELDS, FIELDS_BY_SUBJECT
+from bridge.precision.stated_field import StatedField
 from bridge.precision.subjects import IMPOSSIBLE, NEEDS_PERMISSION, OUTCOMES
-from bridge.sync.routes import ROUTES, Route
+from bridge.sync.field_routes import ROUTES, Route
 
 MODE_PATH = "mixed_precision mode"
 """Path of a change of mode. The mode is not a field."""

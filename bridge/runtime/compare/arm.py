@@ -11,7 +11,7 @@ from bridge.errors import RunConfigError
 from bridge.runtime.audit.quantisation import group_by_operand, select_last_step
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.compare.gap import LossCurve
-from bridge.sync.routes import ROUTES
+from bridge.sync.field_routes import ROUTES
 
 PRECISION_SECTIONS = ("mixed_precision", "precision_backend", "precision_schedule")
 """Sections of a config in which the arms of a comparison may differ."""

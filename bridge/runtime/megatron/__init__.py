@@ -4,7 +4,7 @@ Importing it imports `megatron.core` once, without its warnings about optional p
 Transformer Engine, a CUDA tool chain). It changes no attribute of Megatron, torch or logging. The
 module that needs a missing package reports it. `training_process` replaces the attributes that a
 run needs, for the length of the run. In a process that was declared for it
-(`bridge.preflight.declared_gpu`), Transformer Engine's Python is imported first, over a stand-in
+(`bridge.preflight.gpu_for_te_cpu`), Transformer Engine's Python is imported first, over a stand-in
 for its compiled part.
 
 In the order in which a run needs them:
@@ -33,7 +33,7 @@ In the order in which a run needs them:
 
 import warnings
 
-from bridge.preflight.declared_gpu import get_declared_capability
+from bridge.preflight.gpu_for_te_cpu import get_declared_capability
 from bridge.runtime.megatron.process.quiet_loggers import quiet_loggers
 
 _capability = get_declared_capability()

@@ -21,7 +21,7 @@ from megatron.core.fp8_utils import get_fp8_recipe
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.matchers import ModulePrecision, list_matchers, parse_quant_recipes
-from bridge.rules.variables import (
+from bridge.rules.environment_variables import (
     check_environment,
     format_set_variables,
     list_scheme_variables,
@@ -31,7 +31,6 @@ from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.megatron.emulation.parallel_linear import (
     get_layer_scheme,
     make_gemm_precision,
-    use_backward_override,
 )
 from bridge.runtime.megatron.emulation.scale_updates import checkpoint_region
 from bridge.runtime.megatron.emulation.stored_weight import register_stored_weights
@@ -59,6 +58,10 @@ class Backend:
     """Sentences about the choice, for the log."""
     backward_override: str | None = None
     """The `backward_override` of Transformer Engine's recipes that the emulation follows."""
+
+
+LOCAL_BACKEND = Backend(name="local")
+"""Megatron's local layers."""
 
 
 def choose_backend_of_phases(
@@ -96,7 +99,7 @@ def choose_backend(
     Args:
         requested: One of `BACKENDS`. auto is Transformer Engine if it works on this machine, and
             the emulation otherwise. te_cpu needs a process that was declared for it
-            (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
+            (`bridge.preflight.gpu_for_te_cpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
         environ: Environment variables. Only Transformer Engine's variables are read.
 
@@ -282,7 +285,6 @@ def use_backend(backend: Backend) -> Iterator[None]:
             stack.enter_context(gather_buckets_separately())
         if backend.name == "emulated":
             stack.enter_context(register_stored_weights())
-            stack.enter_context(use_backward_override(backend.backward_override))
             stack.enter_context(apply_patches(keep_compatible(_list_checkpoint_patches())))
         yield
 

@@ -129,20 +129,20 @@ class DelayedScaling(torch.nn.Module):
         self._stashed: torch.Tensor | None = None
         """Scales that replace `scale` inside a `use_scales` block. None: no such block runs."""
 
-    def get_scale(self, operand: str) -> float:
+    def get_scale(self, role: str) -> float:
         """Return the scale with which an operand is quantised now."""
         scales = self.scale
         if self._stashed is not None:
             scales = self._stashed
-        return scales[OPERAND_SLOTS[operand]].item()
+        return scales[OPERAND_SLOTS[role]].item()
 
-    def record(self, operand: str, amax: float) -> None:
+    def record(self, role: str, amax: float) -> None:
         """Make entry 0 of an operand's history the maximum of itself and an amax.
 
         NaN is ignored, and so is every amax inside `use_scales`.
         """
         if self._stashed is None:
-            entry = self.amax_history[0, OPERAND_SLOTS[operand]]
+            entry = self.amax_history[0, OPERAND_SLOTS[role]]
             if amax > entry.item():
                 entry.fill_(amax)
 

@@ -38,7 +38,12 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
 
 
 def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-    """Run a quantisation pass, which `tiles.py` defines, over a matrix."""
+    """Run a quantisation pass over a matrix.
+
+    `tiles.py` defines the pass: value * scale is rounded to the nearest value of the format. For
+    scales that are powers of two, the C kernel rounds the mantissa of a BF16 value as an integer
+    and never multiplies, which gives the same bits.
+    """
     kernel = native.get_kernel(x_MK)
     if kernel is not None and kernel.can_run(tile_pass):
         return kernel.run(x_MK, tile_pass)

@@ -12,8 +12,10 @@ An infinite amax makes the factor infinite, and so the result. Only in this case
 tensor visible after quantisation.
 
 *Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here the
-operands contain them. This machine's BF16 GEMM computes the sums, and Hopper and Ada truncate their
-sums (docs/explain/low-precision.md). Results for FP32 and FP16 tensors pass through BF16.
+operands contain them. `torch.mm` computes the sums with this machine's BF16 GEMM, or in a training run
+on a CPU without BF16 instructions with an FP32 GEMM of the same values (`megatron/cpu/wide_gemm.py`).
+Hopper and Ada truncate their sums (docs/explain/low-precision.md). Results for FP32 and FP16 tensors
+pass through BF16.
 
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446,
 common/recipe/nvfp4.cu:72-79.

@@ -154,7 +154,7 @@ class Kernel:
             out=values.data_ptr(),
             rows=rows,
             columns=columns,
-            transposed=stored.is_transposed(columnwise),
+            transposed=stored.spec.is_transposed(columnwise),
             packed=stored.spec.format == "e2m1",
             threads=torch.get_num_threads(),
             mantissa_bits=element.mantissa_bits,
@@ -301,7 +301,7 @@ def _get_scale_arguments(
     }
     if not stored.spec.has_single_scale:
         scale_row, scale_column = scales.stride()
-        if stored.is_transposed(columnwise):
+        if stored.spec.is_transposed(columnwise):
             scale_row, scale_column = scale_column, scale_row
         tile_rows, tile_columns = stored.get_scale_tile(columnwise)
         arguments["tile_rows"], arguments["tile_columns"] = tile_rows, tile_columns

@@ -167,12 +167,16 @@ class LinearCall:
         return operand
 
     def make_weight_operand(
-        self, w_NK: torch.Tensor, *, columnwise: bool = False, tensor_scale: float | None = None
+        self,
+        w_NK: torch.Tensor | None,
+        *,
+        columnwise: bool = False,
+        tensor_scale: float | None = None,
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
         Args:
-            w_NK: The weight. With a stored weight it is not read.
+            w_NK: The weight. None: a stored weight.
             columnwise: Whether the column-wise copy is returned. fprop reads the row-wise copy, and
                 dgrad the column-wise copy.
             tensor_scale: Scale of the forward pass, for the backward pass. None: the forward pass.
@@ -186,7 +190,10 @@ class LinearCall:
         if self.stored_weight is not None:
             operand = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
-            operand = self._quantise_weight(w_NK, columnwise=columnwise, tensor_scale=tensor_scale)
+            plain_NK = _require_plain_weight(w_NK)
+            operand = self._quantise_weight(
+                plain_NK, columnwise=columnwise, tensor_scale=tensor_scale
+            )
         if self.cache is not None:
             self.cache.put(operand)
         return operand
@@ -207,28 +214,29 @@ class LinearCall:
         return operand
 
     def get_backward_weight(
-        self, w_NK: torch.Tensor, dtype: torch.dtype, tensor_scale: float | None
+        self, w_NK: torch.Tensor | None, dtype: torch.dtype, tensor_scale: float | None
     ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`, (N, K).
 
-        It is the original or the dequantised weight. A stored weight has no original. It is
-        dequantised, and `w_NK` is not read.
+        It is the original or the dequantised weight. A stored weight has no original and is
+        dequantised.
 
         Args:
-            w_NK: The weight.
+            w_NK: The weight. None: a stored weight.
             dtype: Dtype of the result.
             tensor_scale: Scale of the forward pass. None: the scheme has a scale per tile.
         """
         if self.stored_weight is not None:
             return make_stored_operand(self.stored_weight, "weight").dequantise(dtype)
+        plain_NK = _require_plain_weight(w_NK)
         if self.precision.backward_override == "high_precision":
-            return w_NK.to(dtype)
+            return plain_NK.to(dtype)
         w_row = None
         if self.cache is not None:
             w_row = self.cache.get(columnwise=False)
         if w_row is None:
             spec = self.precision.spec("weight")
-            w_row = make_operand(w_NK, spec, "weight", tensor_scale=tensor_scale)
+            w_row = make_operand(plain_NK, spec, "weight", tensor_scale=tensor_scale)
         return w_row.dequantise(dtype)
 
     def multiply(
@@ -258,6 +266,13 @@ class LinearCall:
         """Report a new operand and its source to the observers."""
         for observer in self._list_observers():
             observer.after_quantisation(source, operand)
+
+
+def _require_plain_weight(w_NK: torch.Tensor | None) -> torch.Tensor:
+    """Return the weight of a call without a stored weight, which autograd has kept."""
+    if w_NK is None:
+        raise PrecisionTypeError("weight: a call without stored_weight needs it, got None.")
+    return w_NK
 
 
 class ScaledLinearFunction(torch.autograd.Function):
@@ -322,7 +337,7 @@ def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> tor
 
 
 def _compute_low_precision_grads(
-    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
+    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight by GEMMs in low precision.
 
@@ -357,7 +372,7 @@ def _compute_low_precision_grads(
 
 
 def _compute_high_precision_grads(
-    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
+    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight under a `backward_override`.
 

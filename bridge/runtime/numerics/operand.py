@@ -206,7 +206,7 @@ def _choose_factors(
     """
     if spec.has_single_scale:
         return _Factors(factor=scale_inv)
-    if spec.scheme == "nvfp4":
+    if spec.has_second_level:
         return _Factors(factor=round_to_fp32(amax / NVFP4_MAX), nvfp4_amax=amax)
     if scale_range is None:
         return _Factors(factor=1.0)

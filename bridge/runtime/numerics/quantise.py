@@ -66,7 +66,7 @@ def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
         amax: Largest magnitude of the tensor.
         spec: Format and scale rule of a scheme that `needs_amax`.
     """
-    if spec.scheme == "nvfp4":
+    if spec.has_second_level:
         return compute_nvfp4_tensor_scale(amax)
     power_of_two = spec.power_of_two_scale
     return compute_scalar_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
@@ -212,7 +212,7 @@ def _lay_out_copy(
         columnwise: Whether it is the column-wise copy.
         tensor_scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
     """
-    transposed = columnwise and spec.scheme != "mxfp8"
+    transposed = spec.is_transposed(columnwise)
     rows, columns = result.values.shape
     codes = dispatch.lay_out_codes(
         result.values, transposed=transposed, packed=spec.format == "e2m1"
@@ -221,7 +221,7 @@ def _lay_out_copy(
     if scales is None:
         return codes, _make_fp32_tensor(round_to_fp32(1.0 / tensor_scale), codes.device)
     height, width = spec.tile(columnwise)
-    if spec.scheme in ("mxfp8", "nvfp4") and height == width:
+    if spec.repeats_square_scales and height == width:
         # The scale of a square tile is stored for each of its rows, or for each of its columns in
         # the column-wise copy.
         axis, size = 0, rows

@@ -88,7 +88,7 @@ class Quantised:
                 row_length = rows
             codes = unpack_nibbles(codes, row_length)
         values = decode(codes, self.spec.element, dtype)
-        if self.is_transposed(columnwise):
+        if self.spec.is_transposed(columnwise):
             return values.T
         return values
 
@@ -98,11 +98,11 @@ class Quantised:
         Under NVFP4 they are only the scales of the tiles, without the second level, the amax.
         """
         _, stored = self.get_copy(columnwise)
-        if self.spec.scheme == "mxfp8":
-            return decode_e8m0(stored.to(torch.int32))
-        if self.spec.scheme == "nvfp4":
+        if self.spec.scale_rule == "e8m0":
+            stored = decode_e8m0(stored.to(torch.int32))
+        elif self.spec.has_second_level:
             stored = decode(stored, FORMATS["e4m3"])
-        if columnwise and not self.spec.has_single_scale:
+        if self.spec.is_transposed(columnwise) and not self.spec.has_single_scale:
             return stored.T
         return stored
 
@@ -129,15 +129,11 @@ class Quantised:
         A square tile of MXFP8 and NVFP4 stores its scale once for each of its rows.
         """
         height, width = self.spec.tile(columnwise)
-        if self.spec.scheme == "blockwise":
+        if not self.spec.repeats_square_scales:
             return height, width
         if columnwise:
             return height, 1
         return 1, width
-
-    def is_transposed(self, columnwise: bool) -> bool:
-        """Return whether codes and scales of a copy are stored with the axes exchanged."""
-        return columnwise and self.spec.scheme != "mxfp8"
 
     def dequantise(
         self, dtype: torch.dtype | None = None, *, columnwise: bool = False
@@ -155,7 +151,7 @@ class Quantised:
             factors).
         """
         scale_MK = self.expand_scales(self.get_tile_scales(columnwise), columnwise)
-        if self.spec.scheme == "nvfp4":
+        if self.spec.has_second_level:
             amax = self.get_copy_amax(columnwise)
             scale_MK = scale_MK * amax * torch.tensor(1.0 / NVFP4_MAX, dtype=torch.float32)
         result = (self.decode_codes(columnwise) * scale_MK).to(dtype or self.dtype)

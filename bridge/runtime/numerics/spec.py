@@ -51,7 +51,7 @@ class QuantSpec:
     @property
     def needs_amax(self) -> bool:
         """Whether the amax of the whole tensor must be known before a value is rounded."""
-        return self.has_single_scale or self.scheme == "nvfp4"
+        return self.has_single_scale or self.has_second_level
 
     @property
     def scale_rule(self) -> str:
@@ -75,6 +75,20 @@ class QuantSpec:
         """Whether row-wise and column-wise copy have the same values, so that one copy is enough."""
         has_equal_tiles = self.rowwise_tile == self.columnwise_tile
         return has_equal_tiles and not (self.hadamard or self.stochastic)
+
+    @property
+    def has_second_level(self) -> bool:
+        """Whether the tiles have scales under an FP32 scale of the whole tensor (NVFP4)."""
+        return EMULATED_SCHEMES[self.scheme].tensor_scale_format is not None
+
+    @property
+    def repeats_square_scales(self) -> bool:
+        """Whether the scale of a square tile is stored once for each of its rows."""
+        return EMULATED_SCHEMES[self.scheme].repeats_square_scales
+
+    def is_transposed(self, columnwise: bool) -> bool:
+        """Return whether codes and scales of a copy are stored with exchanged axes."""
+        return columnwise and EMULATED_SCHEMES[self.scheme].transposes_columnwise
 
     def is_transformed(self, columnwise: bool) -> bool:
         """Return whether a copy is transformed before quantisation (`hadamard.py`)."""
@@ -119,25 +133,25 @@ class GemmPrecision:
         if findings:
             raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
 
-    def spec(self, operand: str) -> QuantSpec:
+    def spec(self, role: str) -> QuantSpec:
         """Return the quantisation of an operand: input, weight or grad_output."""
-        return _make_spec(self, operand)
+        return _make_spec(self, role)
 
 
 @lru_cache(maxsize=256)
-def _make_spec(precision: GemmPrecision, operand_name: str) -> QuantSpec:
+def _make_spec(precision: GemmPrecision, role: str) -> QuantSpec:
     """Return the quantisation of an operand, the same object for equal arguments."""
     scheme = EMULATED_SCHEMES[precision.scheme]
-    operand = scheme.operand(operand_name)
+    operand = scheme.operand(role)
     forward_format, backward_format = OPERAND_FORMATS[precision.format]
     format_ = forward_format
-    if operand_name == "grad_output":
+    if role == "grad_output":
         format_ = backward_format
     return QuantSpec(
         scheme=precision.scheme,
         format=format_,
-        rowwise_tile=operand.row,
-        columnwise_tile=operand.column,
+        rowwise_tile=operand.rowwise_tile,
+        columnwise_tile=operand.columnwise_tile,
         power_of_two_scale=scheme.power_of_two_scale,
         hadamard=operand.hadamard,
         stochastic=operand.stochastic and not precision.disable_stochastic_rounding,

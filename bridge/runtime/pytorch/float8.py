@@ -11,7 +11,7 @@ from bridge.precision.mode import get_scheme
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
 from bridge.precision.statements import get_field_value
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.runtime.pytorch.linear_schemes import linear_schemes
 from bridge.runtime.pytorch.loop import finalize_config, require_config
 

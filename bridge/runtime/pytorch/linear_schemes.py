@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.precision.matchers import SchemeChoice
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 
 def linear_schemes(

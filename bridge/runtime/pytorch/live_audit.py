@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
     from bridge.runtime.audit.mismatch import Mismatch
     from bridge.runtime.audit.record import CensusRow, GemmRow, HealthRow
     from bridge.runtime.pytorch.record.gemm_watch import GemmWatch

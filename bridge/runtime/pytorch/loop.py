@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.mode import get_mode
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
     import torch

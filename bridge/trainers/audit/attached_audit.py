@@ -19,7 +19,7 @@ from bridge.trainers.audit.step_audits import AuditOptions, StepAudits
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 
 class AttachedAudit:

@@ -30,7 +30,7 @@ from bridge.target.versions import get_installed_version
 from bridge.training.fingerprint import compute_sections_fingerprint
 
 if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 log = logging.getLogger("bridge.trainers")
 

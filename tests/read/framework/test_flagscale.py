@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.errors import UnreadFileError
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 
 TRAINING = """\
 system:

@@ -7,7 +7,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run_choice import RunChoice
 
 COMMAND = "NPROC_PER_NODE=8 megatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048"

@@ -7,7 +7,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.read.run_file import load_file_reading
 
 SIZES = ("model.num_layers=4", "model.hidden_size=512", "model.num_attention_heads=8")

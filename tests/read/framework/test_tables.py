@@ -4,8 +4,8 @@ import pytest
 
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.hf_config import list_unknown_fields
-from bridge.read.framework.launch_scripts import LAUNCH_READERS
-from bridge.read.framework.yaml_files import TREE_READERS
+from bridge.read.framework.launch_reader_registry import LAUNCH_READERS
+from bridge.read.framework.yaml_reader_registry import TREE_READERS
 from bridge.read.framework_signs import recognise_first_launch
 from bridge.read.launch.script_launches import read_launches
 from bridge.target.fields import OWNER_FIELDS

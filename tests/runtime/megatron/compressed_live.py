@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 VOCABULARY = 256
 

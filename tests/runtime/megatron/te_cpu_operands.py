@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 STEPS = 3
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 
 
 def main(plan: Path) -> None:

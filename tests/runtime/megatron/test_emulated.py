@@ -36,7 +36,9 @@ def built():
             config, _ = adapt_config(GPTConfig(**{**SHAPE, **fields}), vocab_size=256)
             process = stack.enter_context(training_process(config, seed=1))
             stack.enter_context(use_backend(Backend(name="emulated")))
-            return build_gpt(config, DistributedDataParallelConfig(), process.device, seed=1, backend="emulated")
+            return build_gpt(
+                config, DistributedDataParallelConfig(), process.device, seed=1, backend=Backend(name="emulated")
+            )
 
         yield build
 

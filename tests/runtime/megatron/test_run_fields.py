@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge.errors import RunConfigError, TrainingError
 from bridge.front.container import build_container, require_startable
 from bridge.front.loader import load_run
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.rules.topics.system.train_script import find_unsupported_fields
 from bridge.rules.topics.system.train_script_fields import (
     FIELDS_WITHOUT_NUMERIC_EFFECT,

@@ -17,7 +17,7 @@ from megatron.core.transformer import TransformerConfig
 from bridge.model.layout import get_sent_dtype
 from bridge.model.section import read_section
 from bridge.precision.coercion import parse_dtype
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.target import Target

@@ -18,7 +18,7 @@ from megatron.core.transformer import TransformerConfig
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.schemes import find_scheme
-from bridge.rules.variables import check_environment, format_set_variables, load_nvte_variables
+from bridge.rules.environment_variables import check_environment, format_set_variables, load_nvte_variables
 from bridge.runtime.megatron import backend
 from bridge.runtime.megatron.backend import get_te_recipe
 from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme

@@ -18,7 +18,7 @@ import yaml
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import GEMMS
-from bridge.preflight.declared_gpu import declare
+from bridge.preflight.gpu_for_te_cpu import declare
 from bridge.runtime.megatron.backend import choose_backend
 from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.runtime.megatron.te_cpu import multi_tensor, shards, storage
@@ -369,7 +369,7 @@ def test_te_cpu_needs_a_process_of_its_own():
     assert str(refused.value) == (
         "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, because Megatron "
         "decides at import whether there is Transformer Engine. Start the run by itself, or call "
-        "bridge.preflight.declared_gpu.declare() before anything else."
+        "bridge.preflight.gpu_for_te_cpu.declare() before anything else."
     )
 
 

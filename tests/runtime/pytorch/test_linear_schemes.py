@@ -9,7 +9,7 @@ import torch
 from bridge.errors import PrecisionTypeError
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import map_to_megatron_names
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.pytorch import check_precision, convert_linears, emulate_linears, linear_schemes
 from bridge.runtime.pytorch.emulated_linear import EmulatedLinear

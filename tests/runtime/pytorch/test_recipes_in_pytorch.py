@@ -12,7 +12,7 @@ from torch import nn
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.coercion import get_torch_dtype
 from bridge.precision.mode import get_scheme
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime import pytorch
 from bridge.runtime.pytorch.loop import get_compute_dtype, make_scaler_settings
@@ -130,7 +130,7 @@ def test_tf32_is_set_after_either_interface_and_both_can_be_read(
     code = (
         f"import torch\n{before}\n"
         "from bridge.runtime.pytorch import apply_tf32\n"
-        "from bridge.registry.config import MixedPrecisionConfig\n"
+        "from bridge.registry.mixed_precision_config import MixedPrecisionConfig\n"
         f"answer = apply_tf32(MixedPrecisionConfig(bf16=True, tf32={tf32}))\n"
         "read = torch.get_float32_matmul_precision() if answer else None\n"
         "print(answer, read, torch.backends.cuda.matmul.fp32_precision)"

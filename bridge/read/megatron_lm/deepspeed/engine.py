@@ -25,7 +25,7 @@ from bridge.read.megatron_lm.deepspeed.engine_file import (
 from bridge.read.megatron_lm.flags import OTHER_SETTINGS, get_dest
 from bridge.read.megatron_lm.gradient_reduction import REDUCTION_ARGUMENTS
 from bridge.read.megatron_lm.written_arguments import WrittenArguments, WrittenSetting
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 
 DEEPSPEED_OPTION = "--deepspeed"
 SCALER_ARGUMENTS = ("loss_scale", *LOSS_SCALER_FIELDS)

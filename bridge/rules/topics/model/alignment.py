@@ -32,15 +32,16 @@ _PROJECTION_FIELDS = {
 """Mixer -> the field that decides most of its input projection, and the fields to change."""
 
 
-def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of tokens of a rank if it is not a multiple of the scheme's alignment."""
+def find_unaligned_tokens(context: RunContext) -> Violation | None:
+    """Return a violation if a rank's tokens are not a multiple of the scheme's alignment."""
     number, multiples = compute_tokens_per_rank(context), get_alignment(context)
     if number is None or not multiples or collect_low_precision_modules(context) == set():
-        return
+        return None
     multiple = multiples[0]
     if number % multiple:
         nearest = -(-number // multiple) * multiple
-        yield Violation(tokens=number, multiple=multiple, nearest=nearest)
+        return Violation(tokens=number, multiple=multiple, nearest=nearest)
+    return None
 
 
 def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
@@ -69,24 +70,24 @@ def find_ragged_blocks(context: RunContext) -> Iterator[Violation]:
         yield _make_width_violation(Width("train.micro_batch_size", " tokens", number), BLOCK_SIZE)
 
 
-def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting whose padding of packed batches leaves an unaligned size on a rank.
+def find_unaligned_packing(context: RunContext) -> Violation | None:
+    """Return a violation if the padding of packed batches leaves an unaligned size on a rank.
 
     Blockwise scaling supports incomplete blocks, so the violation is a warning under it. PB503
     reports such blocks. The remedy avoids them.
     """
     if not context.is_low_precision or context.is_emulated:
-        return
+        return None
     packed, multiples = get_packing(context), get_alignment(context)
     if packed is None or packed.multiple < 1 or not multiples:
-        return
+        return None
     ranks = context.parallel.token_ranks
     padded = packed.multiple * packed.samples
     wanted = multiples[0]
     if context.is_blockwise:
         wanted = BLOCK_SIZE
     if not padded % (wanted * ranks):
-        return
+        return None
     severity = None
     if not padded % (multiples[0] * ranks):
         severity = "warning"
@@ -99,7 +100,7 @@ def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
     of_sample = wanted * ranks // math.gcd(wanted * ranks, packed.samples)
     needed = math.lcm(packed.multiple, of_sample)
     section, setting, *_ = packed.path.split(".")
-    yield Violation(
+    return Violation(
         f"{section}.{setting}",
         severity=severity,
         padded=packed.multiple,
@@ -123,15 +124,15 @@ def _format_token_ranks(context: RunContext) -> str:
     return " x ".join(factors) or "one rank"
 
 
-def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
-    """Yield the width of a mixer's input projection that FP8 GEMMs refuse.
+def find_unaligned_projection(context: RunContext) -> Violation | None:
+    """Return a violation if FP8 GEMMs refuse the width of a mixer's input projection.
 
     Megatron checks the whole width. Transformer Engine checks the width of a rank's part.
     """
     is_mamba = context.shape.delta_net is None
     mixer = context.shape.state_space or context.shape.delta_net
     if mixer is None or not context.is_fp8 or context.scheme_row is None:
-        return
+        return None
     multiple = 16
     if context.is_mxfp8 and not is_mamba:
         multiple = 32
@@ -143,24 +144,25 @@ def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
     if is_mamba:
         field, others = _PROJECTION_FIELDS["mamba"]
     if width % multiple:
-        yield Violation(field, width=width, multiple=multiple, others=others)
+        return Violation(field, width=width, multiple=multiple, others=others)
+    return None
 
 
-def find_small_gemms(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of widths too small to gain from FP8."""
+def find_small_gemms(context: RunContext) -> Violation | None:
+    """Return a violation if some widths are too small to gain from FP8."""
     if not context.is_low_precision or context.is_emulated or not context.has_model:
-        return
+        return None
     names = []
     for width in compute_widths_per_rank(context):
         if 0 < width.size <= MAX_SLOW_WIDTH:
             name = width.path.partition(".")[2]
             names.append(f"{name}{width.formula} = {width.size}")
     if not names:
-        return
+        return None
     smaller = ""
     if context.parallel.tensor > 1:
         smaller = "use a smaller tensor-parallel size"
-    yield Violation(names=", ".join(names), smaller=smaller)
+    return Violation(names=", ".join(names), smaller=smaller)
 
 
 RULES = (
@@ -185,16 +187,16 @@ RULES = (
         when=find_unaligned_widths,
         message="its part on one rank ({size}{how}) must be a multiple of "
         "{multiple} under {run.scheme}",
-        remedies=("choose a width that is", "change the parallel sizes"),
+        remedies=("choose a width whose part is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; "
         "NVIDIA/TransformerEngine issue 1422, 2025-01-25",
     ),
     warning(
         id="PB503",
-        title="size that is no multiple of a block",
+        title="size that is not a multiple of a block",
         setting="model.hidden_size",
         when=find_ragged_blocks,
-        message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
+        message="its part on one rank ({size}{how}) is not a multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; "

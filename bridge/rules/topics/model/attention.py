@@ -1,46 +1,43 @@
 """Rules about the attention core in FP8, and about settings of attention without effect."""
 
-from collections.abc import Iterator
-
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK_SOURCE, error, mcore, no_effect, warning
 from bridge.rules.violation import Violation
 from bridge.target.versions import format_dotted, is_at_least
 
 
-def find_missing_attention_backend(context: RuleContext) -> Iterator[Violation]:
-    """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
+def find_missing_attention_backend(context: RuleContext) -> Violation | None:
+    """Return a violation if FP8 attention under current scaling needs another GPU or cuDNN."""
     if (
         not context.is_tensorwise
         or not context.model.fp8_dot_product_attention
         or context.is_emulated
     ):
-        return
+        return None
     if context.target.capability is not None and context.target.is_before(10):
         has = format_dotted(context.target.capability)
-        yield Violation(what=f"compute capability 10.0, and the target has {has}")
-        return
+        return Violation(what=f"compute capability 10.0, and the target has {has}")
     least = "9.13.1"
     if is_at_least(context.target.te, "2.15"):
         least = "9.14"
     if is_at_least(context.target.cudnn, least) is False:
-        yield Violation(what=f"cuDNN {least}")
+        return Violation(what=f"cuDNN {least}")
+    return None
 
 
-def find_softmax_dtype_unread_by_te(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
+def find_softmax_dtype_unread_by_te(context: RuleContext) -> Violation | None:
+    """Return a violation if Transformer Engine's attention does not read the softmax dtype.
 
     The model class of a framework can have another default than Megatron. Then nobody stated the
     dtype, and the finding is an info. A value that the framework sets cannot be dropped.
     """
     if context.model.transformer_impl != "transformer_engine" or context.is_emulated:
-        return
+        return None
     if not context.differs_from_default("attention_softmax_in_fp32"):
-        return
+        return None
     if "attention_softmax_in_fp32" in context.stated:
-        yield Violation(remedy="drop it")
-    else:
-        yield Violation(severity="info", remedy="leave it, which changes nothing")
+        return Violation(remedy="drop it")
+    return Violation(severity="info", remedy="leave it, which changes nothing")
 
 
 RULES = (
@@ -89,7 +86,10 @@ RULES = (
             and not context.model.attention_softmax_in_fp32
         ),
         message="apply_query_key_layer_scaling sets it to True",
-        remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
+        remedies=(
+            "set it to True, as Megatron does in any case",
+            "set apply_query_key_layer_scaling=False",
+        ),
         source=MODEL_CHECK_SOURCE,
     ),
     warning(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
@@ -38,21 +38,20 @@ def _pads_routing_map(context: RuleContext) -> bool:
     )
 
 
-def find_fused_experts_scheme_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of the fused grouped MLP in a scheme that it does not run.
+def find_fused_experts_scheme_mismatch(context: RunContext) -> Violation | None:
+    """Return a violation if the fused grouped MLP does not run the scheme.
 
     It runs MXFP8, or NVFP4 if an environment variable turns that on.
     """
     if not context.has_experts or not context.model.use_transformer_engine_op_fuser:
-        return
+        return None
     if not context.is_low_precision or context.is_mxfp8:
-        return
+        return None
     if context.is_fp4 and context.environment.get("FP4_RECIPE") == "nvfp4":
-        return
+        return None
     if context.is_nvfp4:
-        yield Violation(variable="set FP4_RECIPE=nvfp4")
-    else:
-        yield Violation(variable="")
+        return Violation(variable="set FP4_RECIPE=nvfp4")
+    return Violation(variable="")
 
 
 def find_unsupported_dispatch_dtypes(context: RunContext) -> Iterator[Violation]:
@@ -94,37 +93,37 @@ def has_conflicting_num_sms(context: RunContext) -> bool:
     return deepep is not None and hybridep is not None and deepep != hybridep
 
 
-def find_inexact_token_counts(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of token counts that the dtype of the model cannot represent.
+def find_inexact_token_counts(context: RunContext) -> Violation | None:
+    """Return a violation if the dtype of the model cannot represent the token counts.
 
     It is an info if the number of tokens is not known.
     """
     if not context.has_experts or not context.is_half_precision or not context.has_optimizer:
-        return
+        return None
     model = context.model
     if not model.moe_router_enable_expert_bias or not model.moe_router_bias_update_rate:
-        return
+        return None
     length = model.seq_length or context.data.seq_length
     batch = context.train.global_batch_size
     balanced = _format_aux_loss_setting(context)
     if not length or not batch:
-        yield Violation(
+        return Violation(
             effect=_UNKNOWN_COUNT_EFFECTS[context.mode], balanced=balanced, severity="info"
         )
-        return
     routed = length * batch * model.moe_router_topk
     if context.is_bf16:
         mean = routed // (model.num_moe_experts or 1)
         if mean > EXACT_BF16:
             spacing = _compute_bf16_spacing(mean)
             effect = f"{WRONG_SIGN}: at {mean:,} tokens two counts are {spacing:,} apart"
-            yield Violation(effect=effect, balanced=balanced)
+            return Violation(effect=effect, balanced=balanced)
     elif routed > LARGEST_FP16:
         effect = (
             f"their sum, {routed:,} in a step, is inf above {LARGEST_FP16:,}: no bias goes down, "
             "and nothing is balanced"
         )
-        yield Violation(effect=effect, balanced=balanced, severity="error")
+        return Violation(effect=effect, balanced=balanced, severity="error")
+    return None
 
 
 def _compute_bf16_spacing(number: int) -> int:
@@ -151,7 +150,7 @@ RULES = (
             and not context.model.moe_pad_expert_input_to_capacity
             and not _pads_routing_map(context)
         ),
-        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so "
+        message="the tokens of an expert are not a multiple of what {run.scheme} GEMMs need, so "
         "every layer with experts runs kernels that pad them",
         remedies=(
             "set it to True",

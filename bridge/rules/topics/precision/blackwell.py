@@ -1,7 +1,5 @@
 """Rules about Blackwell's schemes MXFP8 and NVFP4: the gradient buffer, and modules without FP4."""
 
-from collections.abc import Iterator
-
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, sync_error, te, warning
 from bridge.rules.run_context import RunContext
@@ -25,17 +23,18 @@ def _overlaps(context: RuleContext) -> bool:
     return context.ddp.overlap_param_gather or context.optimizer.overlap_param_gather
 
 
-def find_mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting that stores MXFP8 weights without the shared buffer."""
+def find_mxfp8_weights_without_buffer(context: RuleContext) -> Violation | None:
+    """Return a violation if MXFP8 weights are stored without the shared buffer."""
     if (
         not context.is_mxfp8
         or not context.gathers_fp8
         or context.reuses_buffer
         or context.has_megatron_fsdp
     ):
-        return
+        return None
     if context.has_ddp or isinstance(context, RunContext):
-        yield make_storage_violation(context, "fp8")
+        return make_storage_violation(context, "fp8")
+    return None
 
 
 def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
@@ -51,16 +50,16 @@ def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
     return not is_stated_off
 
 
-def find_releases_for_fp4_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the releases that weights stored in FP4 need to be correct."""
+def find_releases_for_fp4_weights(context: RuleContext) -> Violation | None:
+    """Return a violation with the releases in which weights stored in FP4 are correct."""
     if not context.is_fp4 or not context.gathers_fp4 or context.is_emulated:
-        return
+        return None
     missing = []
     if is_at_least(context.target.te, "2.14") is not True:
         missing.append("Transformer Engine 2.14")
     if is_at_least(context.target.mcore, "0.18") is not True:
         missing.append("megatron-core 0.18")
-    yield Violation(releases=" and ".join(missing))
+    return Violation(releases=" and ".join(missing))
 
 
 def has_nvfp4_transform_outside_bf16(context: RuleContext) -> bool:

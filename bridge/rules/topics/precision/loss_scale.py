@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from bridge.rules.context import RuleContext
-from bridge.rules.inert import LOSS_SCALER_FIELDS
+from bridge.rules.inert_field_violation import find_fields_without_effect
+from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
 from bridge.rules.rule import PARSER_SOURCE, contradiction, error, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.versions import is_at_least
 
 LARGEST_FP32 = 2**128 - 2**104
@@ -69,19 +69,20 @@ def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
         yield Violation("train.check_for_nan_in_loss")
 
 
-def find_separate_expert_optimizer(context: RunContext) -> Iterator[Violation]:
-    """Yield the layout with a separate optimizer for the experts.
+def find_separate_expert_optimizer(context: RunContext) -> Violation | None:
+    """Return a violation if the experts have a separate optimizer.
 
     Megatron makes a separate optimizer if the experts are on other ranks than the other layers.
     Before megatron-core 0.19, only expert parallelism decides that.
     """
     if not context.has_dynamic_loss_scale or not context.has_optimizer or not context.has_experts:
-        return
+        return None
     parallel = context.parallel
     if parallel.expert > 1:
-        yield Violation(same="expert_model_parallel_size=1")
-    elif parallel.expert_tensor != parallel.tensor and is_at_least(context.target.mcore, "0.19"):
-        yield Violation(same=f"expert_tensor_parallel_size={parallel.tensor}")
+        return Violation(same="expert_model_parallel_size=1")
+    if parallel.expert_tensor != parallel.tensor and is_at_least(context.target.mcore, "0.19"):
+        return Violation(same=f"expert_tensor_parallel_size={parallel.tensor}")
+    return None
 
 
 RULES = (

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE, get_sent_dtype
 from bridge.rules.context import RuleContext
+from bridge.rules.inert_field_violation import find_fields_without_effect
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     PARSER_SOURCE,
@@ -17,25 +18,24 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.versions import is_at_least
 
 MODE_NAMES = ("fp32", "fp16", "bf16")
 
 
-def find_conflicting_modes(context: RuleContext) -> Iterator[Violation]:
-    """Yield the last of several modes that a recipe states, or a config with FP16 and BF16 on."""
+def find_conflicting_modes(context: RuleContext) -> Violation | None:
+    """Return a violation if a recipe states several modes, or FP16 and BF16 are both on."""
     on = [mode for mode in MODE_NAMES if context.stated.get(mode)]
     if len(on) > 1:
-        yield Violation(on[-1], value=on)
-        return
+        return Violation(on[-1], value=on)
     both = []
     for owner_name in ("model", "optimizer"):
         owner = context.views[owner_name]
         if owner.fp16 and owner.bf16:
             both.append(owner_name)
     if both:
-        yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
+        return Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
+    return None
 
 
 def find_only_mode_switched_off(context: RuleContext) -> Iterator[Violation]:
@@ -54,7 +54,7 @@ def find_dtypes_of_another_mode(context: RuleContext) -> Iterator[Violation]:
     if (
         has_uncast_half_precision_weights(context)
         or [*find_only_mode_switched_off(context)]
-        or [*find_conflicting_modes(context)]
+        or find_conflicting_modes(context) is not None
     ):
         return
     weight_dtypes = ["fp32"]
@@ -70,19 +70,19 @@ def find_dtypes_of_another_mode(context: RuleContext) -> Iterator[Violation]:
             yield Violation(name, value=value, legal=" or ".join(dtypes))
 
 
-def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the dtype that a pipeline stage sends, if the next stage receives another dtype."""
+def find_pipeline_dtype_mismatch(context: RunContext) -> Violation | None:
+    """Return a violation if a pipeline stage receives another dtype than the stage before sends."""
     if (
         not context.has_model
         or context.model.pipeline_dtype is None
         or context.parallel.pipeline <= 1
     ):
-        return
+        return None
     if (
         context.model.fp32_residual_connection
         and is_at_least(context.target.mcore, RESIDUAL_DTYPE_SINCE) is not False
     ):
-        return  # Megatron's __post_init__ sets it to FP32
+        return None  # Megatron's __post_init__ sets it to FP32
     is_local = context.model.transformer_impl == "local"
     if (
         context.program.is_train_script
@@ -92,7 +92,8 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
         is_local = True
     sent = get_sent_dtype(context.views["model"].values, context.target.mcore, is_local=is_local)
     if sent is not None and sent != context.model.pipeline_dtype:
-        yield Violation(sent=sent)
+        return Violation(sent=sent)
+    return None
 
 
 def has_uncast_half_precision_weights(context: RuleContext) -> bool:
@@ -107,27 +108,28 @@ def has_uncast_half_precision_weights(context: RuleContext) -> bool:
     )
 
 
-def find_weights_without_masters(context: RuleContext) -> Iterator[Violation]:
-    """Yield the half-precision weights without masters, or without a loss scale.
+def find_weights_without_masters(context: RuleContext) -> Violation | None:
+    """Return a violation if half-precision weights have no masters, or no loss scale.
 
     In every mode, the distributed optimizer and Megatron-FSDP make FP32 masters for half-precision
     weights.
     """
     if not has_uncast_half_precision_weights(context):
-        return
+        return None
     has_masters = context.has_optimizer and (context.is_sharded or context.has_megatron_fsdp)
     dtype = context.model.params_dtype
     if not has_masters:
         missing = "or the optimizer steps on them without FP32 masters"
-        yield Violation(missing=missing, dtype=dtype)
-    elif dtype == "fp16" and not context.optimizer.loss_scale:
-        yield Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)
+        return Violation(missing=missing, dtype=dtype)
+    if dtype == "fp16" and not context.optimizer.loss_scale:
+        return Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)
+    return None
 
 
-def find_low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
-    """Yield the FP8 or FP4 format of a run without a stated mode."""
+def find_low_precision_without_mode(context: RuleContext) -> Violation | None:
+    """Return a violation if a run has an FP8 or FP4 format and no stated mode."""
     if not context.is_low_precision or not context.is_fp32:
-        return
+        return None
     family = "fp4"
     if context.is_fp8:
         family = "fp8"
@@ -135,14 +137,15 @@ def find_low_precision_without_mode(context: RuleContext) -> Iterator[Violation]
     if context.precision is not None:
         if not context.stated.get("fp32"):
             confirm = "state fp32=True, if that is meant"
-            yield Violation(family, value=value, state="state bf16=True", confirm=confirm)
-        return
+            return Violation(family, value=value, state="state bf16=True", confirm=confirm)
+        return None
     if not isinstance(context, RunContext) or not context.has_model:
-        return
+        return None
     if context.sections["model"].stated.isdisjoint(("bf16", "fp16")):
         state = "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
         confirm = "silence this if FP32 is meant"
-        yield Violation(f"model.{family}", value=value, state=state, confirm=confirm)
+        return Violation(f"model.{family}", value=value, state=state, confirm=confirm)
+    return None
 
 
 def find_inert_autocast_dtype(context: RuleContext) -> Iterator[Violation]:

@@ -32,17 +32,17 @@ PAYLOAD_SOURCE = (
 )
 
 
-def find_rows_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows of a run without FP8 and FP4, if no row chooses one of them."""
+def find_rows_without_effect(context: RuleContext) -> Violation | None:
+    """Return a violation if a run without FP8 and FP4 has rows and no row chooses FP8 or FP4."""
     if context.is_low_precision:
-        return
+        return None
     rows = get_stated_rows(context)
     if not rows:
-        return
+        return None
     for row in rows:
         if row.precision.family is not None:
-            return
-    yield Violation(value=[str(row) for row in rows[:MAX_LISTED]])
+            return None
+    return Violation(value=[str(row) for row in rows[:MAX_LISTED]])
 
 
 def _get_training_precisions(context: RuleContext) -> dict[str, ModulePrecision]:
@@ -60,34 +60,35 @@ def _get_training_precisions(context: RuleContext) -> dict[str, ModulePrecision]
     return precisions
 
 
-def find_schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of modules that have no effect, because the run has no FP8 or FP4 context."""
+def find_schemes_without_effect(context: RuleContext) -> Violation | None:
+    """Return a violation if the run has no FP8 or FP4 context for the schemes of its modules."""
     if context.is_low_precision:
-        return
+        return None
     low = [
         effect for effect in _get_training_precisions(context).values() if effect.family is not None
     ]
     if not low or any(effect.chooses_in_high_precision for effect in low):
-        return
+        return None
     schemes = dict.fromkeys(str(effect.scheme) for effect in low)
-    yield Violation(value=len(low), schemes=", ".join(schemes))
+    return Violation(value=len(low), schemes=", ".join(schemes))
 
 
-def find_stale_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows in FP8 of a run without FP8, which keeps the first quantised weights."""
+def find_stale_weights(context: RuleContext) -> Violation | None:
+    """Return a violation if rows in FP8 keep their first quantised weights, in a run without FP8."""
     if (
         context.is_low_precision
         or context.is_emulated
         or context.model.disable_parameter_transpose_cache
     ):
-        return
+        return None
     acting = [
         name
         for name, effect in _get_training_precisions(context).items()
         if effect.chooses_in_high_precision
     ]
     if acting:
-        yield make_module_violation(context, ", ".join(acting))
+        return make_module_violation(context, ", ".join(acting))
+    return None
 
 
 def find_schemes_unsupported_by_gpu(context: RuleContext) -> Iterator[Violation]:
@@ -120,38 +121,40 @@ def _format_needed_capabilities(row: Scheme, capability: tuple[int, int]) -> lis
     return needs
 
 
-def find_weights_stored_by_payload(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows and matchers whose payload stores weights in FP8 or FP4."""
+def find_weights_stored_by_payload(context: RuleContext) -> Violation | None:
+    """Return a violation if the payload of rows or matchers stores weights in FP8 or FP4."""
     names = [name for name, effect in _get_training_precisions(context).items() if effect.stored]
     if names:
-        yield make_module_violation(context, ", ".join(names))
+        return make_module_violation(context, ", ".join(names))
+    return None
 
 
-def find_gpt_weights_stored_by_payload(context: RunContext) -> Iterator[Violation]:
-    """Yield the rows and matchers whose payload stores weights of a GPT."""
-    if not context.shape.is_hybrid:
-        yield from find_weights_stored_by_payload(context)
+def find_gpt_weights_stored_by_payload(context: RunContext) -> Violation | None:
+    """Return a violation if the payload of rows or matchers stores weights of a GPT."""
+    if context.shape.is_hybrid:
+        return None
+    return find_weights_stored_by_payload(context)
 
 
-def find_stages_with_chunk_recipes(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stages whose model chunks have different recipes."""
+def find_stages_with_chunk_recipes(context: RuleContext) -> Violation | None:
+    """Return a violation if the model chunks of a stage have different recipes."""
     if context.precision is None:
-        return
+        return None
     recipe = context.model.quant_recipe
     parts = getattr(recipe, "files", recipe)
     if not isinstance(parts, list | tuple):
-        return
+        return None
     stages = context.model.pipeline_model_parallel_size or 1
     if len(parts) <= stages or len(parts) % stages:
-        return
+        return None
     differing = []
     for stage, file in enumerate(make_stage_recipes(list(parts), stages)):
         if file is None:
             differing.append(str(stage))
     if not differing:
-        return
+        return None
     rows = [str(row) for row in get_stated_rows(context) if row.layer_numbers]
-    yield Violation(value=rows, stages=", ".join(differing), chunks=len(parts) // stages)
+    return Violation(value=rows, stages=", ".join(differing), chunks=len(parts) // stages)
 
 
 def find_disabled_matchers(context: RuleContext) -> Iterator[Violation]:

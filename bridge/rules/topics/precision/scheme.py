@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean, listed
-from bridge.precision.config import FIELD_CHOICES
+from bridge.precision.precision_config import FIELD_CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.payloads import find_recipes_with_stored_weights, find_refused_payloads
-from bridge.rules.inert import GRAD_BUFFER_REUSE, ROUTER_PADDING, SCHEME_SPECIFIC_FIELDS
+from bridge.rules.inert_field_violation import find_fields_without_effect
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE, ROUTER_PADDING, SCHEME_SPECIFIC_FIELDS
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     contradiction,
@@ -19,7 +20,6 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 
 _FORMATS_BY_FAMILY = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES_BY_FAMILY = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
@@ -42,7 +42,7 @@ def find_unknown_formats(context: RuleContext) -> Iterator[Violation]:
             continue
         hint = _format_hint(value, known)
         if value in _SCHEMES_BY_FAMILY["fp8"] or value in _SCHEMES_BY_FAMILY["fp4"]:
-            hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
+            hint = f"state {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
         elif value == "e5m2":
             hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
         yield Violation(family, known=listed(known), hint=hint)
@@ -58,11 +58,12 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
             yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
 
 
-def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
-    """Yield the amax algorithm that delayed scaling does not know."""
+def find_unknown_amax_algorithm(context: RuleContext) -> Violation | None:
+    """Return a violation if delayed scaling does not know the amax algorithm."""
     algorithm = context.get_setting_value("fp8_amax_compute_algo")
     if algorithm not in _AMAX_ALGORITHMS:
-        yield Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
+        return Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
+    return None
 
 
 def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
@@ -202,7 +203,7 @@ RULES = (
         setting="fp8_recipe",
         when=find_schemes_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
-        remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
+        remedies=("state {family}={chosen!r} too", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
         "accepted silently",
     ),
@@ -245,7 +246,7 @@ RULES = (
         setting="fp8",
         when=lambda context: context.is_custom and context.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
-        remedies=("let the factory choose the format", "say fp8='hybrid'"),
+        remedies=("let the factory choose the format", "state fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
         "Engine 2.20 CustomRecipe",
     ),
@@ -384,7 +385,7 @@ DELAYED_RULES = (
         message="the largest of a history of one step is the most recent",
         remedies=(
             "use 1024, the length that the delayed recipes state",
-            "say fp8_amax_compute_algo='most_recent'",
+            "state fp8_amax_compute_algo='most_recent'",
         ),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
     ),

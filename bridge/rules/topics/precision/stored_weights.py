@@ -36,28 +36,28 @@ REMEDY_FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
 """Family -> the format that a remedy states."""
 
 
-def find_unsharded_fp8_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting that stores weights in FP8 under an optimizer that is not sharded.
+def find_unsharded_fp8_weights(context: RuleContext) -> Violation | None:
+    """Return a violation if weights are stored in FP8 under an optimizer that is not sharded.
 
     Megatron Bridge trains published recipes with an optimizer that shards whole layers, although
     Megatron-LM's parser refuses that.
     """
     if not _lacks_sharding(context, "fp8"):
-        return
+        return None
     if not _shards_by_layer(context):
-        yield make_storage_violation(context, "fp8")
-    elif not is_at_least(context.target.mcore, LAYER_WISE_FP8):
-        yield make_storage_violation(context, "fp8", severity="warning")
+        return make_storage_violation(context, "fp8")
+    if not is_at_least(context.target.mcore, LAYER_WISE_FP8):
+        return make_storage_violation(context, "fp8", severity="warning")
+    return None
 
 
-def find_unsharded_fp4_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting that stores weights in FP4 under an optimizer that is not sharded."""
+def find_unsharded_fp4_weights(context: RuleContext) -> Violation | None:
+    """Return a violation if weights are stored in FP4 under an optimizer that is not sharded."""
     if not _lacks_sharding(context, "fp4"):
-        return
+        return None
     if _shards_by_layer(context):
-        yield make_storage_violation(context, "fp4", severity="warning")
-    else:
-        yield make_storage_violation(context, "fp4")
+        return make_storage_violation(context, "fp4", severity="warning")
+    return make_storage_violation(context, "fp4")
 
 
 def _lacks_sharding(context: RuleContext, family: str) -> bool:
@@ -120,23 +120,24 @@ def find_storage_without_format(context: RuleContext) -> Iterator[Violation]:
                 break
 
 
-def find_unsavable_projections(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting that stores input projections in NVFP4, which a checkpoint cannot split.
+def find_unsavable_projections(context: RunContext) -> Violation | None:
+    """Return a violation if input projections are stored in NVFP4: checkpoints cannot split them.
 
     Only Megatron-FSDP writes checkpoints that do not split them.
     """
     if not context.gathers_fp4 or not context.calls_te or context.has_fsdp or not context.has_model:
-        return
+        return None
     if context.shape.state_space is not None:
         mixers = "Mamba layers"
     elif context.shape.delta_net is not None:
         mixers = "gated delta nets"
     else:
-        return
+        return None
     if REMEDY_FORMATS["fp4"] in context.stored_formats("in_proj"):
         violation = make_storage_violation(context, "fp4")
         violation.words["mixers"] = mixers
-        yield violation
+        return violation
+    return None
 
 
 RULES = (
@@ -197,7 +198,7 @@ RULES = (
         setting="fp8_param_gather",
         when=find_storage_without_format,
         message="weights can be stored in {name} only in an {family} run",
-        remedies=("set it to False", "say {family}={chosen!r}"),
+        remedies=("set it to False", "state {family}={chosen!r}"),
         source=f"{MODEL_CHECK_SOURCE}; Megatron-LM training/arguments.py, 0.19.2",
     ),
     info(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.precision_config import FIELD_DEFAULTS
+from bridge.precision.stated_field import COMMAND_LINE
 from bridge.precision.statements import get_ambiguous_fields, get_recipe_name
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import no_effect, sync_error, sync_info, sync_warning, warning
@@ -215,7 +215,7 @@ RULES = (
         when=find_switches_put_aside,
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
         remedies=("state False, which says the same", "leave it"),
-        source="this project: bridge.precision.fields",
+        source="this project: bridge.precision.stated_field",
     ),
     no_effect(
         id="PB131",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.model.shape_reader import PARALLEL_SIZES
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
+from bridge.precision.precision_config import FIELD_DEFAULTS
+from bridge.precision.stated_field import COMMAND_LINE, LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.near_names import find_near_fields
 from bridge.rules.rule import contradiction, error, info, warning

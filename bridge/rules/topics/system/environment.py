@@ -6,8 +6,8 @@ Transformer Engine reads its variables when it is imported.
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
+from bridge.rules.environment_variables import list_scheme_variables
 from bridge.rules.rule import error, mcore, warning
-from bridge.rules.variables import list_scheme_variables
 from bridge.rules.violation import Violation
 
 FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
@@ -97,7 +97,7 @@ RULES = (
         title="FP32 block scales on Blackwell",
         setting=f"environment.{FP32_SCALES}",
         when=lambda context: context.is_blockwise and _refuses_fp32_scales(context),
-        message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
+        message="blockwise scaling runs as MXFP8 on this GPU, and MXFP8 takes power-of-two scales only",
         remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: "
         "an error",
@@ -130,10 +130,10 @@ RULES = (
     ),
     warning(
         id="PB524",
-        title="another source says another precision",
+        title="another source states another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
         when=has_other_accelerate_precision,
-        message="says another precision than this run's {run.mode}; Megatron does not read it, "
+        message="states another precision than this run's {run.mode}; Megatron does not read it, "
         "other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.rules.program import DroppedField
 from bridge.rules.rule import warning
 from bridge.rules.run_context import RunContext

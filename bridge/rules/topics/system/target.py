@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from bridge.model.attention_variants import find_unplanned_fields
+from bridge.precision.schemes import Scheme
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, te, warning
 from bridge.rules.run_context import RunContext
@@ -33,30 +34,33 @@ def is_blockwise_on_blackwell(context: RuleContext) -> bool:
     return context.is_blockwise and context.target.is_from(10)
 
 
-def find_gpu_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the minimum compute capability of the scheme, if the GPU is below it."""
-    if (
-        not context.needs_gpu_formats
-        or context.scheme_row is None
-        or context.target.capability is None
-    ):
-        return
-    least = context.scheme_row.min_compute_capability
-    if least is not None and context.target.capability < least:
-        yield Violation(limit=format_dotted(least), has=format_dotted(context.target.capability))
+def _get_scheme_on_gpu(context: RuleContext) -> Scheme | None:
+    """Return the row of the run's scheme, or None if no GPU has to run the scheme."""
+    if not context.needs_gpu_formats:
+        return None
+    return context.scheme_row
 
 
-def find_gpu_too_new(context: RuleContext) -> Iterator[Violation]:
-    """Yield the compute capability below which the scheme runs, if the GPU is not below it."""
-    if (
-        not context.needs_gpu_formats
-        or context.scheme_row is None
-        or context.target.capability is None
-    ):
-        return
-    limit = context.scheme_row.below_compute_capability
-    if limit is not None and context.target.capability >= limit:
-        yield Violation(limit=format_dotted(limit), has=format_dotted(context.target.capability))
+def find_gpu_too_old(context: RuleContext) -> Violation | None:
+    """Return a violation if the GPU is below the scheme's minimum compute capability."""
+    row, capability = _get_scheme_on_gpu(context), context.target.capability
+    if row is None or capability is None or row.min_compute_capability is None:
+        return None
+    if capability >= row.min_compute_capability:
+        return None
+    minimum = format_dotted(row.min_compute_capability)
+    return Violation(limit=minimum, has=format_dotted(capability))
+
+
+def find_gpu_too_new(context: RuleContext) -> Violation | None:
+    """Return a violation if the GPU is not below the scheme's upper compute capability."""
+    row, capability = _get_scheme_on_gpu(context), context.target.capability
+    if row is None or capability is None or row.below_compute_capability is None:
+        return None
+    if capability < row.below_compute_capability:
+        return None
+    limit = format_dotted(row.below_compute_capability)
+    return Violation(limit=limit, has=format_dotted(capability))
 
 
 def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
@@ -66,21 +70,26 @@ def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
     return any(context.environment.get(name) != "1" for name in NVFP4_VARIABLES)
 
 
-def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the oldest CUDA that the scheme supports, if the target's CUDA is older."""
-    if context.needs_gpu_formats and context.scheme_row is not None:
-        yield from _find_version_below(context.target.cuda, context.scheme_row.min_cuda)
+def find_cuda_too_old(context: RuleContext) -> Violation | None:
+    """Return a violation if the target's CUDA is older than the scheme needs."""
+    row = _get_scheme_on_gpu(context)
+    if row is None:
+        return None
+    return _find_version_below(context.target.cuda, row.min_cuda)
 
 
-def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the oldest Transformer Engine that the scheme supports, if the target's is older."""
-    if context.needs_gpu_formats and context.scheme_row is not None:
-        yield from _find_version_below(context.target.te, context.scheme_row.min_transformer_engine)
+def find_te_too_old(context: RuleContext) -> Violation | None:
+    """Return a violation if the target's Transformer Engine is older than the scheme needs."""
+    row = _get_scheme_on_gpu(context)
+    if row is None:
+        return None
+    return _find_version_below(context.target.te, row.min_transformer_engine)
 
 
-def _find_version_below(version: Version | None, floor: str | None) -> Iterator[Violation]:
+def _find_version_below(version: Version | None, floor: str | None) -> Violation | None:
     if floor is not None and is_at_least(version, floor) is False:
-        yield Violation(floor=floor)
+        return Violation(floor=floor)
+    return None
 
 
 def is_te_older_than_rules(context: RuleContext) -> bool:
@@ -91,27 +100,26 @@ def is_te_older_than_rules(context: RuleContext) -> bool:
         or is_at_least(context.target.te, OLDEST_KNOWN_TE) is not False
     ):
         return False
-    return not [*find_te_too_old(context)]
+    return find_te_too_old(context) is None
 
 
-def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
-    """Yield the oldest versions of the scheme for products that the target does not state."""
-    row = context.scheme_row
-    if not context.needs_gpu_formats or row is None or context.target.capability is None:
-        return
-    if context.target.has_te is False:
-        return
+def find_unknown_versions(context: RuleContext) -> Violation | None:
+    """Return a violation with the products whose version the scheme needs and no target states."""
+    row = _get_scheme_on_gpu(context)
+    if row is None or context.target.capability is None or context.target.has_te is False:
+        return None
     floors = []
     if context.target.te is None and row.min_transformer_engine:
         floors.append(f"Transformer Engine {row.min_transformer_engine}")
     if context.target.cuda is None and row.min_cuda:
         floors.append(f"CUDA {row.min_cuda}")
     if floors:
-        yield Violation(floors=" and ".join(floors))
+        return Violation(floors=" and ".join(floors))
+    return None
 
 
-def find_formats_of_other_gpu(context: RuleContext) -> Iterator[Violation]:
-    """Yield the formats of a GPU of another vendor, if it does not have the scheme's format."""
+def find_formats_of_other_gpu(context: RuleContext) -> Violation | None:
+    """Return a violation if a GPU of another vendor does not have the scheme's format."""
     gpu = context.target.gpu
     needed = GPU_FORMAT_BY_SCHEME.get(context.scheme or "")
     if (
@@ -120,11 +128,12 @@ def find_formats_of_other_gpu(context: RuleContext) -> Iterator[Violation]:
         or context.target.capability is not None
         or needed is None
     ):
-        return
+        return None
     if runs_nvfp4_on_rocm(context):
-        return
+        return None
     if needed not in gpu.formats:
-        yield Violation(formats=", ".join(gpu.formats))
+        return Violation(formats=", ".join(gpu.formats))
+    return None
 
 
 def runs_blockwise_on_rocm(context: RuleContext) -> bool:
@@ -161,19 +170,19 @@ def is_other_vendor_unverified(context: RuleContext) -> bool:
         return False
     if context.scheme in context.added_schemes:
         return False  # a scheme of ROCm's Transformer Engine itself
-    return not [*find_formats_of_other_gpu(context)]
+    return find_formats_of_other_gpu(context) is None
 
 
-def find_te_without_gpu(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of the Transformer Engine backend on a machine without a GPU."""
+def find_te_without_gpu(context: RuleContext) -> Violation | None:
+    """Return a violation if the backend is Transformer Engine and the machine has no GPU."""
     if not context.is_low_precision or context.backend != "te":
-        return
+        return None
     if context.target.gpu is None or context.target.gpu.is_gpu:
-        return
+        return None
     missing = ""
     if context.target.has_te is False:
         missing = " and transformer_engine"
-    yield Violation(missing=missing)
+    return Violation(missing=missing)
 
 
 def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
@@ -190,10 +199,11 @@ def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
         yield Violation("model.recompute_modules")
 
 
-def find_memory_overflow(context: RunContext) -> Iterator[Violation]:
-    """Yield the fullest rank, if its bytes do not fit into the memory of the GPU."""
+def find_memory_overflow(context: RunContext) -> Violation | None:
+    """Return a violation if the fullest rank needs more memory than the GPU has."""
     if context.memory_overflow is not None:
-        yield context.memory_overflow
+        return context.memory_overflow
+    return None
 
 
 def find_unplanned_model(context: RunContext) -> Iterator[Violation]:
@@ -244,8 +254,8 @@ RULES = (
         setting="target.gpu",
         versions=(te(until="2.19"),),
         when=runs_nvfp4_on_rtx,
-        message="before Transformer Engine 2.19 NVFP4 trains there without Hadamard transform and "
-        "stochastic rounding only: the fused transform fails, and gradients that are rounded "
+        message="before Transformer Engine 2.19 NVFP4 trains on this GPU only without Hadamard transform and "
+        "stochastic rounding: the fused transform fails, and gradients that are rounded "
         "stochastically are zero",
         remedies=(
             "use Transformer Engine 2.19",
@@ -325,9 +335,9 @@ RULES = (
         when=lambda context: (
             context.is_low_precision and context.is_emulated and context.backend != "te"
         ),
-        message="nothing there runs {run.scheme} natively: the values can be "
-        "emulated, the speed cannot",
-        remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
+        message="this machine has no {run.scheme} GEMMs: the emulation computes their values at a "
+        "lower speed",
+        remedies=("use the run to study the numerics alone", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.runtime.numerics",
     ),
     error(
@@ -335,7 +345,7 @@ RULES = (
         title="Transformer Engine without a GPU",
         setting="target.gpu",
         when=find_te_without_gpu,
-        message="precision_backend=te cannot run there; missing: a CUDA device{missing}",
+        message="precision_backend=te needs a CUDA device{missing}, which the machine does not have",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
     ),
@@ -360,8 +370,8 @@ RULES = (
         title="scheme on a GPU that is not NVIDIA's",
         setting="target.gpu",
         when=is_other_vendor_unverified,
-        message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; the ROCm "
-        "one has gates of its own",
+        message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; ROCm's "
+        "has other checks",
         remedies=("run a few steps and compare the loss with BF16",),
         source="pytorch/torchtitan issue 3760, 2026-06-24",
         evidence="weak",
@@ -380,7 +390,7 @@ RULES = (
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
         when=lambda context: context.is_custom and not context.calls_te,
-        message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
+        message="a custom factory makes Transformer Engine's objects, which the emulated backend does not have",
         remedies=(
             "choose a named scheme",
             "choose the backend te_cpu",

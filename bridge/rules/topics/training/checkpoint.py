@@ -1,7 +1,5 @@
 """Rules about scaling state in a checkpoint, and about adapters on low-precision weights."""
 
-from collections.abc import Iterator
-
 from packaging.specifiers import SpecifierSet
 
 from bridge.rules.rule import warning
@@ -13,31 +11,31 @@ from bridge.target.versions import VersionRange
 UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
-def find_unaligned_adapter_rank(context: RunContext) -> Iterator[Violation]:
-    """Yield the rank of adapters that Transformer Engine's GEMMs do not accept.
+def find_unaligned_adapter_rank(context: RunContext) -> Violation | None:
+    """Return a violation if Transformer Engine's GEMMs do not accept the rank of the adapters.
 
     Adapters of Megatron Bridge's classes are Megatron's layers, unless Transformer Engine fuses
     them. Adapters of mcore-bridge are Transformer Engine's layers. They compute in high precision
     if the weights are stored in FP8.
     """
     if not context.has_peft or not context.is_low_precision:
-        return
+        return None
     is_of_te = context.peft.type is None or context.model.use_transformer_engine_op_fuser
     if context.peft.type == TE_ADAPTER:
         is_of_te = not context.model.fp8_param
     rank = context.peft.rank or context.peft.dim or 0
     if is_of_te and rank % 16:
-        yield Violation(value=rank)
+        return Violation(value=rank)
+    return None
 
 
-def find_frozen_stored_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of frozen weights stored in FP8, an info unless they are blockwise."""
+def find_frozen_stored_weights(context: RunContext) -> Violation | None:
+    """Return a violation if frozen weights are stored in FP8, an info unless they are blockwise."""
     if not context.has_peft or not context.gathers_fp8 or context.is_emulated:
-        return
+        return None
     if context.is_blockwise:
-        yield Violation()
-    else:
-        yield Violation(severity="info")
+        return Violation()
+    return Violation(severity="info")
 
 
 RULES = (

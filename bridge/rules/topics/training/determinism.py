@@ -61,17 +61,18 @@ def find_nondeterministic_kernels(context: RunContext) -> Iterator[Violation]:
         yield Violation("model.tp_comm_overlap")
 
 
-def find_refused_nccl_algorithm(context: RunContext) -> Iterator[Violation]:
-    """Yield NCCL's algorithm if Megatron Bridge refuses it under deterministic mode."""
+def find_refused_nccl_algorithm(context: RunContext) -> Violation | None:
+    """Return a violation if Megatron Bridge refuses NCCL's algorithm in deterministic mode."""
     if not (
         context.has_environment
         and context.program.is_megatron_bridge
         and context.model.deterministic_mode
     ):
-        return
+        return None
     chosen = context.environment.get("NCCL_ALGO")
     if chosen not in NCCL_ALGORITHMS:
-        yield Violation(value=chosen, known=", ".join(NCCL_ALGORITHMS))
+        return Violation(value=chosen, known=", ".join(NCCL_ALGORITHMS))
+    return None
 
 
 RULES = (

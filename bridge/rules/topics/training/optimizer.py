@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import FIELD_CHOICES
+from bridge.precision.precision_config import FIELD_CHOICES
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     OPTIMIZER_CHECK_SOURCE,
@@ -31,17 +31,19 @@ def find_states_without_precision_aware(context: RuleContext) -> Iterator[Violat
             yield Violation(f"optimizer.{name}")
 
 
-def find_offload_not_precision_aware(context: RunContext) -> Iterator[Violation]:
-    """Yield an offloaded optimizer that is not precision-aware."""
+def find_offload_not_precision_aware(context: RunContext) -> Violation | None:
+    """Return a violation if an offloaded optimizer is not precision-aware."""
     is_offloaded = context.has_optimizer and context.optimizer.optimizer_cpu_offload
     if is_offloaded and not context.has_precision_aware_optimizer:
-        yield Violation(severity=_get_parser_severity(context))
+        return Violation(severity=_get_parser_severity(context))
+    return None
 
 
-def find_offload_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield an offloaded optimizer of weights stored in FP8, except under delayed scaling."""
+def find_offload_with_fp8_weights(context: RunContext) -> Violation | None:
+    """Return a violation if the optimizer of weights stored in FP8 is offloaded, unless delayed."""
     if context.gathers_fp8 and context.optimizer.optimizer_cpu_offload and not context.is_delayed:
-        yield Violation(severity=_get_parser_severity(context))
+        return Violation(severity=_get_parser_severity(context))
+    return None
 
 
 def _get_parser_severity(context: RunContext) -> str | None:
@@ -88,8 +90,8 @@ def _leaves_fused_path(context: RuleContext) -> bool:
     )
 
 
-def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
-    """Yield the FP8 scheme in the optimizer config of a run without FP8.
+def find_masters_outside_fused_adam(context: RunContext) -> Violation | None:
+    """Return a violation if the optimizer config has an FP8 scheme in a run without FP8.
 
     Megatron Bridge writes it in every mode. There, nobody chose it, so the finding is an info.
     """
@@ -98,70 +100,71 @@ def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
         or context.is_fp8
         or not _leaves_fused_path(context)
     ):
-        return
+        return None
     if context.is_fp4 and context.gathers_fp4:
-        return
+        return None
     instead = ""
     if context.is_bf16 and context.optimizer.store_param_remainders:
         instead = ", not 2 bytes of remainders"
     if context.program.is_megatron_bridge:
-        yield Violation(name="mixed_precision.fp8_recipe", instead=instead, severity="info")
-    else:
-        yield Violation(name="optimizer.fp8_recipe", instead=instead)
+        return Violation(name="mixed_precision.fp8_recipe", instead=instead, severity="info")
+    return Violation(name="optimizer.fp8_recipe", instead=instead)
 
 
-def find_masters_in_blocks(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting with which the fused Adam would keep the masters of blockwise weights."""
+def find_masters_in_blocks(context: RuleContext) -> Violation | None:
+    """Return a violation if the fused Adam would keep the masters of blockwise weights."""
     if not context.has_precision_aware_optimizer or context.has_megatron_fsdp:
-        return
+        return None
     optimizer = context.optimizer
     if context.is_fp4 and context.gathers_fp4:
         words = {"family": "FP4", "setting": "fp4_param_gather=False"}
     elif context.is_fp8 and context.gathers_fp8 and not context.is_delayed:
         words = {"family": "FP8", "setting": "fp8_param_gather=False"}
     else:
-        return
+        return None
     is_fp4 = words["family"] == "FP4"
     if optimizer.optimizer_cpu_offload:
         if is_fp4:  # PB342 is about FP8
             remedy = "keep the optimizer on the GPU"
-            yield Violation("optimizer.optimizer_cpu_offload", remedy=remedy, **words)
+            return Violation("optimizer.optimizer_cpu_offload", remedy=remedy, **words)
     elif optimizer.main_params_dtype != "fp32":
         remedy = "set main_params_dtype=fp32"
-        yield Violation("optimizer.main_params_dtype", remedy=remedy, **words)
+        return Violation("optimizer.main_params_dtype", remedy=remedy, **words)
     elif is_fp4 and optimizer.fp8_recipe in FUSED_ADAM_RECIPES:
         remedy = "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
         if isinstance(context, RunContext) and context.program.is_megatron_bridge:
             remedy = "set mixed_precision.fp8_recipe=tensorwise"
-        yield Violation("optimizer.fp8_recipe", remedy=remedy, **words)
+        return Violation("optimizer.fp8_recipe", remedy=remedy, **words)
+    return None
 
 
-def find_remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of param remainders that no optimizer keeps, with the reason."""
+def find_remainders_without_effect(context: RuleContext) -> Violation | None:
+    """Return a violation if no optimizer keeps the param remainders, with the reason."""
     if not context.differs_from_default("store_param_remainders") or not context.has_optimizer:
-        return
+        return None
     if not context.has_precision_aware_optimizer:
-        yield Violation(why="the optimizer is not precision-aware")
-        return
+        return Violation(why="the optimizer is not precision-aware")
     masters = context.optimizer.main_params_dtype
     if masters != "fp32":
-        yield Violation(why=f"the master weights are {masters}, not fp32")
-    elif not context.is_bf16:
-        yield Violation(why=f"the weights are {context.mode}, not bf16")
+        return Violation(why=f"the master weights are {masters}, not fp32")
+    if not context.is_bf16:
+        return Violation(why=f"the weights are {context.mode}, not bf16")
+    return None
 
 
-def find_gather_inside_step(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of gathering inside the step without its conditions.
+def find_gather_inside_step(context: RuleContext) -> Violation | None:
+    """Return a violation if parameters are gathered inside the step without its conditions.
 
     Without overlap_param_gather, the optimizer gathers the first chunk after its step. The result
     is correct, so the violation is a warning.
     """
     if not context.has_optimizer or not context.optimizer.overlap_param_gather_with_optimizer_step:
-        return
+        return None
     if not context.is_sharded or not context.model.virtual_pipeline_model_parallel_size:
-        yield Violation()
-    elif not context.optimizer.overlap_param_gather:
-        yield Violation(severity="warning")
+        return Violation()
+    if not context.optimizer.overlap_param_gather:
+        return Violation(severity="warning")
+    return None
 
 
 RULES = (

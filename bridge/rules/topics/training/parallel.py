@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
-from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.facts.divisions import find_uneven_sizes
+from bridge.precision.stated_field import COMMAND_LINE
+from bridge.rules.facts.divisions import (
+    CONTEXT_SIZE,
+    EXPERT_SIZE,
+    EXPERT_TENSOR_SIZES,
+    PIPELINE_SIZE,
+    TENSOR_SIZE,
+    find_uneven_sizes,
+)
 from bridge.rules.facts.gemm_sizes import compute_tokens_per_rank
 from bridge.rules.facts.weight_shards import format_unsharding_settings
 from bridge.rules.rule import MODEL_CHECK_SOURCE, PARSER_SOURCE, error, mcore, te, warning
@@ -31,32 +38,33 @@ def _has_unaligned_size(*sizes: int | None) -> bool:
     return any(size % 128 for size in sizes if size)
 
 
-def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of tensor-parallel overlap, with the settings that it needs."""
+def find_overlap_without_sequence(context: RunContext) -> Violation | None:
+    """Return a violation if tensor-parallel overlap lacks sequence parallelism."""
     if not context.model.tp_comm_overlap or context.parallel.sequence_parallel:
-        return
+        return None
     needed = "set sequence_parallel=True"
     if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    yield Violation(needed=needed)
+    return Violation(needed=needed)
 
 
-def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of a sharded FP4 model whose weights are not stored in FP4."""
+def find_sharded_without_fp4_weights(context: RunContext) -> Violation | None:
+    """Return a violation if the weights of a sharded FP4 model are not stored in FP4."""
     if not context.is_fp4:
-        return
+        return None
     settings = format_unsharding_settings(context)
     if settings and not context.gathers_fp4:
-        yield Violation(unsharded=settings)
+        return Violation(unsharded=settings)
+    return None
 
 
-def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield the first setting that sharded MXFP8 weights need and that is missing."""
+def find_sharded_without_mxfp8_weights(context: RunContext) -> Violation | None:
+    """Return a violation if a setting that sharded MXFP8 weights need is missing."""
     if not context.is_mxfp8:
-        return
+        return None
     settings = format_unsharding_settings(context)
     if not settings or context.has_megatron_fsdp:
-        return
+        return None
     missing = []
     if not context.gathers_fp8:
         missing.append("fp8_param_gather")
@@ -64,38 +72,43 @@ def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violatio
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
-        yield Violation(missing[0], needed=needed, unsharded=settings)
+        return Violation(missing[0], needed=needed, unsharded=settings)
+    return None
 
 
-def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of sharded MXFP8 weights under Megatron-FSDP."""
+def find_sharded_under_megatron_fsdp(context: RunContext) -> Violation | None:
+    """Return a violation if MXFP8 weights are sharded under Megatron-FSDP."""
     if not context.is_mxfp8:
-        return
+        return None
     settings = format_unsharding_settings(context)
     if settings and context.has_megatron_fsdp:
-        yield Violation(unsharded=settings)
+        return Violation(unsharded=settings)
+    return None
 
 
-def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of GPUs if replicas of the model, or of the experts, do not fill it."""
+def find_incomplete_replicas(context: RunContext) -> Violation | None:
+    """Return a violation if replicas of the model, or of the experts, do not fill the GPUs."""
     if not context.has_model or not context.target.count:
-        return
-    count, ranks = context.target.count, context.parallel
-    if count % ranks.replica_size:
-        what = (
-            f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica_size}"
+        return None
+    count, layout = context.target.count, context.parallel
+    if count % layout.replica_size:
+        product = (
+            f"TP {layout.tensor} x PP {layout.pipeline} x CP {layout.context} = "
+            f"{layout.replica_size}"
         )
-        yield Violation(what=what, rests_on=_list_named_sizes(what))
-    elif context.has_experts and count % ranks.expert_replica_size:
-        what = (
-            f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
-            f"{ranks.expert_replica_size}"
+        return Violation(product=product, rests_on=(TENSOR_SIZE, PIPELINE_SIZE, CONTEXT_SIZE))
+    if context.has_experts and count % layout.expert_replica_size:
+        product = (
+            f"expert TP {layout.expert_tensor} x EP {layout.expert} x PP {layout.pipeline} = "
+            f"{layout.expert_replica_size}"
         )
-        yield Violation(what=what, rests_on=["model.num_moe_experts", *_list_named_sizes(what)])
+        settings = ("model.num_moe_experts", *EXPERT_TENSOR_SIZES, EXPERT_SIZE, PIPELINE_SIZE)
+        return Violation(product=product, rests_on=settings)
+    return None
 
 
-def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
-    """Yield the global batch if micro-batches on all replicas do not fill it.
+def find_indivisible_batch(context: RunContext) -> Violation | None:
+    """Return a violation if micro-batches on all replicas do not fill the global batch.
 
     The launch of scripts/train.py knows the ranks and checks the batch itself. Configs without a
     sequence length of the model do not describe a run yet: their batch is a class default.
@@ -103,72 +116,61 @@ def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
     global_batch, micro = context.train.global_batch_size, context.train.micro_batch_size
     count, replica = context.target.count, context.parallel.replica_size
     if not context.has_model or not context.model.seq_length or context.program.is_train_script:
-        return
+        return None
     if not global_batch or not micro or not count or count % replica:
-        return
+        return None
     data = count // replica
     step = micro * data
     if micro > 0 and global_batch % step:
-        yield Violation(micro=micro, data=data, step=step)
+        return Violation(micro=micro, data=data, step=step)
+    return None
 
 
-def find_length_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield a sequence length of the data that differs from the model's, in other frameworks."""
+def find_length_mismatch(context: RunContext) -> Violation | None:
+    """Return a violation if the sequence lengths of data and model differ, in other frameworks."""
     if not context.program.is_megatron_bridge:
-        yield from _find_length_mismatch(context)
+        return _find_length_mismatch(context)
+    return None
 
 
-def find_length_mismatch_in_bridge(context: RunContext) -> Iterator[Violation]:
-    """Yield a sequence length of the data that differs from the model's, in Megatron Bridge."""
+def find_length_mismatch_in_bridge(context: RunContext) -> Violation | None:
+    """Return a violation if the sequence lengths of data and model differ, in Megatron Bridge."""
     if context.program.is_megatron_bridge:
-        yield from _find_length_mismatch(context)
+        return _find_length_mismatch(context)
+    return None
 
 
-def _find_length_mismatch(context: RunContext) -> Iterator[Violation]:
+def _find_length_mismatch(context: RunContext) -> Violation | None:
     data_length, length = context.data.seq_length, context.model.seq_length
     if not data_length or not length or data_length == length:
-        return
+        return None
     where = None
     if COMMAND_LINE in (
         context.get_source("data.seq_length"),
         context.get_source("model.seq_length"),
     ):
         where = COMMAND_LINE
-    yield Violation(where=where, length=length)
+    return Violation(where=where, length=length)
 
 
 def find_indivisible_sizes(context: RunContext) -> Iterator[Violation]:
     """Yield the sizes that are not divisible by their ranks."""
     length = context.model.seq_length or context.data.seq_length
     for uneven in find_uneven_sizes(context.model, context.shape, context.parallel, length):
-        rests_on = [uneven.path, *_list_named_sizes(uneven.ranks)]
-        yield Violation(uneven.path, value=uneven.size, by=uneven.ranks, rests_on=rests_on)
+        group = uneven.group
+        rests_on = [uneven.path, *group.settings]
+        yield Violation(uneven.path, value=uneven.size, by=group.label, rests_on=rests_on)
 
 
-_SIZE_BY_RANKS = {
-    "TP": "model.tensor_model_parallel_size",
-    "expert TP": "model.expert_tensor_parallel_size",
-    "EP": "model.expert_model_parallel_size",
-    "PP": "model.pipeline_model_parallel_size",
-    "CP": "model.context_parallel_size",
-    " x TP": "model.sequence_parallel",
-}
-"""Name of ranks in a text -> the setting that decides their number."""
-
-
-def _list_named_sizes(text: str) -> list[str]:
-    """Return the settings of the ranks that a text names."""
-    return [setting for words, setting in _SIZE_BY_RANKS.items() if words in text]
-
-
-def find_unsplittable_layers(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of layers that the pipeline stages cannot share."""
+def find_unsplittable_layers(context: RunContext) -> Violation | None:
+    """Return a violation if the pipeline stages cannot share the layers."""
     if not context.has_model or not context.model.num_layers:
-        return
+        return None
     try:
         context.parallel.split_layers(context.shape.num_layers)
     except RunConfigError as error:
-        yield Violation(error.path, value=error.value, rule=error.rule)
+        return Violation(error.path, value=error.value, rule=error.rule)
+    return None
 
 
 RULES = (
@@ -178,7 +180,7 @@ RULES = (
         setting="fp8_recipe",
         versions=(te(until="2.14"),),
         when=gathers_ragged_blocks,
-        message="gathering blockwise tensors whose sides are no multiples of 128 over TP "
+        message="gathering blockwise tensors whose sides are not multiples of 128 over TP "
         "{run.parallel.tensor} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
         remedies=(
@@ -197,7 +199,7 @@ RULES = (
         when=find_overlap_without_sequence,
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
         "Bridge sets it to False",
-        remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
+        remedies=("{needed}", "set tp_comm_overlap=False, as Megatron Bridge does in any case"),
         source=f"{PARSER_SOURCE}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     warning(
@@ -237,7 +239,7 @@ RULES = (
         title="not a whole number of model replicas",
         setting="target.count",
         when=find_incomplete_replicas,
-        message="the GPUs of the run must be a multiple of {what}",
+        message="the GPUs of the run must be a multiple of {product}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
     ),
@@ -315,7 +317,10 @@ RULES = (
         ),
         message="must be the {run.parallel.virtual} chunks of a stage in "
         "model.pipeline_model_parallel_layout",
-        remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
+        remedies=(
+            "set it to None: Megatron then takes the number of the layout",
+            "correct the layout",
+        ),
         source=MODEL_CHECK_SOURCE,
     ),
     error(
@@ -327,7 +332,7 @@ RULES = (
         "split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
-            "say how many the first and the last stage have",
+            "state how many layers the first and the last stage have",
         ),
         source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",
     ),

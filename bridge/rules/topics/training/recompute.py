@@ -1,7 +1,5 @@
 """Rules about recomputation, CUDA graphs and torch.compile together with FP8."""
 
-from collections.abc import Iterator
-
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK_SOURCE, PARSER_SOURCE, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
@@ -25,8 +23,8 @@ def recomputes_fp8_attention(context: RuleContext) -> bool:
     return is_recomputed and not context.is_emulated
 
 
-def find_captured_experts(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting with which Transformer Engine captures grouped experts in FP8.
+def find_captured_experts(context: RunContext) -> Violation | None:
+    """Return a violation if Transformer Engine captures grouped experts in FP8.
 
     If no part of a layer is named, the whole layer is captured.
     """
@@ -36,7 +34,7 @@ def find_captured_experts(context: RunContext) -> Iterator[Violation]:
         or not context.model.moe_grouped_gemm
         or context.is_emulated
     ):
-        return
+        return None
     field = "cuda_graph_modules"
     if is_at_least(context.target.mcore, "0.18") is False:
         field = "cuda_graph_scope"
@@ -44,9 +42,10 @@ def find_captured_experts(context: RunContext) -> Iterator[Violation]:
         context.model.cuda_graph_scope
     )
     if context.model.cuda_graph_impl != "transformer_engine":
-        return
+        return None
     if not parts or "moe" in parts:
-        yield Violation(f"model.{field}", field=field)
+        return Violation(f"model.{field}", field=field)
+    return None
 
 
 def _parse_parts(stated: object) -> set[str]:

@@ -12,19 +12,19 @@ FP32_COLLECTIVE_FIELD = "reduce_scatter_with_fp32_accumulation"
 FP32_ACCUMULATION_FIELD = "param_name_patterns_for_fp32_local_accumulation"
 
 
-def find_gradients_summed_in_bf16(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
+def find_gradients_summed_in_bf16(context: RunContext) -> Violation | None:
+    """Return a violation if a BF16 run without a recipe sums its gradients in BF16."""
     if not context.is_bf16 or not context.has_ddp or context.precision is not None:
-        return
+        return None
     if context.ddp.grad_reduce_in_fp32 or context.has_megatron_fsdp or context.ddp.use_torch_fsdp2:
-        return
+        return None
     if context.optimizer.main_grads_dtype != "fp32":
-        return
+        return None
     ddp = context.sections["ddp"]
     origin = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         origin = "is stated as False"
-    yield Violation(origin=origin)
+    return Violation(origin=origin)
 
 
 def find_unread_accumulation(context: RuleContext) -> Iterator[Violation]:
@@ -67,17 +67,18 @@ def has_moments_refused_by_fp8_kernel(context: RuleContext) -> bool:
     return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"
 
 
-def find_half_precision_head_sums(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of an output head that is sharded beyond tensor parallelism."""
+def find_half_precision_head_sums(context: RunContext) -> Violation | None:
+    """Return a violation if the output head is sharded beyond tensor parallelism."""
     if (
         not context.is_half_precision
         or not context.ddp.grad_reduce_in_fp32
         or context.has_megatron_fsdp
     ):
-        return
+        return None
     shards = context.model.tensor_parallel_num_weight_shards or context.parallel.tensor
     if shards > context.parallel.tensor or (context.model.gtp_weight_remat_size or 1) > 1:
-        yield Violation(unsharded=format_unsharding_settings(context))
+        return Violation(unsharded=format_unsharding_settings(context))
+    return None
 
 
 RULES = (

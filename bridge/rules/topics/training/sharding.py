@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.precision_config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.facts.off_switches import SHARDING_OWNERS, find_off_switches
-from bridge.rules.inert import GRAD_BUFFER_REUSE
+from bridge.rules.inert_fields import GRAD_BUFFER_REUSE
 from bridge.rules.rule import PARSER_SOURCE, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -54,33 +54,32 @@ def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
         yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
 
 
-def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of a shared buffer under Megatron-FSDP.
+def find_buffer_under_megatron_fsdp(context: RuleContext) -> Violation | None:
+    """Return a violation if the shared buffer is on under Megatron-FSDP.
 
     A recipe may state the buffer for runs without FSDP. The last sync before a run then turns it
     off, and the violation is an info.
     """
     if not context.has_megatron_fsdp:
-        return
+        return None
     if not context.reuses_buffer and not (
         context.is_mxfp8 and context.stated.get(GRAD_BUFFER_REUSE)
     ):
-        return
+        return None
     source = context.get_source(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
     begins = context.is_last or isinstance(context, RunContext)
     if source.startswith("recipe ") and begins:
-        yield Violation(severity="info")
-    else:
-        yield Violation()
+        return Violation(severity="info")
+    return Violation()
 
 
-def find_unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
-    """Yield the reduction dtype that Megatron-FSDP does not read.
+def find_unread_reduction_dtype(context: RuleContext) -> Violation | None:
+    """Return a violation if Megatron-FSDP does not read the stated reduction dtype.
 
     It is an info if Megatron-FSDP reduces in this dtype anyway.
     """
     if not context.has_megatron_fsdp or "grad_reduce_in_fp32" not in context.stated:
-        return
+        return None
     main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
     sent = context.ddp.megatron_fsdp_grad_comm_dtype or main
     wanted = context.mode
@@ -93,27 +92,23 @@ def find_unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
     if sent != wanted:
         steps.append(f"ddp.megatron_fsdp_grad_comm_dtype={wanted}")
     if steps:
-        yield Violation(caveat=caveat, remedy=f"set {' and '.join(steps)} instead")
-    else:
-        yield Violation(
-            caveat=f"{caveat}, as it asks", remedy="leave it, or drop it", severity="info"
-        )
+        return Violation(caveat=caveat, remedy=f"set {' and '.join(steps)} instead")
+    return Violation(caveat=f"{caveat}, as it asks", remedy="leave it, or drop it", severity="info")
 
 
-def find_half_precision_main_grads(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of main gradients in half precision. It is an info if that is stated."""
+def find_half_precision_main_grads(context: RuleContext) -> Violation | None:
+    """Return a violation if main gradients are in half precision, an info if that is stated."""
     if (
         not context.has_megatron_fsdp
         or not context.is_half_precision
         or context.ddp.megatron_fsdp_main_grads_dtype
     ):
-        return
+        return None
     if "grad_reduce_in_fp32" in context.stated and not context.get_setting_value(
         "grad_reduce_in_fp32"
     ):
-        yield Violation(severity="info")
-    else:
-        yield Violation()
+        return Violation(severity="info")
+    return Violation()
 
 
 def find_unread_fsdp_settings(context: RuleContext) -> Iterator[Violation]:
@@ -133,21 +128,21 @@ def find_unread_fsdp_settings(context: RuleContext) -> Iterator[Violation]:
         yield Violation(TRANSPOSE_CACHE, why=why)
 
 
-def find_unreplicated_experts(context: RunContext) -> Iterator[Violation]:
-    """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
+def find_unreplicated_experts(context: RunContext) -> Violation | None:
+    """Return a violation if each expert has one data-parallel rank, with its effect on gradients."""
     if (
         not context.has_megatron_fsdp
         or context.ddp.megatron_fsdp_version == 2
         or not context.target.count
     ):
-        return
+        return None
     if context.ddp.data_parallel_sharding_strategy not in GRADIENT_SHARDING_STRATEGIES:
-        return
+        return None
     if not _has_several_micro_batches(context, context.target.count):
-        return
+        return None
     parallel = context.parallel.fit_to_world_size(context.target.count)
     if not context.model.num_moe_experts or parallel.expert_data != 1 or parallel.expert == 1:
-        return
+        return None
     main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
     sent = context.ddp.megatron_fsdp_grad_comm_dtype
     is_cast = sent is not None and sent != main
@@ -158,8 +153,8 @@ def find_unreplicated_experts(context: RunContext) -> Iterator[Violation]:
         ranks = parallel.data * parallel.context
         effect = f"scales what it holds by 1/{ranks} again"
     else:
-        return
-    yield Violation(effect=effect, value=parallel.expert, fewer=parallel.expert // 2)
+        return None
+    return Violation(effect=effect, value=parallel.expert, fewer=parallel.expert // 2)
 
 
 def _has_several_micro_batches(context: RunContext, count: int) -> bool:
@@ -180,7 +175,7 @@ RULES = (
         "Transformer Engine 2.0 and later",
         remedies=(
             "use the distributed optimizer instead",
-            "set fp8_param_gather=False, as it will be",
+            "set fp8_param_gather=False, as Megatron-LM does in any case",
         ),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),

@@ -19,10 +19,14 @@ from bridge.runtime.megatron.emulation.parallel_linear import (
     make_gemm_precision,
 )
 from bridge.runtime.megatron.emulation.stored_weight import store_weight
-from bridge.runtime.numerics import GemmPrecision
 
 
-def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
+def emulate_low_layers(
+    model: torch.nn.Module,
+    config: Any,
+    phases: Sequence[Any] = (),
+    backward_override: str | None = None,
+) -> None:
     """Turn the linear layers of a model's low-precision layers into emulated layers.
 
     Under a per-module recipe every linear layer is emulated, since the recipe may choose any of
@@ -33,6 +37,8 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
         config: The model config of the chunk.
         phases: Model configs of the phases of a precision schedule. A layer that is in high
             precision in all phases is not emulated. Empty: `config` is the only phase.
+        backward_override: As `GemmPrecision.backward_override`. An environment variable of
+            Transformer Engine states it.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(parse_quant_recipes(recipe))
@@ -50,30 +56,27 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
             # The emulated class has Megatron's class as a base and the same attributes, so that the
             # layer keeps its weights, its sharding and its place in checkpoints.
             linear.__class__ = EMULATED_CLASSES[type(linear)]
-            linear.prepare(quant_config, is_low=is_low)
+            linear.set_up_emulation(
+                quant_config, is_low=is_low, backward_override=backward_override
+            )
 
 
-def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
-    """Store the weights of emulated layers under `fp8_param` or `fp4_param`, and attach updates.
+def store_low_weights(model: torch.nn.Module, config: Any, ddp: Any) -> None:
+    """Store the weights of low-precision layers as codes and scales, if the config asks for it.
 
-    Megatron builds the layers of the stored weights in its FP8 or FP4 context.
+    `fp8_param` or `fp4_param` asks for it. Without it the weights are left as they are.
 
     Args:
-        model: A chunk in the dtype of its training, before the wrapper of data parallelism: the
-            wrapper's buffers take the codes.
+        model: A chunk with drawn weights in the dtype of its training, before the wrapper of data
+            parallelism: the wrapper's buffers take the codes.
         config: The model config of the chunk.
         ddp: The DDP config.
     """
     precision = make_gemm_precision(config)
     stores_fp8 = config.fp8 and config.fp8_param
     stores_fp4 = getattr(config, "fp4", None) and config.fp4_param
-    if precision is not None and (stores_fp8 or stores_fp4):
-        _store_weights(model, precision, ddp)
-    attach_delayed_updates(model, config)
-
-
-def _store_weights(model: torch.nn.Module, precision: GemmPrecision, ddp: Any) -> None:
-    """Store the weights of the low layers in the precision of the run."""
+    if precision is None or not (stores_fp8 or stores_fp4):
+        return
     reuses_buffer = getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)
     in_16_bits = reuses_buffer and ddp.use_distributed_optimizer and precision.scheme == "mxfp8"
     gathered_dtype = None

@@ -21,9 +21,8 @@ Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1
 tensor_parallel/layers.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,27 +47,6 @@ from bridge.runtime.numerics import (
     scaled_linear,
 )
 
-_BACKWARD_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
-"""The `backward_override` of this run.
-
-An environment variable states it, and Megatron's model config has no field for it. Megatron makes
-the layers from the config, so that no argument can pass it to them.
-"""
-
-
-@contextmanager
-def use_backward_override(override: str | None) -> Iterator[None]:
-    """Build layers with a `backward_override` of Transformer Engine in a ``with`` block.
-
-    Args:
-        override: As `GemmPrecision.backward_override`.
-    """
-    before = _BACKWARD_OVERRIDE.set(override)
-    try:
-        yield
-    finally:
-        _BACKWARD_OVERRIDE.reset(before)
-
 
 def get_layer_scheme(config: Any) -> str | None:
     """Return the scaling scheme in which the layers of a model config run.
@@ -90,19 +68,19 @@ def get_layer_scheme(config: Any) -> str | None:
 
 
 def make_gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs of a `TransformerConfig`, or None for high precision."""
+    """Return the precision of the GEMMs of a `TransformerConfig`, or None for high precision.
+
+    It has no `backward_override`, for which a model config has no field.
+    """
     scheme = get_layer_scheme(config)
     if scheme is None:
         return None
     number_format = config.fp8 or config.fp4
     if scheme != "delayed":
-        return GemmPrecision(
-            scheme=scheme, format=number_format, backward_override=_BACKWARD_OVERRIDE.get()
-        )
+        return GemmPrecision(scheme=scheme, format=number_format)
     return GemmPrecision(
         scheme=scheme,
         format=number_format,
-        backward_override=None,
         margin=config.fp8_margin,
         amax_history_len=config.fp8_amax_history_len,
         amax_compute_algo=config.fp8_amax_compute_algo,
@@ -144,9 +122,16 @@ def _resolve_module_precision(
     precision = ModulePrecision.from_recipe(stated).computes(layer)
     if not isinstance(precision, SchemeChoice):
         return precision
-    return GemmPrecision(
-        scheme=precision.scheme, format=precision.format, backward_override=_BACKWARD_OVERRIDE.get()
-    )
+    return GemmPrecision(scheme=precision.scheme, format=precision.format)
+
+
+def _override_backward(
+    precision: GemmPrecision | None, backward_override: str | None
+) -> GemmPrecision | None:
+    """Return a precision with a `backward_override`, which delayed scaling does not have."""
+    if precision is None or precision.scheme == "delayed":
+        return precision
+    return replace(precision, backward_override=backward_override)
 
 
 class EmulatedParallelLinear:
@@ -161,7 +146,13 @@ class EmulatedParallelLinear:
     weight: torch.nn.Parameter
     """(N, K) of this rank, a plain or a stored weight."""
 
-    def prepare(self, quant_config: dict[str, Any] | None, *, is_low: bool) -> None:
+    def set_up_emulation(
+        self,
+        quant_config: dict[str, Any] | None,
+        *,
+        is_low: bool,
+        backward_override: str | None,
+    ) -> None:
         """Set the precision of a layer that Megatron has built, and the state of its scheme.
 
         It replaces a constructor, because Megatron's class has constructed the layer.
@@ -171,9 +162,11 @@ class EmulatedParallelLinear:
                 part. None: the recipe has none.
             is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only
                 the recipe can choose a low precision.
+            backward_override: As `GemmPrecision.backward_override`.
         """
         self.quant_config = quant_config
         self.is_low = is_low
+        self.backward_override = backward_override
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
@@ -189,10 +182,10 @@ class EmulatedParallelLinear:
             precision: Precision without a per-module recipe, which may override it. None:
                 high precision.
         """
-        self.gemm_precision = _resolve_module_precision(precision, self.quant_config, TRAINING)
-        self.evaluation_precision = _resolve_module_precision(
-            precision, self.quant_config, EVALUATION
-        )
+        training = _resolve_module_precision(precision, self.quant_config, TRAINING)
+        evaluation = _resolve_module_precision(precision, self.quant_config, EVALUATION)
+        self.gemm_precision = _override_backward(training, self.backward_override)
+        self.evaluation_precision = _override_backward(evaluation, self.backward_override)
         self.weight_cache.clear()
         self.is_first_microbatch = True
         self.fp8_state = None
@@ -243,9 +236,11 @@ class EmulatedParallelLinear:
     def _consume_first_microbatch(self, precision: GemmPrecision) -> bool:
         """Remove Megatron's mark of a step's first micro-batch from the layer.
 
-        Megatron 0.16.1 sets the mark `is_first_microbatch` only in runs with FP8 or FP4. Without
-        marks the weight is quantised in each micro-batch. This happens if the low precision is
-        chosen per module, and in an evaluation in another precision than the training.
+        Megatron's schedule sets the mark `is_first_microbatch` on each module that has the
+        attribute (pipeline_parallel/schedules.py, transformer/module.py). Version 0.16.1 does so
+        only in runs with FP8 or FP4. Without marks the weight is quantised in each micro-batch.
+        This happens if the low precision is chosen per module, and in an evaluation in another
+        precision than the training.
 
         Returns:
             Whether the weight is quantised for this micro-batch, and not read from the cache.
@@ -253,7 +248,7 @@ class EmulatedParallelLinear:
         is_first = self.is_first_microbatch
         self.is_first_microbatch = False
         has_marks = get_layer_scheme(self.config) is not None
-        return is_first or not has_marks or precision is not self.gemm_precision
+        return is_first or not has_marks or precision != self.gemm_precision
 
 
 def _gather_gemm_input(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:

@@ -21,8 +21,10 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
+from bridge.runtime.megatron.backend import LOCAL_BACKEND, Backend
 from bridge.runtime.megatron.cpu.cuda_shim import has_cuda
-from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
+from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, store_low_weights
+from bridge.runtime.megatron.emulation.fp8_regions import attach_delayed_updates
 from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.hybrid.model import build_hybrid
 from bridge.runtime.megatron.model.initial_weights import draw_weights, mark_weights
@@ -128,7 +130,7 @@ def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tup
     Args:
         config: The model config.
         vocab_size: Vocabulary of the data.
-        backend: Name of the backend of the GEMMs.
+        backend: The backend of the low-precision GEMMs.
 
     Raises:
         RunConfigError: The vocabulary of the data is larger than the vocabulary of the config.
@@ -180,7 +182,7 @@ def build_gpt(
     device: torch.device,
     *,
     seed: int,
-    backend: str = "local",
+    backend: Backend = LOCAL_BACKEND,
     phases: Sequence[Any] = (),
 ) -> list[Any]:
     """Build this rank's part of the model: a `DistributedDataParallel` per chunk.
@@ -199,7 +201,7 @@ def build_gpt(
     Raises:
         RunConfigError: This Megatron Core cannot build the model.
     """
-    if backend in ("te", "te_cpu"):
+    if backend.name in ("te", "te_cpu"):
         _refuse_nvfp4_buffers(config, ddp)
     chunks = config.virtual_pipeline_model_parallel_size
     stages: list[int | None] = [None]
@@ -208,7 +210,13 @@ def build_gpt(
     models = []
     for stage in stages:
         model = _build_chunk(
-            config, ddp, device, seed=seed, backend=backend, vp_stage=stage, phases=phases
+            config,
+            ddp,
+            device,
+            seed=seed,
+            backend=backend,
+            vp_stage=stage,
+            phases=phases,
         )
         models.append(model)
     wrapped = []
@@ -283,7 +291,7 @@ def _build_chunk(
     device: torch.device,
     *,
     seed: int,
-    backend: str,
+    backend: Backend,
     vp_stage: int | None,
     phases: Sequence[Any],
 ) -> torch.nn.Module:
@@ -301,22 +309,26 @@ def _build_chunk(
     # Megatron reads the recipe from the config while it builds the layers, and so does the emulation.
     with mark_weights(config) as marks, apply_patches(chunk_recipe):
         if config.is_hybrid_model:
-            model = build_hybrid(backend=backend, **arguments)
+            model = build_hybrid(backend=backend.name, **arguments)
         else:
             model = GPTModel(
-                transformer_layer_spec=build_block_spec(config, backend=backend, vp_stage=vp_stage),
-                mtp_block_spec=build_mtp_spec(config, backend=backend, vp_stage=vp_stage),
+                transformer_layer_spec=build_block_spec(
+                    config, backend=backend.name, vp_stage=vp_stage
+                ),
+                mtp_block_spec=build_mtp_spec(config, backend=backend.name, vp_stage=vp_stage),
                 vp_stage=vp_stage,
                 **arguments,
             )
         model = model.to(device)
-        if backend == "emulated":
-            emulate_low_layers(model, config, phases)
+        if backend.name == "emulated":
+            emulate_low_layers(model, config, phases, backend.backward_override)
     draw_weights(model, marks, seed=seed)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
-    if backend == "emulated":
-        prepare_emulation(model, config, ddp)
+    if backend.name == "emulated":
+        # After the weights are drawn and cast: codes are made from their final values.
+        store_low_weights(model, config, ddp)
+        attach_delayed_updates(model, config)
     return model
 
 

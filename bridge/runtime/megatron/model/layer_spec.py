@@ -43,6 +43,9 @@ class SequenceParallelNorm:
     separately. Its parameters only lack the mark `sequence_parallel`, by which
     `finalize_model_grads` recognises such gradients (distributed/finalize_model_grads.py:354 in
     0.16.1).
+
+    A spec needs a class here. A call returns Megatron's `WrappedTorchNorm`, and never an instance
+    of this class.
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
@@ -61,7 +64,11 @@ LOCAL_CLASSES: Mapping[Any, Any] = {
     DotProductAttention: FusedDotProductAttention,
     MLASelfAttention: LatentAttention,
 }
-"""Class of a local spec -> the class that replaces it."""
+"""Class of a local spec -> the class that replaces it.
+
+The linear layers are not among them. Only the built model knows the numbers of its layers, and so
+which of them are emulated.
+"""
 
 
 def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:

@@ -28,10 +28,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from bridge.errors import Finding, PrecisionConfigError, WrongValueError
-from bridge.precision.config import PrecisionConfig
 from bridge.precision.foreign_names import map_to_megatron_names
 from bridge.precision.mode import get_scheme
 from bridge.precision.module_schemes import ModuleSchemes
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.statements import get_field_value
 
 QuantizerFactory = Callable[[Any], Any]

@@ -61,7 +61,7 @@ _STUB_MODULES = (
 TOO_LATE_MESSAGE = (
     "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, "
     "because Megatron decides at import whether there is Transformer Engine. "
-    "Start the run by itself, or call bridge.preflight.declared_gpu.declare() before anything else."
+    "Start the run by itself, or call bridge.preflight.gpu_for_te_cpu.declare() before anything else."
 )
 """The error of a run, or of a declaration, after the import of Megatron Core."""
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from bridge.precision.fields import stated
+from bridge.precision.stated_field import stated
 from bridge.precision.statements import mark_ambiguous_fields
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.rules.cases.runs import (
     B200,

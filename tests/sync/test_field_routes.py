@@ -17,11 +17,11 @@ from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain.field import explain_field
 from bridge.errors import PrecisionConfigError
 from bridge.model.section import read_section
-from bridge.precision.config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
+from bridge.precision.precision_config import FIELD_CHOICES, FIELD_DEFAULTS, FIELDS_BY_SUBJECT, MEGATRON_FIELDS
 from bridge.precision.statements import get_field_value, is_stated, list_field_names
 from bridge.precision.yaml_text import from_yaml, to_yaml
+from bridge.sync.field_routes import ROUTES, Route, get_routes, load_route_notes
 from bridge.sync.owner import OwnerValues, normalise_value
-from bridge.sync.routes import ROUTES, Route, get_routes, load_route_notes
 from bridge.sync.sync_plan import plan_sync
 from bridge.sync.synchroniser import get_megatron_version
 from bridge.target.fields import OWNER_DEFAULTS
@@ -136,7 +136,9 @@ def test_every_field_of_the_five_releases_that_speaks_of_a_precision_is_routed_o
     marked = {
         (role, name) for role, fields in SWEPT["fields"].items() for name, row in fields.items() if "precision" in row
     }
-    assert marked - PLACES == set(NOT_ROUTED), "a new field is routed in bridge/sync/routes.py, or listed with a reason"
+    assert marked - PLACES == set(NOT_ROUTED), (
+        "a new field is routed in bridge/sync/field_routes.py, or listed with a reason"
+    )
     assert all(reason and not reason.endswith(".") for reason in NOT_ROUTED.values())
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.preflight.check import Report
-from bridge.preflight.check import check as check_run
+from bridge.preflight.rule_check import Report
+from bridge.preflight.rule_check import check as check_run
 from bridge.preflight.run import Run
 from bridge.target.declaration import make_target
 

@@ -1,4 +1,4 @@
-"""Runs that break and that keep the rules of `bridge.rules.topics.precision.layers`."""
+"""Runs that break and that keep the rules of `bridge.rules.topics.precision.first_last_layers`."""
 
 from tests.rules.cases.runs import (
     B200,

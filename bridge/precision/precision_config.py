@@ -1,6 +1,6 @@
 """`PrecisionConfig`: the fields of a precision, its mode and its scaling scheme.
 
-`bridge.registry.config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The
+`bridge.registry.mixed_precision_config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The
 rules, the plan and the synchroniser need this base only.
 
 The first 31 fields are the fields of Megatron Bridge's `MixedPrecisionConfig` (snapshot
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects
 from bridge.precision.coercion import LAZY_TORCH, DType
-from bridge.precision.fields import KEY, get_field_descriptors, stated
 from bridge.precision.schemes import Scheme
+from bridge.precision.stated_field import KEY, get_field_descriptors, stated
 from bridge.precision.statements import (
     ORIGIN,
     Statements,

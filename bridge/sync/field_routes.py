@@ -4,7 +4,7 @@
 
 The table was read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of
 2026-08-22. The plan, `explain`, the reference page and the completeness test use its rows.
-`routes.yaml` has a note and the source of each row.
+`route_notes.yaml` has a note and the source of each row.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from bridge.precision.config import FIELDS
 from bridge.precision.package_yaml import load_package_yaml
+from bridge.precision.precision_config import FIELDS
 
 OWNER_CLASS_NAMES = {
     "model": "TransformerConfig",
@@ -167,5 +167,7 @@ def load_route_notes() -> dict[str, dict[str, Any]]:
     The key "not_routed" has owner name -> field of Megatron -> the reason why no field of a
     precision sets it.
     """
-    notes: dict[str, dict[str, Any]] = load_package_yaml(Path(__file__).with_suffix(".yaml"))
+    notes: dict[str, dict[str, Any]] = load_package_yaml(
+        Path(__file__).with_name("route_notes.yaml")
+    )
     return notes

@@ -3,9 +3,9 @@
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.check import check
-from bridge.preflight.recipe_choice import POLICIES, count_parameters, resolve_auto
+from bridge.preflight.auto_recipe import POLICIES, count_parameters, resolve_auto
 from bridge.preflight.recipe_support import build_support_matrix, check_support, group_gpus
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.target.declaration import parse_target

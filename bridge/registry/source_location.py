@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bridge.errors import RecipeSourceError
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 
 RecipeFunction = Callable[[], MixedPrecisionConfig]
 

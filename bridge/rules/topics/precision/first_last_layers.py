@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.rules.context import RuleContext
+from bridge.rules.inert_field_violation import find_fields_without_effect
 from bridge.rules.rule import (
     MODEL_CHECK_SOURCE,
     contradiction,
@@ -16,7 +17,6 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.fields import OWNER_DEFAULTS
 
 
@@ -111,15 +111,16 @@ def find_switch_without_effect(context: RuleContext) -> Iterator[Violation]:
         yield from find_fields_without_effect(context, ["first_last_layers_bf16"])
 
 
-def find_mtp_layers_in_low_precision(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of linear layers of multi-token prediction that compute in FP8 or FP4."""
+def find_mtp_layers_in_low_precision(context: RunContext) -> Violation | None:
+    """Return a violation if linear layers of multi-token prediction compute in FP8 or FP4."""
     if not context.is_low_precision or not context.model.keep_mtp_spec_in_bf16:
-        return
+        return None
     linears = context.mtp_schemes
     schemes = [scheme for scheme in linears if scheme is not None]
     if schemes:
         named = " and ".join(dict.fromkeys(schemes))
-        yield Violation(low=len(schemes), linears=len(linears), schemes=named)
+        return Violation(low=len(schemes), linears=len(linears), schemes=named)
+    return None
 
 
 RULES = (
@@ -232,7 +233,7 @@ RULES = (
         setting="first_last_layers_bf16",
         when=find_switch_without_effect,
         message="has no effect: {why}",
-        remedies=("drop it", "say fp8 or fp4"),
+        remedies=("drop it", "state fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
     ),
     warning(

@@ -1,9 +1,9 @@
 """`find_inert_fields`: the fields of a precision that have no effect in a run, with the reasons."""
 
-from bridge.precision.config import FIELDS, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import get_mode, get_scheme
+from bridge.precision.precision_config import FIELDS, PrecisionConfig
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.stated_field import LAYER_COUNTS
 from bridge.precision.subjects import SCALER
 
 GRAD_BUFFER_REUSE = "reuse_grad_buf_for_mxfp8_param_ag"

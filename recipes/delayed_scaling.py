@@ -1,9 +1,9 @@
 """FP8 with per-tensor delayed scaling: scales come from the amax history of earlier steps."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
-from .half import bf16_mixed, fp16_mixed
+from .unscaled import bf16_mixed, fp16_mixed
 
 __all__ = ["bf16_with_fp8_delayed_scaling_mixed", "fp16_with_fp8_delayed_scaling_mixed"]
 

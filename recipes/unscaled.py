@@ -1,6 +1,6 @@
 """Recipes without a low-precision scheme: FP32, BF16, FP16, and FP32 weights under BF16 autocast."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
 __all__ = ["bf16_autocast_mixed", "bf16_mixed", "fp16_mixed", "fp32"]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import BridgeWarning, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.coercion import DTYPE_SPELLINGS, get_torch_dtype, parse_dtype
-from bridge.precision.config import MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
 from bridge.precision.mode import format_label
+from bridge.precision.precision_config import MEGATRON_BRIDGE_FIELDS, MEGATRON_FIELDS
 from bridge.precision.statements import (
     get_recipe_name,
     get_source,
@@ -27,7 +27,7 @@ from bridge.precision.statements import (
     list_fields_over_recipe,
 )
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.registry.config import find_config_faults
+from bridge.registry.mixed_precision_config import find_config_faults
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 

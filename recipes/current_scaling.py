@@ -1,9 +1,9 @@
 """FP8 with per-tensor current scaling: scales come from the tensor that is about to be cast."""
 
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig
 from bridge.registry.registry import register
 
-from .half import bf16_mixed, fp16_mixed
+from .unscaled import bf16_mixed, fp16_mixed
 
 __all__ = [
     "bf16_with_fp8_current_scaling_mixed",

@@ -4,7 +4,7 @@ Such a process runs `precision_backend=te_cpu`, and Transformer Engine takes its
 declared GPU. Megatron looks for Transformer Engine when it is imported. So the GPU is declared
 before the first import of `bridge.runtime.megatron`, which applies the declaration.
 
-    from bridge.preflight.declared_gpu import declare
+    from bridge.preflight.gpu_for_te_cpu import declare
 
     declare("b200")                 # then everything else
 """

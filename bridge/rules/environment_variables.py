@@ -1,7 +1,7 @@
 """Environment variables that change a Transformer Engine recipe without the config.
 
-Each variable is a row in variables.yaml. When `transformer_engine` is imported, most of them become
-defaults of its recipe classes. Megatron passes few keywords to these classes, so the variables
+Each variable is a row in environment_variables.yaml. When `transformer_engine` is imported, most of
+them become defaults of its recipe classes. Megatron passes few keywords to these classes, so the variables
 change its recipes without a message. `format_set_variables` describes the variables of a run for
 its report. `check_environment` finds the variables that contradict its config. The functions take
 the environment as an argument, and do not read it themselves.
@@ -23,7 +23,7 @@ from bridge.precision.schemes import find_scheme
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentVariable:
-    """An environment variable of Transformer Engine: a row of variables.yaml."""
+    """An environment variable of Transformer Engine: a row of environment_variables.yaml."""
 
     name: str
     effect: str
@@ -87,7 +87,7 @@ class EnvironmentVariable:
 @cache
 def load_nvte_variables() -> Mapping[str, EnvironmentVariable]:
     """Return the variables by name, in the order of the file. The file has their sources."""
-    rows = load_package_yaml(Path(__file__).with_suffix(".yaml"))
+    rows = load_package_yaml(Path(__file__).with_name("environment_variables.yaml"))
     variables: dict[str, EnvironmentVariable] = {}
     for name, row in rows.items():
         columns: dict[str, Any] = {}

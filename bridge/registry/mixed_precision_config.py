@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionConfigError
-from bridge.precision.config import PrecisionConfig
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.precision_config import PrecisionConfig
 from bridge.precision.statements import get_recipe_name
 from bridge.registry.saved_entry import (
     get_values_after_setup,

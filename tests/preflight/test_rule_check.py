@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bridge.errors import RunConfigError
 from bridge.model.section import SECTION_NAMES
 from bridge.precision.statements import list_field_names
-from bridge.preflight.check import check
+from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig, find_config_faults
+from bridge.registry.mixed_precision_config import MixedPrecisionConfig, find_config_faults
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rulebook import RULES
 from bridge.target.declaration import parse_target
@@ -168,7 +168,7 @@ def test_a_rule_that_stumbles_does_not_hide_the_others(monkeypatch: pytest.Monke
     import dataclasses
     import sys
 
-    module = sys.modules["bridge.preflight.check"]
+    module = sys.modules["bridge.preflight.rule_check"]
     broken = dataclasses.replace(RULES[0], when=lambda run: run.no_such_thing)
     monkeypatch.setattr(module, "RULES", (broken, *RULES[1:]))
     report = check(run_of(CASES["PB243"][0]))
