@@ -57,9 +57,9 @@ those of Megatron-LM, with the framework as the origin of what it sets ("slime a
 A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
 is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one.
 
-NeMo-RL, verl, ms-swift and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their files
-do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face
-or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
+NeMo-RL, verl, ms-swift, ROLL and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their
+files do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of
+Hugging Face or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/foreign/tables/hf_config.yaml`. They are counted here without it.
 
 In a checkout of Megatron Bridge its version decides the release of Megatron Core

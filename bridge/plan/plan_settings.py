@@ -455,14 +455,20 @@ def _get_state_dtype(dtype: str) -> str:
     return dtype
 
 
-def _list_notes(run: Prediction) -> Iterator[str]:
-    """Yield sentences about fields without effect, frozen weights and unreleased models."""
+def _list_absent_fields(run: Prediction) -> Iterator[str]:
+    """Yield a sentence about each stated field that the run's Megatron Core does not have."""
     for role in ("model", "optimizer", "ddp"):
         for name, versions in run.absent[role].items():
             yield (
                 f"{role}.{name} has no effect in megatron-core {run.target.mcore}, which has no such "
                 f"field ({versions})."
             )
+
+
+def _list_notes(run: Prediction) -> Iterator[str]:
+    """Yield sentences about fields without effect, frozen weights and unreleased models."""
+    if not run.has_assumed_release:
+        yield from _list_absent_fields(run)
     model = run.values["model"]
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
         yield (

@@ -290,7 +290,11 @@ class Run:
             unread_options=uncertainty.unread_options,
             environment=self.stated_environment,
         )
-        prediction = replace(prediction, file_gpus=self.reading.training_gpus)
+        prediction = replace(
+            prediction,
+            file_gpus=self.reading.training_gpus,
+            has_assumed_release=self.reading.release.is_assumed,
+        )
         debugger = self.sections.get("tensor_inspect")
         if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
             return prediction

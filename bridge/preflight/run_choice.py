@@ -27,13 +27,11 @@ class RunChoice:
     asks_megatron_bridge: bool = False
     """Whether Megatron Bridge itself makes the container of a recipe, in a process of its own."""
 
-    def refuse_checkpoint(self, path: Path, *, unread_by: str = "") -> None:
+    def refuse_checkpoint(self, path: Path) -> None:
         """Refuse a checkpoint for a file that states the sizes of its model itself.
 
         Args:
             path: The file.
-            unread_by: The converter of the framework that makes the model of a checkpoint by rules
-                that are not known here. Empty: the file states the sizes.
 
         Raises:
             RunConfigError: The caller states a checkpoint.
@@ -41,10 +39,7 @@ class RunChoice:
         if self.checkpoint is None:
             return
         rule = f"is the checkpoint that makes a model, and that of {path} follows from the file"
-        remedy = "Drop it, or give a file of NeMo-RL, verl, ms-swift or Megatron Bridge."
-        if unread_by:
-            rule = f"is not read for {path}, since the rules of {unread_by} are not known here"
-            remedy = "Drop it, and add the sizes: model.num_layers=VALUE, for example."
+        remedy = "Drop it, or give a file of NeMo-RL, verl, ms-swift, ROLL or Megatron Bridge."
         raise RunConfigError.of("--context checkpoint", rule, self.checkpoint, remedy)
 
     def refuse_for(self, path: Path) -> None:

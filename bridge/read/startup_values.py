@@ -8,14 +8,50 @@ from typing import Any
 
 from bridge.preflight.file_reading import (
     MEGATRON_BRIDGE,
+    MEGATRON_CORE,
     MEGATRON_LM,
     PRECISION_BRIDGE,
     FileReading,
 )
 from bridge.read.debug_features import find_debugger_no_plan_reason
 from bridge.read.layer_source import find_kitchen_no_plan_reason
-from bridge.read.startup_rows import StartupRow, StartupSettings, apply_startup_rows
+from bridge.read.startup_rows import (
+    StartupRow,
+    StartupSettings,
+    apply_startup_rows,
+    make_startup_rows,
+)
 from bridge.target.target import Target
+
+MEGATRON_CORE_SOURCE = "megatron-core 0.16.1 transformer_config.py __post_init__"
+GPUS_SENTENCE = "The number of GPUs: "
+"""Beginning of the sentences that ask for a target with a number of GPUs."""
+OLD_SWITCH = "moe_layer_recompute"
+"""Old switch of the recomputation of experts, which Megatron Core translates."""
+
+
+def _recomputes_experts(settings: StartupSettings) -> bool:
+    """Return whether the old switch is on. Megatron Core refuses it with full recomputation."""
+    is_full = settings.value("model.recompute_granularity") == "full"
+    return bool(settings.value(f"model.{OLD_SWITCH}")) and not is_full
+
+
+def _add_experts(settings: StartupSettings) -> list[str]:
+    """Return the recomputed modules with the layer of experts."""
+    modules = list(settings.value("model.recompute_modules") or ["core_attn"])
+    if "moe" not in modules:
+        modules.append("moe")
+    return modules
+
+
+CORE_ROWS = make_startup_rows(
+    {"model.recompute_granularity": "selective", "model.recompute_modules": _add_experts},
+    _recomputes_experts,
+    because=OLD_SWITCH,
+    source=MEGATRON_CORE_SOURCE,
+    set_by=MEGATRON_CORE,
+)
+"""Values that the classes of Megatron Core set themselves, whatever framework is above them."""
 
 
 def apply_startup_values(
@@ -40,12 +76,16 @@ def apply_startup_values(
 
         reading = framework_start.add_framework_variables(reading, target)
         rows = framework_start.add_framework_rows(reading.framework, rows, sections)
+    rows = [*rows, *CORE_ROWS]
     if target.mcore is None:
         target = replace(target, mcore=reading.release.version)
     values = apply_startup_rows(sections, reading.own_fields, target, rows)
     settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
     unknown: list[str] = []
     for sentence in _list_unknown_values(reading, target):
+        asks_for_gpus = sentence.startswith(GPUS_SENTENCE)
+        if asks_for_gpus and target.count is not None:
+            continue
         if not _is_about_stated_setting(sentence, settings):
             unknown.append(sentence)
     no_plan_reason = reading.uncertainty.no_plan_reason

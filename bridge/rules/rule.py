@@ -231,7 +231,11 @@ def _make_undecided_finding(
 ) -> RuleFinding:
     """Return the info that a rule cannot be judged, because a setting is not known."""
     path = context.get_path(violation.path or rule.setting)
-    assignments = " ".join(f"{name}=VALUE" for name in select_named_settings(unknown, path))
+    named = select_named_settings(unknown, path)
+    assignments = " ".join(f"{name}=VALUE" for name in named)
+    remedy = f"state what is known: {assignments}"
+    if len(named) < len(unknown):
+        remedy = "state each of them, which --json lists"
     settings = format_unknown_settings(unknown, path)
     deciders = format_deciders(unknown)
     clause = f"cannot be judged: {settings} are not known, since {deciders} may set them"
@@ -243,9 +247,9 @@ def _make_undecided_finding(
         rule=f"{clause}; the rule is about: {rule.title}",
         value=_get_value_at_fault(violation, context, path),
         where=violation.where or context.get_source(path),
-        remedy=f"State what is known: {assignments}.",
+        remedy=f"{remedy[0].upper()}{remedy[1:]}.",
         severity="info",
-        remedies=(f"state what is known: {assignments}",),
+        remedies=(remedy,),
         unknown=unknown,
     )
 

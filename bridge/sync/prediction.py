@@ -63,6 +63,8 @@ class Prediction:
     """The known environment variables of the run."""
     file_gpus: int | None = None
     """The number of GPUs that the file of the run states. It counts if the target states none."""
+    has_assumed_release: bool = False
+    """Whether nothing states the release of Megatron Core, and the newest known one is taken."""
     features: DebugFeatures | None = None
     """The features of Transformer Engine's debugger. None: the debugger is off."""
 
@@ -84,6 +86,7 @@ class Prediction:
             unread_options=self.unread_options,
             environment=self.environment,
             file_gpus=self.file_gpus,
+            has_assumed_release=self.has_assumed_release,
             features=self.features,
         )
 

@@ -8,6 +8,7 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import PayloadError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
+from bridge.preflight.rule_check import check
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.text.document import Document
@@ -94,3 +95,64 @@ def test_outputs_between_stages_are_freed_whatever_the_arguments_say(tmp_path: P
     run = load_run(config_file=script, strict=False)
     (freed,) = [value for value in run.reading.derived if value.path == "model.deallocate_pipeline_outputs"]
     assert (freed.value, freed.because) == (True, "whatever the arguments say")
+
+
+@pytest.mark.parametrize(("numbers", "is_named"), [("64 64 128", True), ("64", False)])
+def test_several_numbers_of_experts_are_named(tmp_path: Path, numbers: str, is_named: bool) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "deepspeed pretrain_gpt.py --deepspeed --fp16 --num-layers 6 --hidden-size 64 --num-attention-heads 4 "
+        f"--num-experts {numbers} --micro-batch-size 1 --seq-length 64\n"
+    )
+    run = load_run(config_file=file)
+    sentence = f"--num-experts {numbers}: layers have numbers of experts of their own"
+    assert any(line.startswith(sentence) for line in run.reading.lines) is is_named
+    assert ("model.num_moe_experts" in run.reading.uncertainty.unread_sources) is is_named
+
+
+SPLIT_RUN = "deepspeed pretrain_gpt.py --deepspeed --fp16 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "counts"),
+    [("type:transformer|embedding", 6, [1, 2, 2, 1]), ("type:transformer", 8, [2, 2, 2, 2])],
+)
+def test_layers_are_split_as_deepspeed_splits_them(tmp_path: Path, method: str, layers: int, counts: list[int]) -> None:
+    file = tmp_path / "run.sh"
+    words = f"--num-layers {layers} --pipeline-model-parallel-size 4 --pp-partition-method '{method}'"
+    file.write_text(f"{SPLIT_RUN} --micro-batch-size 1 {words}\n")
+    run = load_run(config_file=file)
+    chunks = run.prediction.parallel.split_layers(layers)
+    assert [len(chunk.layers) for chunk in chunks] == counts
+    assert not [line for line in run.reading.lines if line.startswith("--pp-partition-method")]
+
+
+def test_layers_of_one_stage_are_not_split(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 7 --micro-batch-size 1 --pp-partition-method parameters\n")
+    assert not [line for line in load_run(config_file=file).reading.lines if line.startswith("--pp-partition-method")]
+
+
+def test_training_of_biases_alone_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 7 --micro-batch-size 1 --bitfit\n")
+    assert any(line.startswith("--bitfit: not read here") for line in load_run(config_file=file).reading.lines)
+
+
+def test_an_uneven_split_has_no_plan_and_is_no_fault(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    words = "--num-layers 6 --pipeline-model-parallel-size 4 --pp-partition-method type:transformer"
+    file.write_text(f"{SPLIT_RUN} --micro-batch-size 1 {words}\n")
+    run = load_run(config_file=file, strict=False)
+    sentence = "--pp-partition-method type:transformer: DeepSpeed splits 6 layers unevenly over 4 stages"
+    assert (run.reading.uncertainty.no_plan_reason or "").startswith(sentence)
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+
+
+def test_a_field_is_not_called_absent_from_a_release_that_is_assumed(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SPLIT_RUN} --num-layers 2 --micro-batch-size 1 --no-async-tensor-model-parallel-allreduce\n")
+    field = "model.async_tensor_model_parallel_allreduce"
+    assert not [note for note in load_run(config_file=file).plan.settings.notes if note.startswith(field)]
+    stated = load_run(["target='h100x1,mcore0.20'"], config_file=file)
+    assert [note for note in stated.plan.settings.notes if note.startswith(field)]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from bridge.front.loader import load_run
 from bridge.model.read_tracking import AttributeView, TrackedValues, track_reads, tracked_property
 from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
@@ -110,3 +111,23 @@ def test_a_value_that_is_kept_notes_its_settings_for_each_reader() -> None:
             assert run.model.bf16
         assert [*inner] == ["model.num_layers"]
         assert [*outer] == ["model.num_layers", "model.bf16"]
+
+
+def test_a_rule_with_many_unknown_settings_is_judged_where_each_of_them_is_stated(tmp_path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 30 --hidden-size 64 --num-attention-heads 4 "
+        "--pipeline-model-parallel-size 4 --fp16 --deepspeed --pp-partition-method type:transformer\n",
+        encoding="utf-8",
+    )
+    run = load_run(config_file=file)
+    (one,) = [one for one in check(run).findings if one.id == "PB413"]
+    assert len(one.unknown) > 3
+    assert one.remedies == ("state each of them, which --json lists",)
+    overrides = []
+    for path in one.unknown:
+        owner_name, _, name = path.partition(".")
+        value = run.prediction.values.get(owner_name, {}).get(name)
+        overrides.append(f"{path}={'null' if value is None else str(value).lower()}")
+    (one,) = [one for one in check(load_run(overrides, config_file=file)).findings if one.id == "PB413"]
+    assert (one.severity, dict(one.unknown)) == ("error", {})

@@ -30,6 +30,7 @@ A row of `start` sets the values of `sets`, and of `copies` (setting -> the sett
 
     when         settings that have to be on, `unless` those that have to be off
     where        setting -> values that fit, `where_not` values that do not; "argument.NAME" is a name of its own
+    at_least     setting -> the least number that fits
     default      true: it counts only where nothing states the setting
     after        true: it comes after Megatron-LM's own checks of its arguments, not before
     because      the reason, a clause
@@ -104,6 +105,7 @@ START_COLUMNS = frozenset(
         "unless",
         "where",
         "where_not",
+        "at_least",
         "default",
         "after",
         "because",
@@ -146,6 +148,7 @@ class StartRow:
     unless: Sequence[str]
     where: Mapping[str, Sequence[Any]]
     where_not: Mapping[str, Sequence[Any]]
+    at_least: Mapping[str, int]
     is_default: bool
     is_after: bool
     because: str
@@ -429,6 +432,7 @@ def _parse_start_row(columns: Mapping[str, Any]) -> StartRow:
         unless=_as_tuple(columns.get("unless", ())),
         where=columns.get("where", {}),
         where_not=columns.get("where_not", {}),
+        at_least=columns.get("at_least", {}),
         is_default=columns.get("default", False),
         is_after=columns.get("after", False),
         because=columns["because"],

@@ -25,6 +25,8 @@ from bridge.target.fields import parse_integer
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
 """The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
+MCORE_ADAPTER = "mcore_adapter"
+"""The bridge of ROLL. It makes models of further families, whose layers are not known here."""
 DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
 DENSE_LAYERS_KEYS = ("first_k_dense_replace", "moe_layer_start_index")
@@ -96,6 +98,8 @@ class _Family:
     megatron_bridge_fields: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     of_inner: bool = False
     ties: str = ""
+    tower: str = ""
+    """A sentence about the parts in front of a language model that has no block of its own."""
     further: str = ""
     unplanned: str = ""
     needs: str = ""
@@ -140,6 +144,7 @@ def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedMod
     family = _family_of(config)
     inner = config
     if family is not None:
+        family = _drop_absent_block(config, family)
         inner = _with_patterns(_get_block(config, family.inner))
     dtype = _find_dtype(config) or _find_dtype(inner)
     unread = _unread(name, family, inner, bridge)
@@ -153,7 +158,7 @@ def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedMod
     fields = {**of_all_models, **of_config, **of_family}
     set_by_bridge = {*of_family, *family.sets, VOCAB_DIVISOR_FIELD}
     set_by_bridge |= {name for name in of_all_models if name not in of_config}
-    if bridge == MCORE_BRIDGE:
+    if bridge in (MCORE_BRIDGE, MCORE_ADAPTER):
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
@@ -182,11 +187,24 @@ def _family_of(config: Mapping[str, object]) -> _Family | None:
     )
 
 
+def _drop_absent_block(config: Mapping[str, object], family: _Family) -> _Family:
+    """Return the family with its language model at the top, if that is where `config.json` has it.
+
+    Files of older releases of transformers have it there: the published ones of Qwen2.5-VL.
+    """
+    if not family.inner or _get_block(config, family.inner) or LAYERS not in config:
+        return family
+    tower = OTHER_PARTS_NOT_COUNTED.format(inner=f"model_type {config.get('model_type')}")
+    return replace(family, inner="", tower=tower)
+
+
 def _unread(
     name: str, family: _Family | None, config: Mapping[str, object], bridge: str
 ) -> str | None:
     """Return why the fields of a family's model are not known, as a clause; None: they are."""
     if family is None:
+        return UNKNOWN_FAMILY.format(family=name)
+    if bridge not in family.bridges and bridge == MCORE_ADAPTER:
         return UNKNOWN_FAMILY.format(family=name)
     if bridge not in family.bridges:
         return UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)
@@ -194,6 +212,8 @@ def _unread(
         return UNPLANNED_FAMILY.format(family=name, parts=family.unplanned)
     if family.needs and not config.get(family.needs):
         return NO_LAYERS.format(key=family.needs)
+    if family.inner and not config:
+        return NO_LAYERS.format(key=family.inner)
     return None
 
 
@@ -202,6 +222,8 @@ def _other_parts(name: str, family: _Family) -> str | None:
     sentences = []
     if family.inner:
         sentences.append(OTHER_PARTS_NOT_COUNTED.format(inner=family.inner))
+    if family.tower:
+        sentences.append(family.tower)
     if family.further:
         sentences.append(FURTHER_PARTS.format(family=name, parts=family.further))
     return " ".join(sentences) or None

@@ -36,6 +36,8 @@ TRAINING_COMMANDS = frozenset({"sft", "pt", "rlhf"})
 ENVIRONMENT_SECTION = "ENV"
 """Section of a YAML file with environment variables."""
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
+SCHEDULER_KEY = "multi_turn_scheduler"
+"""Argument with the class that makes further turns of a sample."""
 
 # Values.
 OWNERS = ("model", "optimizer", "ddp")
@@ -69,6 +71,9 @@ REFERENCE_NOT_COUNTED = (
 OTHER_LINEAR_ATTENTION = (
     "USE_MCORE_GDN={value}: linear attention is that of transformers, which cannot be planned."
 )
+FURTHER_TURNS_NOT_COUNTED = (
+    f"{SCHEDULER_KEY}={{scheduler}}: a sample may have further turns; one completion is counted."
+)
 NUMBER_OF_GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
 ADAPTER_TYPE_NAMES = ("tuner_type", "train_type")
 """Names of the argument that chooses between full training and adapters."""
@@ -94,6 +99,19 @@ TYPES_WITHOUT_REFERENCE = ("rm", "gkd")
 
 Source: swift/megatron/trainers/rlhf_mixin.py prepare_model.
 """
+TYPES_WITH_ROLLOUT = ("grpo", "gkd")
+"""Values of `rlhf_type` whose samples are prompts with the completions that the model generates.
+
+Source: swift/megatron/trainers/grpo_trainer.py _maybe_replace_response_token, gkd_trainer.py _encode_samples.
+"""
+TYPES_WITH_PAIRS = ("dpo", "rm")
+"""Values of `rlhf_type` whose samples are pairs. A pack of samples is as long as is stated.
+
+Source: swift/template/base.py _rlhf_data_collator.
+"""
+PACKING_KEY = "packing"
+LENGTH_KEY, COMPLETION_LENGTH_KEY = "max_length", "max_completion_length"
+DEFAULT_COMPLETION_LENGTH = 512
 RAY_GROUPS = ("train", "rollout", "teacher")
 """Groups of a file for Ray, each with the arguments of the processes of a role."""
 GROUP_GPUS_KEY = "gpus"
@@ -398,8 +416,25 @@ def _get_dtype(arguments: Mapping[str, object], checkpoint: Checkpoint) -> str:
 
 
 def _write_batch_sizes(tree: TreeReading, arguments: Mapping[str, object]) -> None:
-    """Write the tokens of a sequence: a pack of samples, or the greatest length of one."""
-    length = arguments.get("packing_length", arguments.get("max_length"))
+    """Write the tokens of a sequence: a pack of samples, or the greatest length of one.
+
+    `max_length` is the greatest length of a prompt alone if the model generates the completions,
+    and that of each of the two texts of a pair.
+    """
+    length = arguments.get("packing_length", arguments.get(LENGTH_KEY))
+    is_paired = arguments.get("rlhf_type") in TYPES_WITH_PAIRS
+    if is_paired and not arguments.get(PACKING_KEY) and isinstance(length, int):
+        length = 2 * length
+    if arguments.get("rlhf_type") in TYPES_WITH_ROLLOUT:
+        prompt = arguments.get(LENGTH_KEY)
+        completion = arguments.get(COMPLETION_LENGTH_KEY, DEFAULT_COMPLETION_LENGTH)
+        length = None
+        if isinstance(prompt, int) and isinstance(completion, int):
+            length = prompt + completion
+        scheduler = arguments.get(SCHEDULER_KEY)
+        if scheduler:
+            tree.unknown.append(FURTHER_TURNS_NOT_COUNTED.format(scheduler=scheduler))
+            tree.uncounted.append(SCHEDULER_KEY)
     if isinstance(length, int):
         tree.put("model.seq_length", length)
 

@@ -21,8 +21,9 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework.checkpoint import CONFIG_FILE, UNNAMED_CHECKPOINT, Checkpoint
+from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.framework.hf_config import MCORE_ADAPTER
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
@@ -49,20 +50,40 @@ BATCH_SIZE_KEY = f"{ACTOR}.training_args.per_device_train_batch_size"
 LENGTH_KEY = "sequence_length"
 PROMPT_LENGTH_KEY, RESPONSE_LENGTH_KEY = "prompt_length", "response_length"
 DEFAULT_PROMPT_LENGTH = 1024
+PACKING_KEY = f"{ACTOR}.use_sequence_packing"
+PACKING_ALGORITHM_KEY = f"{ACTOR}.sequence_packing_args.algorithm"
+PACK_LENGTH_KEY = f"{ACTOR}.sequence_packing_args.max_packed_sequence_length_train"
+BALANCED = "load_balance"
+"""Value of the packing's algorithm with which a micro-batch is a pack of a stated length.
+
+Source: roll/utils/sequence_packing.py make_micro_batch_iter_for_sequence_packing.
+"""
 PAIR_KEYS = ("chosen_key", "rejected_key")
 """Keys of DPO alone: its micro-batch has a chosen and a rejected sample for each that is stated.
 
 Source: roll/pipeline/dpo/dpo_config.py DPOConfig.
 """
 
+REFERENCE, CRITIC = "reference", "critic"
+REFERENCE_SWITCHES = ("enable_reference", "use_kl_loss", "is_pure_opd", "use_opd")
+KL_KEY, ESTIMATOR_KEY = "init_kl_coef", "adv_estimator"
+"""Keys of the penalty that needs a reference model, and of the estimator that needs a critic.
+
+Source: roll/configs/base_config.py PPOConfig; roll/pipeline/rlvr/rlvr_pipeline.py RLVRPipeline.
+"""
+DEFAULT_KL, DEFAULT_ESTIMATOR = 0.2, "gae"
+ADAPTER_KEY = f"{ACTOR}.model_args.lora_target"
+
 # Values.
 MEGATRON_STRATEGY = "megatron_train"
 DEFAULT_DTYPE = "bf16"
 DEVICE_RANGE = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
+DEVICE_LIST = re.compile(r"(?:list\()?\[([\d,\s]+)\]\)?")
 """Devices of a worker, as its files list them."""
 DEFAULTS_ENTRY = re.compile(r"(?P<name>.+?)(?:@_here_)?")
 """An entry of `defaults`: a file whose content is the base of the file."""
-BRIDGE = "mcore_adapter"
+OWN_FIELDS = ("moe_grouped_gemm", "moe_token_dispatcher_type", "moe_router_dtype")
+"""Fields of experts that mcore_adapter takes from its own arguments, whatever the checkpoint is."""
 
 # Sentences.
 NUMBER_OF_GPUS = (
@@ -84,11 +105,10 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     Raises:
         UnreadFileError: Its actor trains without Megatron Core.
     """
-    choice.refuse_checkpoint(path, unread_by="mcore_adapter")
     values = resolve_interpolations(dict(config))
     trainer = _find_trainer(values)
     _refuse_other_trainers(config, values, trainer, path)
-    values = _rename_trainer(values, trainer)
+    values = _drop_unused_workers(_rename_trainer(values, trainer))
     table = load_framework_table(TABLE_NAME)
     tree = read_tree(table, values)
     _read_mode(tree, values)
@@ -98,7 +118,9 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
             tree.names[trainer + key.removeprefix(ACTOR)] = setting
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
-    reading = build_reading_from_tree(table, tree, _get_checkpoint(values))
+    reading = build_reading_from_tree(
+        table, tree, _read_checkpoint(values, path, choice), absent=OWN_FIELDS, known=OWN_FIELDS
+    )
     open_points = (
         *_describe_gpus(values, trainer),
         *_describe_unread_bases(config, path),
@@ -108,7 +130,6 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
         reading,
         underlying_framework=MEGATRON_CORE,
         uncertainty=replace(reading.uncertainty, open_points=open_points),
-        checkpoint_model=replace(reading.checkpoint_model, may_be_stated=False),
     )
 
 
@@ -159,6 +180,30 @@ def _rename_trainer(values: ConfigTree, trainer: str) -> ConfigTree:
     return renamed
 
 
+def _drop_unused_workers(values: ConfigTree) -> ConfigTree:
+    """Return the tree without a reference model and a critic that the run does not start."""
+    unused: set[str] = set()
+    if not _starts_reference(values):
+        unused.add(REFERENCE)
+    if values.get(ESTIMATOR_KEY, DEFAULT_ESTIMATOR) != DEFAULT_ESTIMATOR:
+        unused.add(CRITIC)
+    return {name: value for name, value in values.items() if name not in unused}
+
+
+def _starts_reference(values: ConfigTree) -> bool:
+    """Return whether the run starts a reference model, or only the run knows that.
+
+    DPO always starts one. With adapters the frozen model is the reference.
+    """
+    if any(key in values for key in PAIR_KEYS):
+        return True
+    if get_dotted_value(values, ADAPTER_KEY) is not None:
+        return False
+    if any(values.get(key) for key in REFERENCE_SWITCHES):
+        return True
+    return values.get(KL_KEY, DEFAULT_KL) not in (0, None)
+
+
 def _refuse_other_trainers(
     config: Mapping[str, object], values: ConfigTree, trainer: str, path: Path
 ) -> None:
@@ -202,9 +247,8 @@ def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
     samples = get_dotted_value(values, BATCH_SIZE_KEY)
     if isinstance(samples, int) and any(key in values for key in PAIR_KEYS):
         tree.put("train.micro_batch_size", 2 * samples)
-    is_dynamic = get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True
-    tokens = get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
-    if is_dynamic and tokens is not None:
+    tokens = _get_tokens_of_micro_batch(values)
+    if tokens is not None:
         tree.put("model.seq_length", tokens)
         tree.put("train.micro_batch_size", 1)
         return
@@ -217,21 +261,49 @@ def _read_batch(tree: TreeReading, values: ConfigTree) -> None:
         tree.put("model.seq_length", length)
 
 
-def _get_checkpoint(values: ConfigTree) -> Checkpoint:
-    """Return the checkpoint of the actor, whose config.json mcore_adapter reads by rules that are not known here."""
-    for key in MODEL_KEYS:
-        name = get_dotted_value(values, key)
-        if name is not None:
-            return Checkpoint(source=f"{CONFIG_FILE} of {name}", bridge=BRIDGE)
-    return Checkpoint(source=f"{CONFIG_FILE} of {UNNAMED_CHECKPOINT}", bridge=BRIDGE)
+def _get_tokens_of_micro_batch(values: ConfigTree) -> object:
+    """Return the greatest number of tokens of a micro-batch; None if it is one of samples.
+
+    Dynamic batching goes before packing.
+    """
+    if get_dotted_value(values, f"{ACTOR}.use_dynamic_batching_in_train") is True:
+        return get_dotted_value(values, f"{ACTOR}.max_tokens_per_microbatch_in_train")
+    is_packed = get_dotted_value(values, PACKING_KEY) is True
+    if is_packed and get_dotted_value(values, PACKING_ALGORITHM_KEY) == BALANCED:
+        return get_dotted_value(values, PACK_LENGTH_KEY)
+    return None
+
+
+def _read_checkpoint(values: ConfigTree, path: Path, choice: RunChoice) -> Checkpoint:
+    """Return the checkpoint of the worker that trains."""
+    name = None
+    for key in reversed(MODEL_KEYS):
+        value = get_dotted_value(values, key)
+        if value is not None:
+            name = value
+    return read_checkpoint(name, path, choice, MCORE_ADAPTER)
 
 
 def _describe_gpus(values: ConfigTree, trainer: str) -> Iterator[str]:
-    """Yield a sentence about the number of the trainer's GPUs if the file lists them as a range."""
-    device_range = DEVICE_RANGE.fullmatch(str(get_dotted_value(values, f"{ACTOR}.{DEVICES}")))
-    if device_range is not None:
-        count = int(device_range[2]) - int(device_range[1])
+    """Yield a sentence about the number of the trainer's GPUs if the file lists them."""
+    count = _count_devices(str(get_dotted_value(values, f"{ACTOR}.{DEVICES}")))
+    if count is not None:
         yield NUMBER_OF_GPUS.format(key=f"{trainer}.{DEVICES}", count=count)
+
+
+def _count_devices(text: str) -> int | None:
+    """Return the number of devices in a list, or a sum of lists; None if the text is neither."""
+    count = 0
+    for part in text.split("+"):
+        device_range = DEVICE_RANGE.fullmatch(part.strip())
+        device_list = DEVICE_LIST.fullmatch(part.strip())
+        if device_range is not None:
+            count += int(device_range[2]) - int(device_range[1])
+        elif device_list is not None:
+            count += len(device_list[1].split(","))
+        else:
+            return None
+    return count
 
 
 def _describe_unread_bases(config: Mapping[str, object], path: Path) -> Iterator[str]:

@@ -104,7 +104,10 @@ def _applies(row: StartRow, start: StartupSettings) -> bool:
     differs = all(
         _normalise_value(start.value(path)) not in values for path, values in row.where_not.items()
     )
-    return is_on and is_off and fits and differs
+    is_large = all(
+        (parse_integer(start.value(path)) or 0) >= least for path, least in row.at_least.items()
+    )
+    return is_on and is_off and fits and differs and is_large
 
 
 def _normalise_value(value: Any) -> Any:

@@ -26,8 +26,8 @@ from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.framework_fields import list_all_framework_fields
 from bridge.read.launch.launch import Launch
+from bridge.read.launch.launched_ranks import count_launched_ranks
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.hydra_overrides import (
@@ -223,7 +223,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     device_sentences = _write_unstated_device(values, launch)
     reading = _build_reading(values, script, choice)
     if SUPERVISED_PROGRAM.search(launch.program):
-        reading = replace(reading, training_gpus=count_torchrun_ranks(launch.runner))
+        reading = replace(reading, training_gpus=count_launched_ranks(launch.runner))
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]

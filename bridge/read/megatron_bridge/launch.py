@@ -19,8 +19,8 @@ from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.launch.launch import Launch
+from bridge.read.launch.launched_ranks import count_launched_ranks
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.launch.torchrun import count_torchrun_ranks
 from bridge.read.megatron_bridge.program_container import REPORTED_SECTIONS, refuse_checkpoint
 from bridge.read.megatron_bridge.program_file import read_function
 from bridge.read.megatron_bridge.recipe_process import read_container_from_process
@@ -117,7 +117,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     if function is not None:
         reading = _sync_pipeline_layout(reading, launch.name, library, overrides)
         reading = _apply_program_settings(reading, launch, function, overrides)
-    ranks = count_torchrun_ranks(launch.runner)
+    ranks = count_launched_ranks(launch.runner)
     if ranks is not None:
         sentence = LAUNCHED_GPUS.format(ranks=ranks, gpu=_get_gpu_kind(function))
         reading = _replace_gpu_sentence(reading, sentence)

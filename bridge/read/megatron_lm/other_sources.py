@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bridge.errors import bounded
 from bridge.read.layer_source import (
@@ -37,17 +38,34 @@ from bridge.read.megatron_lm.module_recipe.precision_file import (
 )
 from bridge.read.megatron_lm.unread_options import find_misspelt_options, find_unread_options
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
+from bridge.target.fields import parse_integer
 
 PRECISION_FILE_ARGUMENT = "te_precision_config_file"
 READ_FILE_ARGUMENTS = frozenset({PRECISION_FILE_ARGUMENT, DEEPSPEED_FILE_ARGUMENT})
 """Arguments that name a file which is read, or named in a message, here."""
 SPLIT_OPTION = "--pp-partition-method"
+SPLITS = {"type:transformer": 0, "type:transformer|embedding": 2}
+"""Method by which DeepSpeed splits layers -> the parts of the model that count like layers.
+
+They are the embedding and the output layer, which is a second embedding in the fork.
+
+Source: DeepSpeed 0.17 runtime/pipe/module.py PipelineModule._partition_layers; BigScience's
+Megatron-DeepSpeed megatron/model/gpt_model.py GPTModelPipe.
+"""
+PARTS_AS_LAYERS = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 OPTIONS_NOT_READ = (
     "{options}: not read here; "
     "the layout, the layers or the bytes may be others than those that are counted."
 )
 SPLIT_NOT_READ = (
     f"{SPLIT_OPTION}: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
+)
+UNEVEN_SPLIT = (
+    f"{SPLIT_OPTION} {{method}}: DeepSpeed splits {{layers}} layers unevenly over {{stages}} "
+    "stages, and the plan does not follow it."
 )
 
 
@@ -85,7 +103,13 @@ def read_other_sources(
     layers_reason = find_layers_no_plan_reason(arguments)
     file = _read_precision_file(arguments, path)
     unread = _find_unread_options(written, arguments, engine)
-    no_plan_reason = layers_reason or engine.no_plan_reason or _get_missing_file_reason(file)
+    split = _read_split(values.known)
+    no_plan_reason = (
+        layers_reason
+        or engine.no_plan_reason
+        or _get_missing_file_reason(file)
+        or split.no_plan_reason
+    )
     if no_plan_reason is not None:
         no_plan_reason = bounded(no_plan_reason)
     notes = list(engine.notes)
@@ -97,7 +121,7 @@ def read_other_sources(
         open_points.extend(describe_ineffective_arguments(written))
         unread_options.insert(0, DEEPSPEED_OPTION)
     return OtherSources(
-        sections=_build_sections(engine, arguments, file),
+        sections=_build_sections(engine, arguments, file, split),
         open_points=(*map(bounded, open_points), *_describe_unread_options(unread)),
         no_plan_reason=no_plan_reason,
         unread_options=tuple(unread_options),
@@ -171,8 +195,11 @@ def _find_unread_options(
     """Return the options that neither this reader nor the table of the run's framework reads."""
     own_arguments = _drop_framework_options(written, arguments)
     recognised: dict[str, tuple[str, ...]] = {}
+    read_arguments = set(engine.read_arguments)
+    if _read_split(arguments).is_even:
+        read_arguments.add(get_dest(SPLIT_OPTION))
     for name, settings in find_unread_options(own_arguments).items():
-        if name not in engine.read_arguments:
+        if name not in read_arguments:
             recognised[format_option(name)] = settings
     misspelt: dict[str, tuple[str, ...]] = {}
     for name, argument in find_misspelt_options(written, arguments).items():
@@ -191,14 +218,48 @@ def _drop_framework_options(
     return {name: value for name, value in arguments.items() if find_option(name) is None}
 
 
+class _LayerSplit(NamedTuple):
+    """The split of layers over stages by DeepSpeed."""
+
+    fields: Mapping[str, object] = {}
+    """Fields of Megatron Core's model with which it splits the layers alike."""
+    is_even: bool = False
+    """Whether the method is known and gives each stage the same number of layers."""
+    no_plan_reason: str | None = None
+    """Why the run has no plan; None if its stages are known."""
+
+
+def _read_split(arguments: Mapping[str, object]) -> _LayerSplit:
+    """Return how DeepSpeed splits the layers of a run."""
+    method = arguments.get(get_dest(SPLIT_OPTION))
+    layers = parse_integer(arguments.get("num_layers"))
+    stages = parse_integer(arguments.get("pipeline_model_parallel_size")) or 1
+    if method is None or layers is None:
+        return _LayerSplit()
+    if stages == 1:
+        return _LayerSplit(is_even=True)
+    parts = SPLITS.get(str(method))
+    if (layers + (parts or 0)) % stages:
+        reason = UNEVEN_SPLIT.format(method=method, layers=layers, stages=stages)
+        return _LayerSplit(no_plan_reason=reason)
+    fields = {}
+    if parts:
+        fields = dict.fromkeys(PARTS_AS_LAYERS, True)
+    return _LayerSplit(fields=fields, is_even=parts is not None)
+
+
 def _build_sections(
-    engine: EngineSettings, arguments: Mapping[str, object], file: PrecisionFile | None
+    engine: EngineSettings,
+    arguments: Mapping[str, object],
+    file: PrecisionFile | None,
+    split: _LayerSplit,
 ) -> dict[str, dict[str, object]]:
     """Return section -> fields that an engine, a layer spec and a per-module recipe set."""
     sections: dict[str, dict[str, object]] = {}
     for section, fields in engine.sections.items():
         sections[section] = dict(fields)
     model = sections.setdefault("model", {})
+    model.update(split.fields)
     layer_implementation = find_layer_implementation(arguments)
     if engine.precision is not None:
         sections["mixed_precision"] = dict(engine.precision)

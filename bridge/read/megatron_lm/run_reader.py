@@ -27,7 +27,7 @@ from bridge.read.framework.framework_options import (
     read_framework_options,
     write_framework_effects,
 )
-from bridge.read.launch.torchrun import count_torchrun_ranks
+from bridge.read.launch.launched_ranks import count_launched_ranks
 from bridge.read.megatron_lm.deepspeed.engine import drop_engine_fields, uses_deepspeed_engine
 from bridge.read.megatron_lm.file_arguments import has_argument_groups, list_written_arguments
 from bridge.read.megatron_lm.importer import import_arguments
@@ -150,7 +150,7 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
     effects = FrameworkEffects()
     framework = parsed.written.framework
     if framework is None:
-        ranks = count_torchrun_ranks(parsed.written.launch.runner)
+        ranks = count_launched_ranks(parsed.written.launch.runner)
     else:
         arguments = parsed.values.all
         environment.update(parse_variables_argument(framework, arguments))

@@ -285,3 +285,19 @@ def test_a_checkpoint_is_refused_where_it_makes_no_model(tmp_path) -> None:
     folder = write(tmp_path / "here")
     with pytest.raises(RunConfigError, match="is the checkpoint that makes a model"):
         read(tmp_path / "lm.sh", "#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 --num-layers 2\n", folder)
+
+
+@pytest.mark.parametrize("bridge", [MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE])
+def test_a_language_model_without_a_block_of_its_own_stands_at_the_top(bridge: str) -> None:
+    sizes = {"num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "tie_word_embeddings": False}
+    flat = build_bridged_model({"model_type": "qwen2_5_vl", **sizes, "vision_config": {"depth": 32}}, bridge)
+    nested = build_bridged_model({"model_type": "qwen2_5_vl", "text_config": sizes}, bridge)
+    assert flat.fields == nested.fields
+    assert flat.fields["num_layers"] == 28
+    assert flat.other_parts is not None
+    assert flat.other_parts.startswith("model_type qwen2_5_vl: the other parts of the model, such as a vision tower")
+
+
+def test_a_file_without_a_language_model_gives_no_sizes() -> None:
+    model = build_bridged_model({"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}}, MEGATRON_BRIDGE)
+    assert (model.fields, model.unread) == ({}, "it states no text_config")

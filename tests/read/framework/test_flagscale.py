@@ -2,6 +2,7 @@
 
 import pytest
 
+from bridge.errors import UnreadFileError
 from bridge.preflight.rule_check import check
 
 TRAINING = """\
@@ -98,6 +99,8 @@ def test_a_program_with_a_model_of_its_own_has_no_plan(run_of, tmp_path) -> None
     sentence = "experiment.task.entrypoint=./train/train_rwkv.py: the program builds its model by code of its own"
     assert run.reading.uncertainty.no_plan_reason is not None
     assert run.reading.uncertainty.no_plan_reason.startswith(sentence)
+    note = "experiment.task.entrypoint: read from train.yaml, whose defaults name another file of this folder."
+    assert note in run.reading.lines
     assert not [one for one in check(run).findings if one.id == "PB132"]
 
 
@@ -114,3 +117,49 @@ def test_a_program_with_a_vision_tower_leaves_memory_without_a_verdict(run_of, t
     run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
     assert run.reading.uncertainty.no_plan_reason is None
     assert "task.entrypoint" in run.reading.uncertainty.unread_options
+    assert not [line for line in run.reading.lines if "name another file" in line]
+
+
+def test_a_program_with_a_vision_tower_may_set_settings_of_the_layers(run_of, tmp_path) -> None:
+    (tmp_path / "train.yaml").write_text(experiment("train_llava_onevision.py", "7b"))
+    run = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    assert run.find_decider("model.add_qkv_bias") == "task.entrypoint"
+    set_at_start = [line for line in run.reading.lines if line.startswith("Megatron-LM sets at start")]
+    assert not [line for line in set_at_start if "bias_activation_fusion" in line]
+
+
+EXPERIMENT = """\
+defaults:
+- train: 7b
+- _self_
+experiment:
+  task: {type: train, backend: megatron, entrypoint: ./train/PROGRAM}
+  runner: {nnodes: 2, nproc_per_node: 8HOSTS}
+  envs: {CUDA_VISIBLE_DEVICES: "0,1,2,3", NVTE_FLASH_ATTN: 0}
+action: run
+"""
+
+
+def test_an_experiment_is_read_with_the_arguments_that_it_names(run_of, tmp_path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "7b.yaml").write_text(TRAINING.replace("  MORE\n", ""))
+    text = EXPERIMENT.replace("HOSTS", "")
+    run = run_of(text.replace("PROGRAM", "train_gpt.py"), "run.yaml")
+    plain = run_of(TRAINING.replace("  MORE\n", ""), "train/7b.yaml")
+    assert run.sections == plain.sections
+    assert run.reading.training_gpus == 4
+    assert run.reading.environment["NVTE_FLASH_ATTN"] == "0"
+    assert not [line for line in run.reading.lines if line.startswith("An experiment's file")]
+    hosts = run_of(EXPERIMENT.replace("HOSTS", ", hostfile: hosts"), "run.yaml")
+    assert hosts.reading.training_gpus is None
+    assert hosts.reading.uncertainty.no_plan_reason is not None
+
+
+def test_an_experiment_whose_arguments_are_not_found_names_them(run_of) -> None:
+    with pytest.raises(UnreadFileError, match=r"names train/7b\.yaml, which is not found from here"):
+        run_of(EXPERIMENT, "run.yaml")
+
+
+def test_an_experiment_that_tries_sizes_is_not_read(run_of) -> None:
+    with pytest.raises(UnreadFileError, match="which starts the task that `experiment.task` names"):
+        run_of(EXPERIMENT.replace("action: run", "action: auto_tune"), "run.yaml")

@@ -6,7 +6,9 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
 from bridge.preflight.rule_check import check
+from bridge.preflight.run_choice import RunChoice
 
 COMMAND = "NPROC_PER_NODE=8 megatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048"
 FP8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
@@ -196,3 +198,60 @@ def test_linear_attention_of_transformers_has_no_plan(run_of, tmp_path, value: s
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
     run = run_of(f"#!/bin/bash\nexport USE_MCORE_GDN={value}\n{COMMAND} --bf16 true\n", "run.sh")
     assert (run.reading.uncertainty.no_plan_reason is None) is has_plan
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        ("--rlhf_type grpo", 2048 + 512),
+        ("--rlhf_type gkd --max_completion_length 4096", 2048 + 4096),
+        ("--rlhf_type dpo", 2 * 2048),
+        ("--rlhf_type rm --packing true", 2048),
+        ("--rlhf_type kto", 2048),
+    ],
+)
+def test_a_sample_is_a_prompt_with_its_completion_or_a_pair_of_texts(run_of, words: str, length: int) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND.replace('sft', 'rlhf')} {words}\n", "run.sh")
+    assert run.model["seq_length"] == length
+
+
+def test_further_turns_of_a_sample_are_named(run_of) -> None:
+    words = "--rlhf_type grpo --multi_turn_scheduler gym"
+    run = run_of(f"#!/bin/bash\n{COMMAND.replace('sft', 'rlhf')} {words}\n", "run.sh")
+    assert "multi_turn_scheduler" in run.reading.uncertainty.unread_options
+    assert "multi_turn_scheduler=gym: a sample may have further turns; one completion is counted." in run.reading.lines
+
+
+def test_settings_of_experts_are_not_reported_of_a_model_without_experts(tmp_path) -> None:
+    config = {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}), encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{COMMAND}\n", encoding="utf-8")
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(checkpoint=str(tmp_path)))
+    assert [one for one in check(run).findings if one.path == "model.moe_router_dtype"] == []
+
+
+def test_a_target_with_a_number_of_gpus_is_not_asked_for_twice(run_of) -> None:
+    sentence = "The number of GPUs: NPROC_PER_NODE=8 and NNODES=1. Add --target h100x8, for example."
+    assert sentence in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh").reading.lines
+    assert sentence not in run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh", "target=h100x8").reading.lines
+
+
+def test_experts_are_not_split_by_tensor_parallelism_unless_it_is_stated(run_of) -> None:
+    layout = "--tensor_model_parallel_size 4 --expert_model_parallel_size 4 --pipeline_model_parallel_size 2"
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bf16 true {layout}\n", "run.sh", "target=h100x8")
+    assert run.model["expert_tensor_parallel_size"] == 1
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+    run = run_of(f"#!/bin/bash\n{COMMAND} {layout} --expert_tensor_parallel_size 4\n", "run.sh")
+    assert run.model["expert_tensor_parallel_size"] == 4
+
+
+def test_fusions_and_outputs_of_stages_are_those_of_its_arguments(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND}\n", "run.sh")
+    assert (run.model["bias_activation_fusion"], run.model["deallocate_pipeline_outputs"]) == (True, True)
+    run = run_of(f"#!/bin/bash\n{COMMAND} --bias_activation_fusion false\n", "run.sh")
+    assert run.model["bias_activation_fusion"] is False
+
+
+def test_a_decoupled_projection_of_linear_attention_is_named(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} --linear_decoupled_in_proj true\n", "run.sh")
+    assert any(line.startswith("linear_decoupled_in_proj=True: in_proj is two layers") for line in run.reading.lines)

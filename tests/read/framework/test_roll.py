@@ -1,10 +1,11 @@
 """ROLL's files: the actor that trains on Megatron Core, and what ROLL sets, drops and leaves open."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bridge.errors import RunConfigError, UnreadFileError
+from bridge.errors import UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.rule_check import check
 from bridge.preflight.run_choice import RunChoice
@@ -118,10 +119,50 @@ def test_a_script_is_read_with_the_file_that_it_names(tmp_path: Path) -> None:
         load_run(config_file=tmp_path / "run.sh")
 
 
-def test_a_checkpoint_is_refused_since_its_bridge_is_not_read(tmp_path: Path) -> None:
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "vocab_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("experts", "more", "router", "is_grouped"),
+    [(32, "MORE: null", "fp32", None), (16, "moe_grouped_gemm: true", None, True)],
+)
+def test_the_checkpoint_makes_the_model_and_the_arguments_its_experts(
+    tmp_path: Path, experts: int, more: str, router: str | None, is_grouped: bool | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_experts": experts}), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(file(more=more))
+    run = load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+    model = run.model
+    assert (model["num_layers"], model["num_moe_experts"], model["qk_layernorm"]) == (2, experts, True)
+    assert (model.get("moe_router_dtype"), model.get("moe_grouped_gemm")) == (router, is_grouped)
+    assert "moe_token_dispatcher_type" not in model
+    assert run.plan is not None
+
+
+def test_a_family_whose_layers_are_not_known_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "glm4_moe"}), encoding="utf-8")
     (tmp_path / "run.yaml").write_text(file())
-    with pytest.raises(RunConfigError, match="since the rules of mcore_adapter are not known here"):
-        load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)))
+    run = load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(checkpoint=str(tmp_path)), strict=False)
+    sentence = "its model_type glm4_moe is none whose layers are known here"
+    assert any(sentence in line for line in run.reading.lines)
+
+
+def test_a_balanced_pack_of_samples_is_a_micro_batch(run_of) -> None:
+    arguments = "{algorithm: NAME, max_packed_sequence_length_train: 9000}"
+    packing = f"use_sequence_packing: true\n  sequence_packing_args: {arguments}"
+    text = file().replace("device_mapping:", f"{packing}\n  device_mapping:")
+    run = run_of(text.replace("NAME", "load_balance"), "run.yaml")
+    assert (run.model["seq_length"], run.section("train")["micro_batch_size"]) == (9000, 1)
+    run = run_of(text.replace("NAME", "none"), "run.yaml")
+    assert (run.model["seq_length"], run.section("train")["micro_batch_size"]) == (4096, 2)
 
 
 def test_the_release_is_that_of_its_newest_image(run_of) -> None:
@@ -156,3 +197,51 @@ def test_a_sequence_is_a_prompt_and_a_response_where_its_length_is_not_stated(ru
     assert (
         run_of(file().replace("sequence_length: 4096", "response_length: 3072"), "run.yaml").model["seq_length"] == 4096
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_named"),
+    [
+        ("", True),
+        ("init_kl_coef: 0.0", False),
+        ("init_kl_coef: 0.0\nuse_kl_loss: true", True),
+        ("init_kl_coef: 0\nenable_reference: true", True),
+        ("init_kl_coef: 0.0\nchosen_key: chosen", True),
+    ],
+)
+def test_a_reference_model_is_named_where_the_run_starts_one(run_of, more: str, is_named: bool) -> None:
+    run = run_of(f"{file()}reference: {{strategy_args: {{strategy_name: megatron_infer}}}}\n{more}\n", "run.yaml")
+    sentence = "reference.strategy_args.strategy_name=megatron_infer: the weights of a reference model are not counted."
+    assert (sentence in run.reading.lines) is is_named
+
+
+def test_the_frozen_model_is_the_reference_of_adapters(run_of) -> None:
+    text = file().replace("dtype: bf16", "dtype: bf16, lora_target: all-linear")
+    run = run_of(f"{text}reference: {{strategy_args: {{strategy_name: megatron_infer}}}}\n", "run.yaml")
+    assert not [line for line in run.reading.lines if line.startswith("reference.")]
+
+
+@pytest.mark.parametrize(("estimator", "is_named"), [("gae", True), ("grpo", False)])
+def test_a_critic_is_named_where_the_estimator_needs_one(run_of, estimator: str, is_named: bool) -> None:
+    critic = "critic: {strategy_args: {strategy_name: megatron_train}}"
+    run = run_of(f"{file()}{critic}\nadv_estimator: {estimator}\n", "run.yaml")
+    assert bool([line for line in run.reading.lines if line.startswith("critic.")]) is is_named
+
+
+def test_the_old_switch_of_recomputed_experts_is_what_megatron_core_makes_of_it(run_of) -> None:
+    text = file(more="moe_layer_recompute: true").replace("recompute_granularity: full", "moe_grouped_gemm: true")
+    run = run_of(text, "run.yaml")
+    assert (run.model["recompute_granularity"], run.model["recompute_modules"]) == ("selective", ["core_attn", "moe"])
+    assert run.origin_of("model.recompute_granularity") == "Megatron Core at start"
+    run = run_of(file(more="moe_layer_recompute: true"), "run.yaml")
+    assert run.model["recompute_granularity"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [("list(range(4, 8))", 4), ("list([0,1,2,8])", 4), ("'[6, 7]'", 2), ("list(range(0,2))+list(range(14,16))", 4)],
+)
+def test_the_gpus_of_the_trainer_are_counted(run_of, devices: str, count: int) -> None:
+    run = run_of(file().replace("list(range(0,16))", devices), "run.yaml")
+    sentence = f"The number of GPUs: actor_train.device_mapping has {count} of them. Add --target h100x{count}"
+    assert f"{sentence}, for example." in run.reading.lines

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.megatron_lm.deepspeed.engine_file import (
@@ -21,7 +22,7 @@ from bridge.read.megatron_lm.deepspeed.engine_file import (
     load_engine_file,
     parse_engine_settings,
 )
-from bridge.read.megatron_lm.flags import OTHER_SETTINGS
+from bridge.read.megatron_lm.flags import OTHER_SETTINGS, get_dest
 from bridge.read.megatron_lm.gradient_reduction import REDUCTION_ARGUMENTS
 from bridge.read.megatron_lm.written_arguments import WrittenArguments, WrittenSetting
 from bridge.rules.inert_fields import LOSS_SCALER_FIELDS
@@ -60,6 +61,13 @@ EXPERTS_DECIDED_BY_FORK = (
 )
 """Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py, whose two defaults are 2
 and 1. Other forks have other defaults."""
+EXPERTS_OPTION, EXPERTS_SETTING = "num_experts", "model.num_moe_experts"
+EXPERTS_OF_EACH_LAYER = (
+    "--num-experts {numbers}: layers have numbers of experts of their own; "
+    "the first number counts for all of them here."
+)
+"""Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/model/transformer.py
+get_num_experts_per_layer."""
 ARGUMENTS_WITHOUT_EFFECT = (
     f"{{options}}: without effect under {DEEPSPEED_OPTION}, whose engine scales the loss and reduces gradients "
     "by its JSON."
@@ -195,10 +203,13 @@ def read_engine_settings(
     if precision is not None:
         is_bf16 = bool(precision.get("bf16"))
     expert_settings = _list_open_expert_settings(arguments)
+    expert_numbers = _list_expert_numbers(written)
     unread_sources: dict[str, str] = {}
     if stage is None:
         unread_sources.update(dict.fromkeys(SHARDING_SETTINGS, ENGINE_NAME))
     unread_sources.update(dict.fromkeys(expert_settings, FORK_NAME))
+    if len(expert_numbers) > 1:
+        unread_sources[EXPERTS_SETTING] = FORK_NAME
     if file.content is None or precision is None or stated.reduction is not None:
         unread_sources.update(dict.fromkeys(REDUCTION_SETTINGS, ENGINE_NAME))
     open_points = list(_describe_unknown(stage, file))
@@ -206,6 +217,9 @@ def read_engine_settings(
         open_points.append(REDUCED_OTHERWISE.format(clause=stated.reduction))
     if expert_settings:
         open_points.append(EXPERTS_DECIDED_BY_FORK)
+    if len(expert_numbers) > 1:
+        numbers = " ".join(expert_numbers)
+        open_points.append(EXPERTS_OF_EACH_LAYER.format(numbers=numbers))
     return EngineSettings(
         precision=precision,
         sections={
@@ -254,6 +268,15 @@ def _list_open_expert_settings(arguments: Mapping[str, object]) -> list[str]:
         return []
     unstated = [name for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments]
     return [f"model.{name}" for name in unstated]
+
+
+def _list_expert_numbers(written: WrittenArguments) -> list[str]:
+    """Return the numbers behind the option of the number of experts, of which a fork takes several."""
+    numbers: list[str] = []
+    for option in written.options:
+        if get_dest(option.name) == EXPERTS_OPTION:
+            numbers = list(takewhile(str.isdecimal, map(str, option.following)))
+    return numbers
 
 
 def _build_sharding_sections(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, object]]:
