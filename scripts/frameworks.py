@@ -63,7 +63,7 @@ Hugging Face or as `--context checkpoint=FOLDER`, `plan` and `memory` answer wit
 `bridge/read/foreign/tables/hf_config.yaml`. They are counted here without it.
 
 In a checkout of Megatron Bridge its version decides the release of Megatron Core
-(`bridge/read/rows/megatron_bridge.yaml`), unless a target states one.
+(`bridge/read/foreign/tables/megatron_bridge.yaml`), unless a target states one.
 
 The files of Primus on Megatron Bridge are counted with its submodule Megatron Bridge, which has the recipes. Without it
 `check` names the recipe that decides, and `plan` answers none of them.
