@@ -383,9 +383,16 @@ FIELD_CHOICES = {name: field.choices for name, field in FIELDS.items() if field.
 _FIELD_NAMES = tuple(FIELD_DEFAULTS)
 MEGATRON_BRIDGE_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]
 """The fields of Megatron Bridge's `MixedPrecisionConfig`, in its order. They come before `tf32`."""
-MEGATRON_FIELDS = _FIELD_NAMES[
-    _FIELD_NAMES.index("fp32_residual_connection") : _FIELD_NAMES.index("fp4_quantizer_factory") + 1
-]
+_ADDED_FIELDS = ("tf32", "modules")
+"""Fields that neither Megatron Bridge's class nor Megatron's configs have under these names."""
+
+
+def _list_megatron_fields() -> tuple[str, ...]:
+    known = (*MEGATRON_BRIDGE_FIELDS, *_ADDED_FIELDS)
+    return tuple(name for name in _FIELD_NAMES if name not in known)
+
+
+MEGATRON_FIELDS = _list_megatron_fields()
 """Fields that Megatron's configs have and Megatron Bridge's class does not."""
 
 

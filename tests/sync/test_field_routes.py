@@ -106,7 +106,6 @@ def sweep() -> ModuleType:
 
 def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
     owners = megatron_owners()
-    assert all(get_routes(field) for field in list_field_names(MixedPrecisionConfig))
     for row in ROUTES:
         if row.attribute is None or row.owner == "process":
             assert load_route_notes()[row.owner][row.field]["note"], "a field without an attribute says why"
@@ -116,8 +115,21 @@ def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
         assert (row.attribute in present) == (version() >= since), f"{row.owner}.{row.attribute}"
 
 
+def test_every_field_has_a_route() -> None:
+    without_route = [field for field in list_field_names(MixedPrecisionConfig) if not get_routes(field)]
+    assert without_route == [], "add a row to ROUTES in bridge/sync/field_routes.py"
+
+
+def test_the_attribute_of_every_route_exists_in_a_known_release() -> None:
+    unknown = []
+    for owner, attribute in PLACES:
+        if attribute is not None and owner != "process" and attribute not in SWEPT["fields"][owner]:
+            unknown.append(f"{owner}.{attribute}")
+    assert unknown == [], "no release in bridge/target/megatron_fields.json has the attribute"
+
+
 def test_every_route_belongs_to_a_field_and_no_row_is_twice() -> None:
-    assert {row.field for row in ROUTES} == set(list_field_names(MixedPrecisionConfig))
+    assert {row.field for row in ROUTES} <= set(list_field_names(MixedPrecisionConfig))
     places = [(row.owner, row.attribute) for row in ROUTES if row.attribute]
     assert len(places) == len(set(places))
 
