@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_options import GENERATION_PURPOSE
@@ -284,7 +284,6 @@ def _build_reading(
     )
     return replace(
         reading,
-        underlying_framework=MEGATRON_CORE,
         own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
         uncertainty=uncertainty,

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import hf_config
@@ -197,7 +197,6 @@ def read_config(
     )
     return replace(
         reading,
-        underlying_framework=MEGATRON_BRIDGE,
         origins=origins,
         read_overrides=tuple(override.word for override in own_overrides),
         environment=_collect_environment(values),

@@ -37,6 +37,7 @@ def build_reading_from_tree(
     model |= added
     return FileReading(
         framework=table.title,
+        underlying_framework=table.settings,
         sections=tree.sections,
         names=tree.names,
         origins={f"model.{name}": checkpoint.get_origin(name) for name in added},

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
@@ -128,7 +128,6 @@ def read_config(config: Mapping[str, object], path: Path, choice: RunChoice) -> 
     )
     return replace(
         reading,
-        underlying_framework=MEGATRON_CORE,
         uncertainty=replace(reading.uncertainty, open_points=open_points),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.file_reading import FileReading
 from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
@@ -354,7 +354,6 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     own_overrides = _select_overrides(choice)
     return replace(
         reading,
-        underlying_framework=MEGATRON_CORE,
         origins={**reading.origins, **tree.find_overridden_settings(own_overrides)},
         read_overrides=tuple(override.word for override in own_overrides),
         own_fields=own_fields,
