@@ -62,9 +62,12 @@ class Framework:
     is_read: bool = False
     """Whether `check`, `plan` and `memory` read the file."""
     table: str = ""
-    """The table in `bridge.read.framework` for its launches; empty if they are not read."""
+    """The table in `bridge.read.framework.tables` of launches with Megatron-LM's arguments; empty: none."""
     tree: str = ""
-    """The table in `bridge.read.framework` for its YAML files; empty if they are not read."""
+    """The table in `bridge.read.framework.tables` of settings of its own, in YAML files and launches.
+
+    Empty: they are not read.
+    """
 
     def refusal(self, path: str) -> str:
         """Return the message of a command that does not read the file.

@@ -18,10 +18,12 @@ primus_presets.py          `PrimusPresets`: the module and model files of a clon
 python_launcher.py         `maybe_read_launcher`: a Python launcher as the script that it stands for
 launcher/                  `LauncherProgram`: a Python launcher, followed by its syntax
 
+docs/howto/add-a-framework.md has the steps to add a framework.
+
 A framework is added by its table, a row in `read/framework_signs.yaml`, and the readers of its files:
 
 - Scripts with Megatron-LM's arguments need no module. The column `table` of the row names the table.
-- YAML files whose settings are a tree: a module with `read`, and its line in `TREE_READERS` of
+- YAML files whose settings are a tree: a module with `read_config`, and its line in `TREE_READERS` of
   yaml_reader_registry.py. Launches with settings of that tree: a function `read_launch`, and its
   line in `LAUNCH_READERS` of launch_reader_registry.py. The column `tree` of the row names the table.
 - Other YAML files: a module with `is_of` and `read`, and its place in `EXPERIMENT_READERS` of

@@ -1,8 +1,9 @@
 """`read_framework`: a YAML file of a framework on top of Megatron Core, read by the framework's own module.
 
-A framework's module has `is_of`, whether the contents of a file are an experiment of it that trains on Megatron Core,
-and `read`, what such a file says of a run. A framework whose settings are a tree of its own is recognised by the column
-`tree` of its row, and its module has `read` alone.
+A module in `EXPERIMENT_READERS` has `is_of`, whether a file of these contents trains on Megatron
+Core, and `read`, which returns the reading of the file. The files of a framework in `TREE_READERS`
+are recognised by the column `tree` of its row in `framework_signs.yaml`, and its module has
+`read_config` instead.
 """
 
 from __future__ import annotations
