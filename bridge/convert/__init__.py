@@ -10,7 +10,7 @@
 The systems that run Megatron Core, and DeepSpeed, are in `bridge/read/`, since `check` reads them
 too.
 
-To add a system (`docs/howto/add-a-system.md`): a module here with `import_`, `export` and `SYSTEM`;
+To add a system (`docs/howto/add-a-foreign-system.md`): a module here with `import_`, `export` and `SYSTEM`;
 its table in `bridge/read/foreign/tables/`; its kinds of document in `DOCUMENT_KINDS` of
 `bridge/read/foreign_system_signs.py`; and its module in `SYSTEM_MODULES` of systems.py.
 """

@@ -4,7 +4,7 @@ Runs, for `check`, `plan` and `memory`:
 
     run_file.py          `load_file_reading`: the `FileReading` of a file of any framework
     framework_signs.py   recognises the framework of a file or a launch
-    framework/           frameworks on top of Megatron Core: a table each, and their readers
+    framework/           frameworks on top of Megatron Core: a table of settings each, and their readers
     framework_fields.py  fields that a framework has and Megatron Core does not
     megatron_lm/         Megatron-LM's arguments, in scripts, files, logs and checkpoints
     megatron_bridge/     Megatron Bridge's configs, recipes and programs
@@ -35,7 +35,7 @@ Both rest on:
     text/                documents and command lines as plain data
     logs/                losses, gradient norms and throughput in the logs of other trainers
 
-To add a framework on top of Megatron Core:
+To add a framework on top of Megatron Core (`docs/howto/add-a-framework.md`):
 
 - a table `framework/tables/NAME.yaml`: its fields, and the values set at start;
 - a row in `framework_signs.yaml`: how a file or a launch is recognised;

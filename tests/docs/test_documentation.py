@@ -91,7 +91,9 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, code: int,
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     code = "\n\n".join(block for block in blocks(page, "python") if "# not run" not in block)
-    if not code or page.name == "add-a-system.md":  # its table is a file first: tests/convert/test_add_a_system.py
+    if (
+        not code or page.name == "add-a-foreign-system.md"
+    ):  # its table is a file first: tests/convert/test_add_a_foreign_system.py
         return
     done = warm.run(["python", "-W", "ignore", "-c", code], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

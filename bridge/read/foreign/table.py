@@ -5,7 +5,7 @@
     TABLE.read(builder, settings, fp16=True)             # maps or reports its settings
     TABLE.write(builder, "model", "model", fp16=True)    # writes fields as settings
 
-The blocks of a table (docs/howto/add-a-system.md has a complete one, with its module):
+The blocks of a table (docs/howto/add-a-foreign-system.md has a complete one, with its module):
 
     title       the name of the system in messages
     version     the release that the facts were taken from

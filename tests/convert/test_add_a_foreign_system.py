@@ -16,7 +16,7 @@ from bridge.read.foreign.system import System
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_export, check_import, check_return
 
-PAGE = (Path(__file__).parents[2] / "docs/howto/add-a-system.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/howto/add-a-foreign-system.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(yaml|python|console|text)\n(.*?)```", PAGE, re.DOTALL)
 ROWS, CODE, ROW, LORA, SESSION = (text for _, text in BLOCKS)
 
