@@ -7,8 +7,8 @@ A text has parts, separated by commas. Each part states a GPU, a version or a me
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ PLAUSIBLE_VERSIONS = {
 """Product -> plausible versions. Any other version is taken for a typing error."""
 TARGET_EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY_KEY = "memory"
-"""The name before the memory of a GPU ("memory=288GiB"), and its key among parsed fields."""
+"""The name before the memory of a GPU ("memory=288GiB")."""
 MEMORY_UNITS = {"gib": 2**30, "gb": 10**9}
 """Unit -> bytes."""
 MAX_PART_LENGTH = 60
@@ -49,8 +49,28 @@ _ONE_VERSION = {name: f"one version of {title}" for name, title in PRODUCT_TITLE
 SINGLE_PARTS = {MEMORY_KEY: "one memory size", **_ONE_VERSION}
 """Part of a target that a text states at most once -> its description in the error about a
 repetition."""
+NO_TE_PARTS = ("te-none", "tenone", "no-te")
+"""Parts that state that Transformer Engine is not installed."""
+PRODUCT_PATTERN = re.compile(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)")
+"""A product with its version: te2.8."""
+MEMORY_PATTERN = re.compile(r"memory=(\d+)(gib|gb)")
+"""The memory of the GPU: memory=288gib."""
+CAPABILITY_PATTERN = re.compile(r"sm_?(\d+)(\d)a?(?:x(\d+))?")
+"""A GPU by its compute capability, with or without its number: sm90x8."""
 _make_error = partial(RunConfigError.of, "target")
 """Returns the error about a target: rule, value, remedy, close matches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _DeclaredPart:
+    """The values that one part of the text states."""
+
+    subject: str
+    """What the part is about: gpu, memory or a product. A text states each subject once."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Field of `Target` -> value."""
+    memory_gib: int | None = None
+    """The memory of the GPU. None: the part does not state it."""
 
 
 def parse_target(text: str) -> Target:
@@ -76,21 +96,22 @@ def parse_target(text: str) -> Target:
     if parts[0] == "auto":
         target = detect_target()
         parts = parts[1:]
-    part_of_field: dict[str, str] = {}
+    part_of_subject: dict[str, str] = {}
     memory_gib: int | None = None
     for part in parts:
-        fields = _parse_part(part)
-        for name in fields:
-            if name in part_of_field:
-                rule = f"must name {SINGLE_PARTS.get(name, 'one GPU')}"
-                raise _make_error(rule, f"{part_of_field[name]},{part}", "Drop one of the two.")
-            part_of_field[name] = part
-        memory_gib = fields.pop(MEMORY_KEY, memory_gib)
-        target = replace(target, **fields)
+        declared = _parse_part(part)
+        subject = declared.subject
+        if subject in part_of_subject:
+            rule = f"must name {SINGLE_PARTS.get(subject, 'one GPU')}"
+            raise _make_error(rule, f"{part_of_subject[subject]},{part}", "Drop one of the two.")
+        part_of_subject[subject] = part
+        if declared.memory_gib is not None:
+            memory_gib = declared.memory_gib
+        target = replace(target, **declared.fields)
     if memory_gib is None:
         return target
     if target.gpu is None:
-        part = part_of_field[MEMORY_KEY]
+        part = part_of_subject[MEMORY_KEY]
         raise _make_error("must name the GPU of this memory", part, f"Write h100x8,{part}.")
     return replace(target, gpu=replace(target.gpu, memory_gib=memory_gib))
 
@@ -122,35 +143,34 @@ def format_target_text(declared: str | Sequence[object]) -> str:
     return str(declared)
 
 
-def _parse_part(part: str) -> dict[str, Any]:
-    """Return the fields of `Target` that a part of the text states.
-
-    The memory of the GPU has the key `MEMORY_KEY`, since `Target` has no field for it.
+def _parse_part(part: str) -> _DeclaredPart:
+    """Return the values that a part of the text states.
 
     Raises:
         RunConfigError: The part is neither a GPU, nor a version, nor a memory size.
     """
     if len(part) > MAX_PART_LENGTH:
         raise _make_error(_PART_RULE, part, f"Write {TARGET_EXAMPLE}, for example.")
-    if part in ("te-none", "tenone", "no-te"):
-        return {"te": None, "has_te": False}
-    product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", part)
+    if part in NO_TE_PARTS:
+        return _DeclaredPart(subject="te", fields={"te": None, "has_te": False})
+    product = PRODUCT_PATTERN.fullmatch(part)
     if product is not None:
         return _parse_product(part, product[1], parse_version(product[2]))
-    memory = re.fullmatch(r"memory=(\d+)(gib|gb)", part)
+    memory = MEMORY_PATTERN.fullmatch(part)
     if memory is not None and int(memory[1]):
-        return {MEMORY_KEY: int(memory[1]) * MEMORY_UNITS[memory[2]] // 2**30}
+        memory_gib = int(memory[1]) * MEMORY_UNITS[memory[2]] // 2**30
+        return _DeclaredPart(subject=MEMORY_KEY, memory_gib=memory_gib)
     if part.startswith(MEMORY_KEY):
         raise _make_error("must give the memory of a GPU in GiB or GB", part, "Write memory=80GiB.")
-    capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", part)
+    capability = CAPABILITY_PATTERN.fullmatch(part)
     if capability is not None:
         gpu = make_gpu_of_capability((int(capability[1]), int(capability[2])))
         return _parse_gpu_count(part, gpu, capability[3])
     return _parse_gpu(part)
 
 
-def _parse_product(part: str, product: str, version: Version) -> dict[str, Any]:
-    """Return the fields that the version of a product states, as in te2.8.
+def _parse_product(part: str, product: str, version: Version) -> _DeclaredPart:
+    """Return the values that the version of a product states, as in te2.8.
 
     Raises:
         RunConfigError: The product has no such version.
@@ -163,25 +183,25 @@ def _parse_product(part: str, product: str, version: Version) -> dict[str, Any]:
     fields: dict[str, Any] = {product: version}
     if product == "te":
         fields["has_te"] = True
-    return fields
+    return _DeclaredPart(subject=product, fields=fields)
 
 
-def _parse_gpu_count(part: str, gpu: Gpu, number: str | None) -> dict[str, Any]:
-    """Return the fields that a GPU and its number state. The number can be absent.
+def _parse_gpu_count(part: str, gpu: Gpu, number: str | None) -> _DeclaredPart:
+    """Return the values that a GPU and its number state. The number can be absent.
 
     Raises:
         RunConfigError: The number is not plausible.
     """
     if not number:
-        return {"gpu": gpu}
+        return _DeclaredPart(subject="gpu", fields={"gpu": gpu})
     count = int(number)
     if count > MAX_GPUS:
         raise _make_error(f"must have at most {MAX_GPUS:,} GPUs", part, "Use fewer.")
-    return {"gpu": gpu, "count": count}
+    return _DeclaredPart(subject="gpu", fields={"gpu": gpu, "count": count})
 
 
-def _parse_gpu(part: str) -> dict[str, Any]:
-    """Return the fields that the name of a GPU states, with or without its number.
+def _parse_gpu(part: str) -> _DeclaredPart:
+    """Return the values that the name of a GPU states, with or without its number.
 
     Raises:
         RunConfigError: No GPU has this name.
@@ -190,30 +210,30 @@ def _parse_gpu(part: str) -> dict[str, Any]:
     for gpu in GPUS.values():
         for name in (gpu.name, *gpu.aliases):
             gpus_by_name[name] = gpu
-    letters = re.sub(r"[-_]", "", part)
-    if letters in gpus_by_name:
-        return {"gpu": gpus_by_name[letters]}
-    name, _, number = letters.rpartition("x")
+    compact_name = re.sub(r"[-_]", "", part)
+    if compact_name in gpus_by_name:
+        return _DeclaredPart(subject="gpu", fields={"gpu": gpus_by_name[compact_name]})
+    name, _, number = compact_name.rpartition("x")
     if re.search(r"x[-_]\d+$", part):
         # h100x-8 is refused, since it looks like a negative number.
         corrected = re.sub(r"x[-_](\d+)$", r"x\1", part)
         raise _make_error(_PART_RULE, part, did_you_mean([corrected]), [corrected])
     if name in gpus_by_name and number.isdecimal() and int(number) > 0:
         return _parse_gpu_count(part, gpus_by_name[name], number)
-    raise _make_unknown_error(part, letters, gpus_by_name)
+    raise _make_unknown_error(part, compact_name, gpus_by_name)
 
 
-def _make_unknown_error(part: str, letters: str, gpu_names: Iterable[str]) -> RunConfigError:
+def _make_unknown_error(part: str, compact_name: str, gpu_names: Iterable[str]) -> RunConfigError:
     """Return the error about a part of the text that is neither a GPU nor a version.
 
     Args:
         part: The part of the text.
-        letters: The same without hyphens and underscores.
+        compact_name: The part without hyphens and underscores.
         gpu_names: The names of all GPUs.
     """
     if part in PRODUCTS:
         return _make_error(_PART_RULE, part, f"Give its version too, as in {TARGET_EXAMPLE}.")
-    without_number = re.sub(r"x\d+$", "", letters)
+    without_number = re.sub(r"x\d+$", "", compact_name)
     matches = close_matches(without_number, gpu_names)
     if not matches:
         matches = close_matches(re.sub(r"[\d.]+$", "", without_number), PRODUCTS)
