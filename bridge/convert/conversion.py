@@ -314,8 +314,8 @@ def _add_path_to_errors(document: Document, label: str = "") -> Iterator[None]:
     except PayloadError as error:
         if error.path == document.path:
             raise
-        where = ", ".join(filter(None, (document.path, label)))
-        raise PayloadError(f"{where}: {error}") from None
+        run_name = ", ".join(filter(None, (document.path, label)))
+        raise PayloadError(f"{run_name}: {error}") from None
 
 
 def convert(
@@ -350,7 +350,7 @@ def _require_mode(run: ImportedRun) -> None:
     imported = run.imported
     if imported.decided_by is None:
         return
-    where = ", ".join(filter(None, (run.document.path, imported.label)))
+    run_name = ", ".join(filter(None, (run.document.path, imported.label)))
     rule = f"the precision must be stated; {imported.decided_by} decides it"
     remedy = "Give that"
     if run.document.kind == "shell":
@@ -360,7 +360,7 @@ def _require_mode(run: ImportedRun) -> None:
         )
     if imported.default_mode is not None:
         remedy += f", or take {imported.default_mode} with --assume-defaults"
-    raise PayloadError(f"{where}: {rule}. {remedy}.")
+    raise PayloadError(f"{run_name}: {rule}. {remedy}.")
 
 
 def collect_losses(run: ImportedRun, exported: ExportReport | None) -> list[Unmapped]:

@@ -91,8 +91,8 @@ def rehearse(
         max_layers=max_layers,
     )
     answer = _run_job(run, small_run, backend, release)
-    ran = answer["versions"].items()
-    versions = {name: version for name, version in ran if version is not None}
+    releases = answer["versions"].items()
+    versions = {name: version for name, version in releases if version is not None}
     left_out_by_worker = []
     for setting in answer["left_out"]:
         left_out_by_worker.append(Finding(**setting, remedy="", severity="warning"))

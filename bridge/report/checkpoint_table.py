@@ -73,13 +73,15 @@ def _list_facts(contents: Contents) -> list[tuple[str, str]]:
     ]
 
 
-def make_difference_table(one: Contents, two: Contents, difference: Difference) -> RenderableType:
+def make_difference_table(
+    first: Contents, second: Contents, difference: Difference
+) -> RenderableType:
     """Return the settings, the precision and the tensors in which two checkpoints differ."""
-    title = f"A: {one.path}\nB: {two.path}"
+    title = f"A: {first.path}\nB: {second.path}"
     if not difference:
         return Text(f"{title}\nNo setting and no tensor's dtype or shape differs.")
     parts: list[RenderableType] = [Text(title)]
-    if not (one.settings and two.settings):
+    if not (first.settings and second.settings):
         parts.append(
             Text("One of them has no manifest with settings, so that tensors alone are compared.")
         )

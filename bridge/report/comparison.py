@@ -118,11 +118,11 @@ def _row_to_dict(row: RecipeRow) -> dict[str, Any]:
 def _format_title(comparison: Comparison) -> str:
     """Return the baseline, and the settings that all runs of the comparison share."""
     title = f"Compared with {comparison.baseline.label}"
-    where = []
+    conditions = []
     for name, value in comparison.where.items():
-        where.append(f"{name}={value}")
-    if where:
-        title += f", where {', '.join(where)}"
+        conditions.append(f"{name}={value}")
+    if conditions:
+        title += f", where {', '.join(conditions)}"
     return title
 
 

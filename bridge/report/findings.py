@@ -125,10 +125,10 @@ def finding_to_dict(finding: RuleFinding) -> dict[str, Any]:
 
 def _format_finding(finding: RuleFinding) -> list[Line]:
     """Return the lines of a finding: the fault, a line for each remedy, the source."""
-    where = ""
+    origin = ""
     if finding.where and finding.where != "stated":
-        where = f" ({finding.where})"
-    fault = bounded(f" {finding.path} = {to_plain_data(finding.value)!r}{where}: {finding.rule}.")
+        origin = f" ({finding.where})"
+    fault = bounded(f" {finding.path} = {to_plain_data(finding.value)!r}{origin}: {finding.rule}.")
     note = ""
     if finding.evidence != "verified":
         note = f" ({EVIDENCE[finding.evidence]})"

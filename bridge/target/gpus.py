@@ -153,10 +153,10 @@ def find_gpu_of_device(device: str) -> Gpu | None:
     Args:
         device: The name that the driver reports ("NVIDIA H100 80GB HBM3").
     """
-    letters = re.sub(r"[^a-z0-9]", "", device.lower())
+    compact_name = re.sub(r"[^a-z0-9]", "", device.lower())
     longest: Gpu | None = None
     for row in GPUS.values():
-        if not any(name in letters for name in (row.name, *row.aliases)):
+        if not any(name in compact_name for name in (row.name, *row.aliases)):
             continue
         if longest is None or len(row.name) > len(longest.name):
             longest = row

@@ -60,7 +60,9 @@ def _print_selection(run: Run, *, as_json: bool) -> None:
         print_checked_json(run, {**content, **selection_to_dict(plan.selection, findings)})
         return
     scheme = plan.settings.scheme or mode
-    print_report(make_module_table(plan.selection, findings, layout=layout, run=scheme, mode=mode))
+    print_report(
+        make_module_table(plan.selection, findings, layout=layout, scheme=scheme, mode=mode)
+    )
     print_check_notes(run, shown=MODULE_RULE_IDS)
 
 

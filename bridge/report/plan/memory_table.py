@@ -140,15 +140,15 @@ def _format_fit_line(
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
         return Text(f"{needed}; not counted: {', '.join(missing)}.", style="yellow")
-    left = memory_bytes - rank.total
+    free_bytes = memory_bytes - rank.total
     smallest, largest = WORKSPACE_BYTES
-    if left < largest:
+    if free_bytes < largest:
         sentence = (
-            f"{needed}: may not fit. {format_bytes(left)} are left for what is not counted, of which "
-            f"workspaces alone take {format_bytes(smallest)} to {format_bytes(largest)}."
+            f"{needed}: may not fit. {format_bytes(free_bytes)} are left for what is not counted, "
+            f"of which workspaces alone take {format_bytes(smallest)} to {format_bytes(largest)}."
         )
         return Text(sentence, style="yellow")
-    return Text(f"{needed}: {format_bytes(left)} are left for what is not counted.")
+    return Text(f"{needed}: {format_bytes(free_bytes)} are left for what is not counted.")
 
 
 def describe_fit(
@@ -175,7 +175,9 @@ def describe_fit(
         return f"{needed}; not counted: {', '.join(missing)}"
     if memory_bytes is None:
         return needed
-    left = memory_bytes - rank.total
-    if left < max(WORKSPACE_BYTES):
-        return f"{needed}: may not fit, with {format_bytes(left)} left for what is not counted"
+    free_bytes = memory_bytes - rank.total
+    if free_bytes < max(WORKSPACE_BYTES):
+        return (
+            f"{needed}: may not fit, with {format_bytes(free_bytes)} left for what is not counted"
+        )
     return f"{needed}: fits"

@@ -18,7 +18,12 @@ from bridge.rules.rule import RuleFinding
 
 
 def make_module_table(
-    selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str, mode: str
+    selection: ModuleSelection,
+    findings: Sequence[RuleFinding],
+    *,
+    layout: str,
+    scheme: str,
+    mode: str,
 ) -> RenderableType:
     """Return a row for each row or matcher, a row for the other modules, and the findings.
 
@@ -26,7 +31,7 @@ def make_module_table(
         selection: The modules that each row or matcher selects.
         findings: The findings about the selection.
         layout: The parallel sizes that module names depend on.
-        run: The scaling scheme of the run, or its mode if it has no scheme.
+        scheme: The scaling scheme of the run, or its mode if it has no scheme.
         mode: The mode of the run.
     """
     high = f"{mode} (the run's dtype)"
@@ -46,8 +51,8 @@ def make_module_table(
         {
             "": "",
             "select": "the rest",
-            "precision": f"{run} (the run)",
-            "takes": _format_selected(selection.unselected, mode, is_low=run != mode),
+            "precision": f"{scheme} (the run)",
+            "takes": _format_selected(selection.unselected, mode, is_low=scheme != mode),
             "linears": str(len(selection.unselected)),
         }
     )

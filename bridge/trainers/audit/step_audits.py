@@ -226,14 +226,16 @@ class StepAudits:
         """Return how many of the planned linear layers ran in low precision."""
         planned = plan.linears()[0]
         low = {(row.layer, row.module) for row in self.record.gemms if row.scheme != "none"}
-        ran = 0
+        ran_count = 0
         for layer in plan.layers:
             for module in layer.modules:
                 if module.scheme is not None and (layer.label, module.name) in low:
-                    ran += 1
+                    ran_count += 1
         if not planned:
             return f"{len(low)} linear layers ran in FP8 or FP4, and none is planned ({plan.label})"
-        return f"{ran} of {planned} linear layers planned in FP8 or FP4 ran in it ({plan.label})"
+        return (
+            f"{ran_count} of {planned} linear layers planned in FP8 or FP4 ran in it ({plan.label})"
+        )
 
     def _log_formats(self, plan: PrecisionPlan) -> None:
         """Log the formats of the step's GEMMs, on the first rank."""
