@@ -101,6 +101,12 @@ class _Launcher:
         self.path = path
         self.prefix = f"{package}_SCRIPT_".upper()
         self.variables = variables
+        self.files: dict[str, Path | None] = {}
+        """As in `LauncherProgram`."""
+        self.skipped: list[str] = []
+        """Commands that are not followed again, since they start no run."""
+        self.model_arguments: dict[tuple[Path, frozenset[tuple[str, str]]], str | None] = {}
+        """A model's file and the variables -> its arguments; None for a file that is not read."""
         self.end = ""
         """The error that ends the launcher with nothing overridden; empty without one."""
 
@@ -110,13 +116,13 @@ class _Launcher:
         Raises:
             UnreadFileError: No branch starts a run.
         """
-        program = LauncherProgram(self.path, self.variables, prefix=self.prefix)
+        program = self._make_program(self.variables)
         first = self._list_commands(program)
+        self.skipped = program.list_commands_without_start()
         others: list[tuple[_Branch, dict[int, list[str]]]] = []
         for branch in [*_list_branches(program)][:MAX_BRANCHES]:
             variables = {**self.variables, **branch.variables}
-            other = LauncherProgram(self.path, variables, branch.forced, self.prefix)
-            commands = self._list_commands(other)
+            commands = self._list_commands(self._make_program(variables, branch.forced))
             if commands and commands != first:
                 others.append((branch, commands))
         if not first:
@@ -126,6 +132,14 @@ class _Launcher:
         for line in lines:
             texts[line - 1] = _write_line(first.get(line, []), others, line)
         return "\n".join(texts) + "\n"
+
+    def _make_program(
+        self, variables: Mapping[str, str], forced: Iterable[str] = ()
+    ) -> LauncherProgram:
+        """Return the launcher before it is followed. The arguments are those of `LauncherProgram`."""
+        return LauncherProgram(
+            self.path, variables, forced, self.prefix, files=self.files, skipped=self.skipped
+        )
 
     def _make_refusal(self, branches: Iterable[_Branch]) -> UnreadFileError:
         """Return the refusal of a launcher that starts nothing with nothing overridden.
@@ -187,7 +201,7 @@ class _Launcher:
         for folder in self.path.resolve().parents:
             file = folder / MODELS_FOLDER / f"{name}.py"
             if start.package == MILES and file.is_file():
-                arguments = evaluate_model_file(file, environment=variables)
+                arguments = self._evaluate_model_file(file, variables)
                 if arguments is not None:
                     return "", " ".join(_quote(word) for word in arguments.split())
         if start.package == MILES:
@@ -198,6 +212,13 @@ class _Launcher:
                 parents = len(self.path.resolve().parent.relative_to(folder).parts)
                 file = Path(*[".."] * parents, MODELS_FOLDER, file.name)
         return f'source "{file}" && ', '"${MODEL_ARGS[@]}"'
+
+    def _evaluate_model_file(self, file: Path, variables: Mapping[str, str]) -> str | None:
+        """Return the arguments of a model's file; None for a file that is not read."""
+        key = (file, frozenset(variables.items()))
+        if key not in self.model_arguments:
+            self.model_arguments[key] = evaluate_model_file(file, environment=variables)
+        return self.model_arguments[key]
 
 
 def _quote(word: str) -> str:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import main
 from bridge.errors import UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.run import Run
 from bridge.preflight.run_choice import RunChoice
+from bridge.read.framework.launcher.program import LauncherProgram
 from bridge.read.framework.python_launcher import maybe_read_launcher
 from bridge.read.run_file import load_file_reading
 from bridge.read.text.document import Document
@@ -190,3 +192,61 @@ def test_a_program_that_calls_no_execute_train_is_not_a_launcher(tmp_path: Path)
     path = tmp_path / "a.py"
     path.write_text("import slime\n\nif __name__ == '__main__':\n    slime.run()\n")
     assert maybe_read_launcher(Document.load(path), {}) is None
+
+
+def test_a_launcher_with_several_runs_is_followed_once_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE)
+    followed: list[bool] = []
+    run = LauncherProgram.run
+    monkeypatch.setattr(LauncherProgram, "run", lambda program: (followed.append(True), run(program)))
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out.count("run ") >= 2
+    count_for_all_runs = len(followed)
+    followed.clear()
+    load_run(config_file=path, strict=False)
+    assert len(followed) == count_for_all_runs
+
+
+COMMANDS = """\
+import typer
+import miles.utils.external_utils.command_utils as U
+
+app = typer.Typer()
+
+
+def _start(args):
+    U.execute_train(train_args=args, num_gpus_per_node=8, megatron_model_type=None)
+
+
+def _download(name):
+    U.exec_command(f"hf download {name}")
+
+
+@app.command()
+def prepare(name: str = "a"):
+    _download(name)
+
+
+@app.command()
+def train(name: str = "a"):
+    _start("--bf16")
+
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+def test_a_command_that_reaches_no_execute_train_starts_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMANDS)
+    program = LauncherProgram(path, {})
+    program.run()
+    assert program.list_commands_without_start() == ["prepare"]
+    again = LauncherProgram(path, {}, skipped=["prepare"])
+    again.run()
+    assert [start.arguments["train_args"].text for start in again.starts] == ["--bf16"]
+    assert "prepare" in again.commands

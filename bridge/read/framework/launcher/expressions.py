@@ -12,8 +12,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from bridge.read.framework.launcher.syntax import format_expression
 from bridge.read.framework.launcher.values import (
     Class,
     Frame,
@@ -168,17 +170,16 @@ class ExpressionReader(ABC):
                 is_late = True
         names |= answer.names
         does_hold = does_hold and not is_late
-        text = f"line {test.lineno}, {ast.unparse(test)}"
-        if is_late or names:
-            condition = OpenCondition(
+        text = f"line {test.lineno}, {format_expression(test)}"
+        if (is_late or names) and text not in self.conditions:
+            self.conditions[text] = OpenCondition(
                 text=text,
-                source=ast.unparse(test),
+                source=format_expression(test),
                 holds=does_hold,
                 names=frozenset(names),
                 constants=_list_compared_constants(test),
                 is_assertion=is_assertion,
             )
-            self.conditions.setdefault(text, condition)
         return does_hold != (text in self.forced)
 
     def read_variable(self, name: str, default: Value | None, *, kind: str = "str") -> Value:
@@ -202,7 +203,7 @@ class ExpressionReader(ABC):
             return default
         self.defaults.setdefault(name, content)
         if kind.startswith("Literal"):
-            self.choices[name] = _list_constants(ast.parse(kind))
+            self.choices[name] = _list_choices(kind)
         return Value(content, frozenset(names | {name}))
 
     # -- expressions -------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ class ExpressionReader(ABC):
                 value = self.value(inner, frame)
                 frame.names[target.id] = value
                 return value
-        raise UnknownValueError(ast.unparse(node))
+        raise UnknownValueError(format_expression(node))
 
     def _find_name(self, name: str, frame: Frame) -> Value:
         value = frame.find(name)
@@ -365,7 +366,7 @@ class ExpressionReader(ABC):
             elif isinstance(value.content, dict):
                 mapping |= value.content
             else:
-                raise UnknownValueError(ast.unparse(expression))
+                raise UnknownValueError(format_expression(expression))
         return Value(mapping)
 
     def _list_elements(self, elements: Iterable[ast.expr], frame: Frame) -> Iterator[Value]:
@@ -405,6 +406,7 @@ class ExpressionReader(ABC):
         """Assign a value. The subclass does."""
 
 
+@lru_cache(maxsize=4_096)
 def _list_compared_constants(test: ast.expr) -> tuple[object, ...]:
     """Return the constants that a condition compares something with for equality, each once."""
     constants: list[object] = []
@@ -418,6 +420,12 @@ def _list_constants(test: ast.AST) -> tuple[object, ...]:
     """Return the constants of a condition or a type, each once."""
     constants = [node.value for node in ast.walk(test) if isinstance(node, ast.Constant)]
     return tuple(dict.fromkeys(constants))
+
+
+@lru_cache(maxsize=1024)
+def _list_choices(kind: str) -> tuple[object, ...]:
+    """Return the values that the type of an option lists: "Literal['a', 'b']"."""
+    return _list_constants(ast.parse(kind))
 
 
 def _get_size(first: object, second: object) -> int:

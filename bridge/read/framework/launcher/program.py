@@ -16,7 +16,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from bridge.read.framework.launcher.expressions import (
 )
 from bridge.read.framework.launcher.syntax import (
     find_module_file,
+    format_expression,
     make_pattern_test,
     make_read_expression,
     parse_file,
@@ -82,17 +83,30 @@ class LauncherProgram(ExpressionReader):
         variables: As in `ExpressionReader`.
         forced: As in `ExpressionReader`.
         prefix: Beginning of the variables that set options of the command line.
+        files: Import path -> the file of the module, or None for a module without one. Programs that
+            follow the same launcher may share the mapping, which is filled while they are followed.
+        skipped: Names of functions that are commands of the launcher and are not followed.
     """
 
     def __init__(
-        self, path: Path, variables: Mapping[str, str], forced: Iterable[str] = (), prefix: str = ""
+        self,
+        path: Path,
+        variables: Mapping[str, str],
+        forced: Iterable[str] = (),
+        prefix: str = "",
+        *,
+        files: dict[str, Path | None] | None = None,
+        skipped: Collection[str] = (),
     ) -> None:
         super().__init__(variables, forced)
         self.path = path
         self.prefix = prefix
+        self.skipped = skipped
+        self.commands: dict[str, Function] = {}
+        """Name of a function that is a command of the launcher -> the function."""
         self.starts: list[Start] = []
         self._modules: dict[str, Frame] = {}
-        self._files: dict[str, Path | None] = {}
+        self._files: dict[str, Path | None] = {} if files is None else files
         self._line = 0
         """The line of the launcher that is followed."""
         self._depth = 0
@@ -195,7 +209,7 @@ class LauncherProgram(ExpressionReader):
                     Value() if expression is None else self.value(expression, frame)
                 )
             case ast.Assert(test=test) if self._fails(test, frame):
-                raise _make_error(node, frame, f"the assertion `{ast.unparse(test)}` fails")
+                raise _make_error(node, frame, f"the assertion `{format_expression(test)}` fails")
             case ast.Raise():
                 raise _make_error(node, frame, "an error is raised")
             case ast.Break() | ast.Continue():
@@ -313,7 +327,7 @@ class LauncherProgram(ExpressionReader):
                 for element, item in zip(targets, items, strict=False):
                     self.assign(element, item, frame)
             case ast.Subscript(value=holder, slice=index):
-                if ast.unparse(holder) == "os.environ":
+                if format_expression(holder) == "os.environ":
                     with suppress(*FAULTS):
                         self.variables[self.plain(index, frame, set())] = str(
                             get_plain(value, set())
@@ -334,7 +348,10 @@ class LauncherProgram(ExpressionReader):
         Raises:
             UnknownValueError: The function has no source, and is none that is computed here.
         """
-        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) != "os.environ.get":
+        if (
+            isinstance(node.func, ast.Attribute)
+            and format_expression(node.func) != "os.environ.get"
+        ):
             holder = self.value(node.func.value, frame)
             if isinstance(holder.content, str | list | dict | re.Match):
                 return self._call_method(holder, node.func, node, frame)
@@ -363,7 +380,7 @@ class LauncherProgram(ExpressionReader):
                 changeable = self.value(argument, frame)
                 if isinstance(changeable.content, list | dict):  # an unknown function may change it
                     frame.names[argument.id] = make_open_value(argument)
-        raise UnknownValueError(ast.unparse(node.func))
+        raise UnknownValueError(format_expression(node.func))
 
     def call_imported(self, path: str, node: ast.Call, call: Call, frame: Frame) -> Value:
         """Return the value of a call of a function without source.
@@ -528,12 +545,15 @@ class LauncherProgram(ExpressionReader):
             PathEndError: No command starts a run, and one ends with an error.
         """
         error: PathEndError | None = None
-        decorator = f"{ast.unparse(app)}.command"
-        for value in list(frame.names.values()):
+        decorator = f"{format_expression(app)}.command"
+        for name, value in list(frame.names.items()):
             if not isinstance(value.content, Function):
                 continue
             for word in getattr(value.content.node, "decorator_list", ()):
-                if not ast.unparse(word).startswith(decorator):
+                if not format_expression(word).startswith(decorator):
+                    continue
+                self.commands[name] = value.content
+                if name in self.skipped:
                     continue
                 try:
                     self._follow_command(value)
@@ -541,6 +561,43 @@ class LauncherProgram(ExpressionReader):
                     error = raised
         if error is not None and not self.starts:
             raise error
+
+    def list_commands_without_start(self) -> list[str]:
+        """Return the names of the commands that start no run, whatever the conditions are."""
+        return [
+            name for name, function in self.commands.items() if not self._may_start(function, set())
+        ]
+
+    def _may_start(self, function: Function, known: set[ast.AST]) -> bool:
+        """Return whether a function, or one that it names, calls `execute_train`.
+
+        Args:
+            function: The function.
+            known: Functions that are looked through already.
+        """
+        known.add(function.node)
+        for node in ast.walk(function.node):
+            value: Value | None = None
+            if isinstance(node, ast.Name):
+                value = function.frame.find(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                value = self._find_module_member(node.value.id, node.attr, function.frame)
+            if value is not None and isinstance(value.content, Imported):
+                if value.content.path.endswith(TRAIN_FUNCTION):
+                    return True
+                value = self.load_name(value.content.path)
+            if value is None or not isinstance(value.content, Function):
+                continue
+            if value.content.node not in known and self._may_start(value.content, known):
+                return True
+        return False
+
+    def _find_module_member(self, module: str, name: str, frame: Frame) -> Value | None:
+        """Return a member of an imported module, without its value; None for any other name."""
+        holder = frame.find(module)
+        if holder is None or not isinstance(holder.content, Imported):
+            return None
+        return Value(Imported(f"{holder.content.path}.{name}"))
 
     def _follow_command(self, command: Value) -> Value:
         """Follow a function whose parameters are options of the command line.
@@ -559,7 +616,7 @@ class LauncherProgram(ExpressionReader):
             annotation = ""
             if parameter.annotation is not None:
                 kind = self.value(parameter.annotation, function.frame)
-                annotation = ast.unparse(parameter.annotation)
+                annotation = format_expression(parameter.annotation)
             if isinstance(kind.content, Class):
                 value = self._make_instance(kind.content, (), {}, is_command_line=True)
             else:
@@ -604,7 +661,7 @@ class LauncherProgram(ExpressionReader):
                 field = default or make_open_value(name)
                 if is_command_line:
                     variable = f"{self.prefix}{name.upper()}"
-                    annotation = ast.unparse(node.annotation)
+                    annotation = format_expression(node.annotation)
                     field = self.read_variable(variable, default, kind=annotation)
             instance.fields[name] = field
         if "__post_init__" in members:
@@ -615,7 +672,7 @@ class LauncherProgram(ExpressionReader):
         """Return the default of a field; None for a field without one."""
         if expression is None:
             return None
-        if not isinstance(expression, ast.Call) or not ast.unparse(expression.func).endswith(
+        if not isinstance(expression, ast.Call) or not format_expression(expression.func).endswith(
             "field"
         ):
             return self.value(expression, frame)
@@ -651,7 +708,7 @@ class LauncherProgram(ExpressionReader):
         node, frame = members[name]
         if not isinstance(node, ast.FunctionDef):
             raise UnknownValueError(name)
-        is_static = any(ast.unparse(word) == "staticmethod" for word in node.decorator_list)
+        is_static = any(format_expression(word) == "staticmethod" for word in node.decorator_list)
         return Function(node, frame, None if is_static else holder)
 
     def find_member(self, kind: Class, name: str, holder: Value | None) -> Value:
@@ -662,7 +719,7 @@ class LauncherProgram(ExpressionReader):
             return self.value(node.value, frame)
         function = self._make_method(name, members, holder)
         decorators = getattr(node, "decorator_list", ())
-        if any(ast.unparse(word).endswith("property") for word in decorators):
+        if any(format_expression(word).endswith("property") for word in decorators):
             return self.follow_function(function, (), {})
         return Value(function)
 
