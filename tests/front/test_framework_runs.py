@@ -241,7 +241,22 @@ def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: P
     assert run.model["ffn_hidden_size"] == 2816
 
 
-@pytest.mark.parametrize("option", ["--use-gated-attention", "--post-self-attn-layernorm", "--post-mlp-layernorm"])
+def test_miles_counts_as_the_release_that_its_branch_of_megatron_stands_on(tmp_path: Path) -> None:
+    for run in (miles(tmp_path, ""), slime(tmp_path)):
+        release = run.reading.release
+        assert release is not None
+        assert str(release.version) == "0.16.1"
+        assert "Megatron-LM 1dcf0daf of 2026-02-14" in release.reason
+
+
+def test_gated_attention_of_slime_is_an_option_that_no_code_reads(tmp_path: Path) -> None:
+    run = slime(tmp_path, "--use-gated-attention")
+    assert not [one for one in check(run).findings if one.id == "PB801"]
+    assert run.reading.uncertainty.no_plan_reason is None
+    assert not [line for line in run.reading.lines if "gated" in line]
+
+
+@pytest.mark.parametrize("option", ["--post-self-attn-layernorm", "--post-mlp-layernorm"])
 def test_an_option_of_slimes_own_megatron_is_known_and_not_planned(tmp_path: Path, option: str) -> None:
     run = slime(tmp_path, option)
     assert not [one for one in check(run).findings if one.id == "PB801"]
