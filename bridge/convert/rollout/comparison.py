@@ -479,6 +479,9 @@ def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Judgement:
     cache = rollout.cache
     if cache is None or cache not in CACHE_DTYPES:
         return _Judgement(UNKNOWN, "the engine, by the dtype of its cache,")
+    if cache == MODEL_DTYPE and rollout.quantization is None:
+        # SGLang and vLLM store FP8 with `auto` if the checkpoint's config says so.
+        return _Judgement(UNKNOWN, rollout.quantization_decided_by)
     if cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
         return _Judgement(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
     if training.plan.settings.attention:
