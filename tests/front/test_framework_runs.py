@@ -221,6 +221,31 @@ def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> N
         miles(tmp_path, "--train-backend fsdp")
 
 
+def test_the_refusal_of_a_run_offers_the_run_of_the_file_that_trains(tmp_path: Path) -> None:
+    launch = SCRIPT[SCRIPT.index("ray job submit") :]
+    generation = launch.replace("MORE", "--debug-rollout-only")
+    with pytest.raises(RunConfigError, match="trains nothing") as raised:
+        slime(tmp_path, f"--debug-rollout-only\n{launch.replace('MORE', '')}{generation}")
+    (note,) = raised.value.__notes__
+    assert note.startswith("The file has 3 runs; this is run 1,")
+    assert "--launch 2 is" in note
+    assert "--launch 3" not in note
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(number=2))
+    assert run.model["bf16"] is True
+
+
+def test_a_branch_that_trains_without_megatron_core_is_not_offered(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    condition = 'if [ "$BACKEND" = fsdp ]; then MORE="--train-backend fsdp --bf16"; fi\n'
+    script = SCRIPT.replace("tiny_slime", "tiny_miles").replace("MORE", "${MORE}")
+    (tmp_path / "run.sh").write_text(condition + script)
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"MORE": ""}))
+    assert len(run.reading.launches.labels) == 2
+    assert run.reading.launches.branches == ()
+    assert run.reading.launches.sentences == ()
+
+
 def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
