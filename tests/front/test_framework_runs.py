@@ -246,6 +246,20 @@ def test_a_branch_that_trains_without_megatron_core_is_not_offered(tmp_path: Pat
     assert run.reading.launches.sentences == ()
 
 
+def test_a_command_that_ends_before_its_arguments_is_refused_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    script = SCRIPT.replace("MORE", "").replace("--actor-num-gpus-per-node 4 ", "--actor-num-gpus-per-node 4\n   ")
+    (tmp_path / "run.sh").write_text(script)
+    line = script.splitlines().index("   --actor-num-gpus-per-node 4") + 2
+    with pytest.raises(RunConfigError) as raised:
+        load_run(config_file=tmp_path / "run.sh")
+    assert str(raised.value).endswith(
+        f"must hold arguments of Megatron-LM's training, and ends before line {line}, whose options belong to no "
+        "command. End the line before it with a backslash, and nothing behind that."
+    )
+
+
 def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)

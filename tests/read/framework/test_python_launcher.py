@@ -149,6 +149,18 @@ def test_the_text_of_train_args(tmp_path: Path, body: str, words: str) -> None:
     assert get_script(path).strip().partition("train.py ")[2] == words
 
 
+def test_a_quoted_value_that_only_the_run_knows_holds_no_arguments(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "import shlex\nfolder = os.environ['FOLDER']\nargs = parse(folder)\n"
+        f"words = f'--save {{shlex.quote(args.folder)}} {SIZES} {TRAINING}'\n"
+        "U.execute_train(train_args=words, megatron_model_type=None)",
+    )
+    reading = load_file_reading(path)
+    assert reading.uncertainty.mode_decider is None
+    assert not [point for point in reading.uncertainty.open_points if "further arguments" in point]
+
+
 def test_a_condition_that_only_the_run_knows_has_two_branches(tmp_path: Path) -> None:
     body = 'a = "--bf16 "\nif os.path.exists("x"):\n    a = "--fp16 "\n'
     body += "U.execute_train(train_args=a, megatron_model_type=None)"

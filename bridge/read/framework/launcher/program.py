@@ -399,6 +399,9 @@ class LauncherProgram(ExpressionReader):
             case "os.environ.get" | "os.getenv":
                 default = arguments[1] if len(arguments) > 1 else options.get("default", Value())
                 return self.read_variable(str(get_plain(arguments[0], set())), default)
+            case "shlex.quote" if arguments[0].late_name:
+                # A quoted text is one word, so its name must not look like that of arguments.
+                return make_open_value(arguments[0].late_name.replace("args", "value"))
             case "shlex.quote":
                 return Value(shlex.quote(arguments[0].text))
             case "json.dumps":
