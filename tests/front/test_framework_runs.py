@@ -216,6 +216,22 @@ def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_pa
     assert "check_for_nan_in_grad" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("words", "shares"),
+    [
+        ("--use-fault-tolerance --ft-components train", False),
+        ("--indep-dp", False),
+        ("--use-fault-tolerance --ft-components rollout", True),
+        ("--ft-components train", True),
+    ],
+)
+def test_replicas_of_miles_that_share_no_optimizer_are_named(tmp_path: Path, words: str, shares: bool) -> None:
+    uncertainty = miles(tmp_path, words).reading.uncertainty
+    sentences = [point for point in uncertainty.open_points if "shares no optimizer state" in point]
+    assert bool(sentences) is not shares
+    assert ("optimizer.use_distributed_optimizer" in uncertainty.unread_sources) is not shares
+
+
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunConfigError, match="--train-backend fsdp: trains on PyTorch's FSDP, without Megatron Core"):
         miles(tmp_path, "--train-backend fsdp")

@@ -109,6 +109,8 @@ class _Launcher:
         """A model's file and the variables -> its arguments; None for a file that is not read."""
         self.end = ""
         """The error that ends the launcher with nothing overridden; empty without one."""
+        self.end_names: frozenset[str] = frozenset()
+        """Variables on whose defaults the condition of this error rests."""
 
     def write_script(self) -> str:
         """Return the script: each line of a call has the commands of every branch.
@@ -147,7 +149,7 @@ class _Launcher:
         Args:
             branches: The branches that start a run.
         """
-        pair = "NAME=VALUE"
+        pair = f"{min(self.end_names, default='NAME')}=VALUE"
         for branch in branches:
             for name, value in branch.variables.items():
                 pair = f"{name}={shlex.quote(value)}"
@@ -160,7 +162,9 @@ class _Launcher:
         try:
             program.run()
         except PathEndError as error:
-            self.end = self.end or str(error)
+            if not self.end:
+                self.end = str(error)
+                self.end_names = error.names
         commands: dict[int, list[str]] = {}
         for start in program.starts:
             command = self._write_command(start, program.variables)

@@ -118,6 +118,15 @@ def test_a_launcher_that_ends_with_an_error_is_refused_with_the_line(tmp_path: P
     )
 
 
+def test_the_refusal_of_a_launcher_names_an_option_of_its_failed_assertion(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE.replace("assert self.tp in (1, 2, 4)", "assert self.tp > 3"))
+    with pytest.raises(UnreadFileError, match='Add --context variables="MILES_SCRIPT_TP=VALUE" with an option'):
+        load_file_reading(path)
+    reading = load_file_reading(path, RunChoice(variables={"MILES_SCRIPT_TP": "4"}))
+    assert reading.sections["model"]["tensor_model_parallel_size"] == 4
+
+
 def test_a_text_that_only_the_run_knows_stays_open(tmp_path: Path) -> None:
     path = write(
         tmp_path,

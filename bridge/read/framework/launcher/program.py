@@ -209,7 +209,8 @@ class LauncherProgram(ExpressionReader):
                     Value() if expression is None else self.value(expression, frame)
                 )
             case ast.Assert(test=test) if self._fails(test, frame):
-                raise _make_error(node, frame, f"the assertion `{format_expression(test)}` fails")
+                fault = f"the assertion `{format_expression(test)}` fails"
+                raise _make_error(node, frame, fault, self.value(test, frame).names)
             case ast.Raise():
                 raise _make_error(node, frame, "an error is raised")
             case ast.Break() | ast.Continue():
@@ -736,6 +737,16 @@ def _search(arguments: Sequence[Value]) -> Value:
     return Value(re.search(pattern, text), frozenset(names))
 
 
-def _make_error(node: ast.stmt, frame: Frame, fault: str) -> PathEndError:
-    """Return the end of a path on which the launcher raises an error."""
-    return PathEndError(f"{fault} on line {node.lineno} of {Path(frame.module.path).name}")
+def _make_error(
+    node: ast.stmt, frame: Frame, fault: str, names: Iterable[str] = ()
+) -> PathEndError:
+    """Return the end of a path on which the launcher raises an error.
+
+    Args:
+        node: The statement that raises it.
+        frame: The names that the statement sees.
+        fault: The fault, as a clause.
+        names: As in `PathEndError`.
+    """
+    text = f"{fault} on line {node.lineno} of {Path(frame.module.path).name}"
+    return PathEndError(text, names)

@@ -34,7 +34,16 @@ class UnknownValueError(Exception):
 
 
 class PathEndError(Exception):
-    """The end of a path: an error of the launcher, or too many statements."""
+    """The end of a path: an error of the launcher, or too many statements.
+
+    Args:
+        text: The fault, as a clause.
+        names: Variables on whose defaults the condition of the error rests.
+    """
+
+    def __init__(self, text: str, names: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.names = frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)
