@@ -204,6 +204,17 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     assert not [one for one in check(forwarded).findings if one.id == "PB801"]
 
 
+def test_the_mlp_of_a_model_of_megatron_bridge_is_that_of_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    miles(tmp_path, "--megatron-to-hf-mode bridge")
+    for word, is_assumed in (("--swiglu", False), ("", True)):
+        (tmp_path / "models" / "tiny.sh").write_text(MODEL.replace("--swiglu", word))
+        assert main(["memory", str(tmp_path / "run.sh"), "--json"]) == 0
+        assumed = json.loads(capsys.readouterr().out)["rests_on_unknown"]
+        assert ("model.gated_linear_unit" in assumed) is is_assumed
+
+
 def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_path: Path) -> None:
     def parser_sentences(words: str) -> list[str]:
         lines = miles(tmp_path, words).reading.lines
