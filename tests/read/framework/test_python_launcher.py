@@ -196,6 +196,44 @@ def test_the_model_type_names_a_file_of_the_clone(tmp_path: Path) -> None:
         assert run.model["hidden_size"] == width
 
 
+PROFILES = """\
+from dataclasses import dataclass, field
+
+@dataclass
+class Words:
+    values: tuple = ()
+
+@dataclass
+class Plan:
+    words: Words = field(default_factory=Words)
+
+PROFILES = ({"names": ("a", "b"), "words": "--bf16 "}, {"names": ("c",), "words": "--fp16 "})
+WORDS_BY_NAME = {name: profile["words"] for profile in PROFILES for name in profile["names"]}
+
+def get_words(options):
+    plan = Plan()
+    if getattr(options, "is_short", False):
+        return "--fp8-format hybrid "
+    if not plan.words.values:
+        return WORDS_BY_NAME[options.name]
+    return "--fp8-format e4m3 "
+"""
+
+
+def test_names_that_a_package_of_the_clone_imports_are_followed(tmp_path: Path) -> None:
+    package = tmp_path / "miles" / "plan"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .profiles import get_words\n")
+    (package / "profiles.py").write_text(PROFILES)
+    path = tmp_path / "run.py"
+    path.write_text(
+        "from dataclasses import dataclass\nimport miles.utils.external_utils.command_utils as U\n"
+        "from miles.plan import get_words\n\n@dataclass\nclass Options:\n    name: str = 'b'\n\n"
+        "if __name__ == '__main__':\n    U.execute_train(train_args=get_words(Options()), megatron_model_type=None)\n"
+    )
+    assert get_script(path).strip().endswith("miles/train.py --bf16")
+
+
 def test_a_module_of_the_clone_is_followed(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "_common.py").write_text(

@@ -10,7 +10,7 @@ import ast
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -249,8 +249,14 @@ class ExpressionReader(ABC):
                 return Value(list(self._list_elements(elements, frame)))
             case ast.Tuple(elts=elements) | ast.Set(elts=elements):
                 return Value(tuple(self._list_elements(elements, frame)))
-            case ast.GeneratorExp() | ast.ListComp():
-                return self._build_list(node, frame)
+            case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
+                frames = self._iterate_frames(node.generators, frame)
+                return Value([self.value(element, each) for each in frames])
+            case ast.DictComp(key=key, value=element):
+                mapping: dict[object, Value] = {}
+                for each in self._iterate_frames(node.generators, frame):
+                    mapping[self.plain(key, each, set())] = self.value(element, each)
+                return Value(mapping)
             case ast.NamedExpr(target=target, value=inner):
                 value = self.value(inner, frame)
                 frame.names[target.id] = value
@@ -376,16 +382,19 @@ class ExpressionReader(ABC):
             else:
                 yield self.value(element, frame)
 
-    def _build_list(self, node: ast.GeneratorExp | ast.ListComp, frame: Frame) -> Value:
-        """Return the list of a comprehension over known items."""
-        (generator,) = node.generators
+    def _iterate_frames(
+        self, generators: Sequence[ast.comprehension], frame: Frame
+    ) -> Iterator[Frame]:
+        """Yield the names that the element of a comprehension sees, once for each known item."""
+        if not generators:
+            yield frame
+            return
+        generator, *rest = generators
         inner = Frame(frame.module, outer=frame)
-        items: list[Value] = []
         for item in self.list_items(self.value(generator.iter, frame)):
             self.assign(generator.target, item, inner)
             if all(self.holds(test, inner) for test in generator.ifs):
-                items.append(self.value(node.elt, inner))
-        return Value(items)
+                yield from self._iterate_frames(rest, inner)
 
     def list_items(self, value: Value) -> list[Value]:
         """Return the items of a known list, tuple, range or mapping.

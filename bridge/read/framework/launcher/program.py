@@ -261,13 +261,16 @@ class LauncherProgram(ExpressionReader):
         self._follow(node.finalbody, frame)
 
     def _follow_import(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+        package = frame.module.name.split(".")
+        if Path(frame.module.path).name != "__init__.py":
+            package.pop()
         for alias in node.names:
             if isinstance(node, ast.Import):
                 path = alias.name if alias.asname else alias.name.partition(".")[0]
                 name = alias.asname or path
             else:
                 name = alias.asname or alias.name
-                parents = frame.module.name.split(".")[: -node.level] if node.level else []
+                parents = package[: len(package) - node.level + 1] if node.level else []
                 path = ".".join(filter(None, [*parents, node.module, alias.name]))
             frame.names[name] = Value(Imported(path))
 
@@ -357,7 +360,8 @@ class LauncherProgram(ExpressionReader):
             if isinstance(holder.content, str | list | dict | re.Match):
                 return self._call_method(holder, node.func, node, frame)
         is_name = isinstance(node.func, ast.Name) and frame.find(node.func.id) is None
-        if isinstance(node.func, ast.Name) and is_name and node.func.id in (*BUILTINS, "range"):
+        names = (*BUILTINS, "range", "getattr")
+        if isinstance(node.func, ast.Name) and is_name and node.func.id in names:
             return self._call_builtin(node.func.id, node, frame)
         function = self.value(node.func, frame)
         arguments = [self.value(argument, frame) for argument in node.args]
@@ -427,8 +431,27 @@ class LauncherProgram(ExpressionReader):
             return Value()
         raise UnknownValueError(path)
 
+    def _get_attribute_or_default(self, node: ast.Call, frame: Frame) -> Value:
+        """Return the value of `getattr(holder, "name", default)` of an instance of a known class.
+
+        Raises:
+            UnknownValueError: The holder, or the name, is not known.
+        """
+        holder = self.value(node.args[0], frame)
+        name = str(self.plain(node.args[1], frame, set()))
+        if not isinstance(holder.content, Instance):
+            raise UnknownValueError(name)
+        members = self._list_members(holder.content.kind)
+        if name in holder.content.fields:
+            return holder.content.fields[name]
+        if name in members:
+            return self.find_member(holder.content.kind, name, holder)
+        return self.value(node.args[2], frame)
+
     def _call_builtin(self, name: str, node: ast.Call, frame: Frame) -> Value:
         """Return the value of a builtin function of known values."""
+        if name == "getattr":
+            return self._get_attribute_or_default(node, frame)
         names: set[str] = set()
         arguments = [self.plain(argument, frame, names) for argument in node.args]
         if name == "range" and len(range(*arguments)) <= MAX_ITEMS:
@@ -688,6 +711,9 @@ class LauncherProgram(ExpressionReader):
                     return self.value(keyword.value.body, frame)
                 if isinstance(keyword.value, ast.Name) and keyword.value.id in ("list", "dict"):
                     return Value([] if keyword.value.id == "list" else {})
+                factory = self.value(keyword.value, frame).content
+                if isinstance(factory, Class):
+                    return self._make_instance(factory, (), {})
                 return make_open_value(keyword.value)
         return None
 
