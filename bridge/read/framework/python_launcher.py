@@ -199,7 +199,9 @@ class _Launcher:
         try:
             name = get_plain(kind, set())
         except UnknownValueError:
-            return "", kind.text
+            if kind.late_name:
+                return "", kind.text
+            return "", make_open_value(f"{MODELS_FOLDER}/{kind.text}.py").text
         if name is None:
             return "", ""
         for folder in self.path.resolve().parents:

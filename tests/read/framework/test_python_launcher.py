@@ -196,6 +196,17 @@ def test_the_model_type_names_a_file_of_the_clone(tmp_path: Path) -> None:
         assert run.model["hidden_size"] == width
 
 
+def test_a_model_type_of_which_only_a_part_is_known_leaves_the_arguments_open(tmp_path: Path) -> None:
+    body = (
+        f"layers = count_layers()\nwords = '{TRAINING} --bf16'\n"
+        "U.execute_train(train_args=words, megatron_model_type=f'deepseek-v3-{layers}layer')"
+    )
+    reading = load_file_reading(write(tmp_path, body, "miles"))
+    assert "${scripts_models_deepseek_v3_count_layers_layer_py}: may hold further arguments, which are not read." in (
+        reading.uncertainty.open_points
+    )
+
+
 PROFILES = """\
 from dataclasses import dataclass, field
 
