@@ -1,5 +1,6 @@
 """Runs of frameworks on top of Megatron Core: what they set at start, drop and leave open, by their own code."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -241,6 +242,19 @@ def test_replicas_of_miles_that_share_no_optimizer_are_named(tmp_path: Path, wor
     sentences = [point for point in uncertainty.open_points if "shares no optimizer state" in point]
     assert bool(sentences) is not shares
     assert ("optimizer.use_distributed_optimizer" in uncertainty.unread_sources) is not shares
+
+
+def test_a_recipe_for_modules_may_stand_in_its_option(tmp_path: Path) -> None:
+    text = (
+        "configs: {bf16: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}}\n"
+        "matchers: {proj: {type: glob, enabled: true, pattern: '*.linear_proj', config: bf16}}\n"
+    )
+    inline = base64.b64encode(text.encode()).decode()
+    run = miles(tmp_path, f"--te-precision-config-file base64:{inline} --fp8-format hybrid --fp8-recipe tensorwise")
+    assert run.model["quant_recipe"]["matchers"]["proj"]["pattern"] == "*.linear_proj"
+    assert "--te-precision-config-file: read from the text behind base64:." in run.reading.notes
+    with pytest.raises(RunConfigError, match="--te-precision-config-file: "):
+        miles(tmp_path, "--te-precision-config-file base64:*")
 
 
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:

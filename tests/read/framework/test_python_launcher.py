@@ -207,6 +207,11 @@ def test_a_model_type_of_which_only_a_part_is_known_leaves_the_arguments_open(tm
     )
 
 
+def test_a_text_in_the_place_of_a_file_is_known(tmp_path: Path) -> None:
+    body = "U.execute_train(train_args=f'--te-precision-config-file {U.encode_pseudo_file(\"a: 1\")}')"
+    assert get_script(write(tmp_path, body, "miles")).strip().endswith("--te-precision-config-file base64:YTogMQ==")
+
+
 PROFILES = """\
 from dataclasses import dataclass, field
 

@@ -13,6 +13,7 @@ of the launcher are followed too.
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import re
 import shlex
@@ -54,6 +55,8 @@ from bridge.read.framework.launcher.values import (
 
 TRAIN_FUNCTION = ".command_utils.execute_train"
 """End of the import path of the function that starts a run."""
+TEXT_FILE_FUNCTION = ".command_utils.encode_pseudo_file"
+"""End of the import path of the function that makes a text a value in the place of a file."""
 TRAIN_PARAMETERS = ("train_args", "num_gpus_per_node", "megatron_model_type", "train_script")
 TEMPORARY_FILE = "${tempfile}/file"
 """The path of a temporary file, which stands for the file too."""
@@ -133,7 +136,7 @@ class LauncherProgram(ExpressionReader):
 
     def load_name(self, path: str) -> Value:
         """Return what an import path names: a module of the clone, a name in one, or its path alone."""
-        if path.endswith(TRAIN_FUNCTION):
+        if path.endswith((TRAIN_FUNCTION, TEXT_FILE_FUNCTION)):
             return Value(Imported(path))
         module, _, name = path.rpartition(".")
         file = self._find_module(path)
@@ -425,6 +428,10 @@ class LauncherProgram(ExpressionReader):
             return _search(arguments)
         if path.startswith("tempfile."):
             return Value(TEMPORARY_FILE)
+        if path.endswith(TEXT_FILE_FUNCTION):
+            names = set()
+            text = str(get_plain(arguments[0], names)).encode()
+            return Value(f"base64:{base64.b64encode(text).decode()}", frozenset(names))
         if path.endswith(TRAIN_FUNCTION):
             named = {**dict(zip(TRAIN_PARAMETERS, arguments, strict=False)), **options}
             self.starts.append(Start(self._line, path.partition(".")[0], named))
