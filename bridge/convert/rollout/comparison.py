@@ -26,7 +26,7 @@ from bridge.convert.rollout.training_side import (
 )
 from bridge.convert.serving.formats import MODELOPT, VLLM, format_scheme
 from bridge.convert.serving.manifest import ManifestRow
-from bridge.convert.serving.module_names import describe_fused_conflicts
+from bridge.convert.serving.module_names import ROUTER, describe_fused_conflicts
 from bridge.convert.serving.serving_config import ServingConfig
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import format_ranges
@@ -40,7 +40,6 @@ FP32_SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
 """Variable of Transformer Engine about blocks of 128. 1: their scales are any FP32 numbers.
 Otherwise the scales are powers of two."""
 OUTPUT_LAYER = "output_layer"
-ROUTER = "mlp.router"
 ROUTER_MODULES = (ROUTER, "mlp.shared_experts.gate")
 CACHE_SUBJECT = "keys and values (cache)"
 OTHERS_SUBJECT = "embedding, norms and others"

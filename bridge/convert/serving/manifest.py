@@ -16,6 +16,7 @@ from typing import Self
 
 from bridge.convert.serving.module_names import (
     FAMILY_BY_TYPE,
+    ROUTER,
     ModelFamily,
     get_family,
     parse_module_path,
@@ -176,10 +177,15 @@ class Manifest:
         raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
 
     def _list_fitting_types(self) -> list[str]:
-        """Return the model types whose family has a name for every module."""
+        """Return the model types whose family has a name for every module.
+
+        A family with experts does not fit a model without a router.
+        """
+        has_router = any(row.role == ROUTER for row in self.rows)
         types: list[str] = []
         for model_type, family in FAMILY_BY_TYPE.items():
-            if all(family.served(row.module, 0) for row in self.rows):
+            has_names = all(family.served(row.module, 0) for row in self.rows)
+            if has_names and (ROUTER in family.names) is has_router:
                 types.append(model_type)
         return types
 

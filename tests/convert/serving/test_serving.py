@@ -259,6 +259,11 @@ def test_only_families_that_have_a_name_for_every_module_are_offered() -> None:
     with pytest.raises(RunConfigError) as raised:
         Manifest.from_plan(planned("deepseek_v3", SCHEMES["mxfp8"]), model_type="llama").require_names()
     assert "State one of --model-type deepseek_v3, deepseek_v2, kimi_k2, if" in str(raised.value)
+    dense = Manifest.from_plan(planned("nemotron", SCHEMES["mxfp8"]))
+    with pytest.raises(RunConfigError) as raised:
+        dense.require_names()
+    types = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, nemotron"
+    assert f"State one of --model-type {types}, if" in str(raised.value)  # none with experts
     trained = manifest("llama")
     renamed = [replace(row, module=row.module.replace("linear_fc1", "linear_fc9"), served=()) for row in trained.rows]
     with pytest.raises(RunConfigError, match="No known family of models has names for all of its linear layers"):
