@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.output import print_json
-from bridge.cli.run_arguments import RunArguments, read_file_run
+from bridge.cli.run_arguments import RunArguments, make_run_choice, read_file_run
 from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.grouping import group_pairs
 
@@ -138,7 +138,8 @@ def _format_totals(file_count: int, codes: Sequence[int]) -> str:
 
 def _read_run(args: argparse.Namespace, file: str, number: int | None) -> Run:
     """Return a run of a file, with the overrides of the command line."""
-    return read_file_run(args, file, strict=False, number=number)
+    choice = make_run_choice(args, file, number)
+    return read_file_run(args, file, strict=False, choice=choice)
 
 
 def _answer_file_run(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:

@@ -145,7 +145,7 @@ def read_run(
     *,
     recipe: str | None = None,
     strict: bool = True,
-    number: int | None = None,
+    choice: RunChoice | None = None,
 ) -> Run:
     """Return the run that the arguments describe.
 
@@ -153,9 +153,9 @@ def read_run(
         args: The parsed command line.
         recipe: A recipe that replaces the recipe of the run. None: the recipe of the run.
         strict: Whether to refuse a run that cannot be planned.
-        number: The number of the run in its file. None: the number of the command line.
+        choice: The run of a file with several. None: the choice of the command line.
     """
-    return read_file_run(args, get_file_argument(args), recipe=recipe, strict=strict, number=number)
+    return read_file_run(args, get_file_argument(args), recipe=recipe, strict=strict, choice=choice)
 
 
 def read_without_overrides(args: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
@@ -171,7 +171,7 @@ def read_file_run(
     *,
     recipe: str | None = None,
     strict: bool = True,
-    number: int | None = None,
+    choice: RunChoice | None = None,
 ) -> Run:
     """Return the run of one file, or of the config tree, with overrides written over it.
 
@@ -180,7 +180,7 @@ def read_file_run(
         file: The file. None: the config tree.
         recipe: A recipe that replaces the recipe of the run. None: the recipe of the run.
         strict: Whether to refuse a run that cannot be planned.
-        number: The number of the run in its file. None: the number of the command line.
+        choice: The run of a file with several. None: the choice of the command line.
     """
     from bridge.front.loader import load_run
 
@@ -192,7 +192,7 @@ def read_file_run(
         config_dir=args.config_dir,
         strict=strict,
         trust=args.trust,
-        choice=_parse_run_choice(args, file, number),
+        choice=choice or make_run_choice(args, file),
     )
     features = getattr(args, "debug_features", None)
     if features is None:
@@ -217,13 +217,15 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
     Raises:
         RunConfigError: `strict` refuses a run.
     """
-    first = read_run(args, strict=False)
+    choice = make_run_choice(args, get_file_argument(args))
+    first = read_run(args, strict=False, choice=choice)
     runs = [first]
     refused_numbers = []
     if args.number is None:
         for number in first.reading.launches.branches:
             try:
-                runs.append(read_run(args, strict=False, number=number))
+                branch = replace(choice, number=number)
+                runs.append(read_run(args, strict=False, choice=branch))
             except UnreadFileError:  # --launch NUMBER shows the reason
                 refused_numbers.append(number)
     if strict:
@@ -307,21 +309,25 @@ def _quote_target(override: str) -> str:
     return override
 
 
-def _parse_run_choice(
-    args: argparse.Namespace, file: str | None, number: int | None
-) -> RunChoice | None:
+def make_run_choice(
+    args: argparse.Namespace, file: str | None, number: int | None = None
+) -> RunChoice:
     """Return the run of the file that the command line chooses, and its script's variables.
 
-    None if the command line chooses nothing.
+    Args:
+        args: The parsed command line.
+        file: The file. None: the config tree.
+        number: The number of the run in its file. None: the number of the command line.
 
     Raises:
         RunConfigError: There is no file to choose from, or ``--context`` cannot be read.
     """
+    from bridge.preflight.run_choice import RunChoice
+
     if number is None:
         number = args.number
     if number is None and not args.context and not args.ask_megatron_bridge:
-        return None
-    from bridge.preflight.run_choice import RunChoice
+        return RunChoice()
     from bridge.read.megatron_lm.importer import parse_variables  # few command lines have any
 
     if file is None:

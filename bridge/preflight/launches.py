@@ -18,6 +18,8 @@ class Launches:
     """The number of the run that was read, from 1."""
     branches: tuple[int, ...] = ()
     """Numbers of the runs that are the same launch on other branches of the script."""
+    refused_numbers: tuple[int, ...] = ()
+    """Numbers of the runs that train nothing on Megatron Core. No sentence offers them."""
     answered_numbers: tuple[int, ...] = ()
     """Numbers of the runs that are answered together with this one."""
     variables: tuple[str, ...] = ()
@@ -31,8 +33,8 @@ class Launches:
     @property
     def sentences(self) -> tuple[str, ...]:
         """A sentence that names the unanswered runs of the file; empty if there are none."""
-        answered = {self.number, *self.answered_numbers}
-        others = [number for number in range(1, len(self.labels) + 1) if number not in answered]
+        left_out = {self.number, *self.answered_numbers, *self.refused_numbers}
+        others = [number for number in range(1, len(self.labels) + 1) if number not in left_out]
         if not others:
             return ()
         named = []

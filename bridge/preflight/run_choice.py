@@ -26,6 +26,9 @@ class RunChoice:
     """Overrides of our command line, as written. A reader takes those of its framework's keys."""
     asks_megatron_bridge: bool = False
     """Whether Megatron Bridge itself makes the container of a recipe, in a process of its own."""
+    documents: dict[Path, object] = field(default_factory=dict, repr=False, compare=False)
+    """Path of a script -> its document, which the reader fills in. The choices of several runs of
+    one file share the mapping, so that the file is followed once for all of them."""
 
     def refuse_checkpoint(self, path: Path) -> None:
         """Refuse a checkpoint for a file that states the sizes of its model itself.

@@ -111,9 +111,14 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
     from bridge.read.framework.launch_reader_registry import maybe_read_script
     from bridge.read.framework.python_launcher import maybe_read_launcher
     from bridge.read.megatron_lm import file_arguments, run_reader  # few files are Megatron-LM's
+    from bridge.read.text.document import Document
 
-    document = _make_document(data, path)
-    document = maybe_read_launcher(document, choice.variables) or document
+    document = choice.documents.get(path)
+    if not isinstance(document, Document):
+        document = _make_document(data, path)
+        document = maybe_read_launcher(document, choice.variables) or document
+    if document.kind == "shell":
+        choice.documents[path] = document
     reading = _maybe_read_program(document, choice) or maybe_read_script(document, choice)
     if reading is not None:
         return reading

@@ -1,5 +1,6 @@
 """Runs of frameworks on top of Megatron Core: what they set at start, drop and leave open, by their own code."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -204,6 +205,17 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     assert not [one for one in check(forwarded).findings if one.id == "PB801"]
 
 
+def test_the_mlp_of_a_model_of_megatron_bridge_is_that_of_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    miles(tmp_path, "--megatron-to-hf-mode bridge")
+    for word, is_assumed in (("--swiglu", False), ("", True)):
+        (tmp_path / "models" / "tiny.sh").write_text(MODEL.replace("--swiglu", word))
+        assert main(["memory", str(tmp_path / "run.sh"), "--json"]) == 0
+        assumed = json.loads(capsys.readouterr().out)["rests_on_unknown"]
+        assert ("model.gated_linear_unit" in assumed) is is_assumed
+
+
 def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_path: Path) -> None:
     def parser_sentences(words: str) -> list[str]:
         lines = miles(tmp_path, words).reading.lines
@@ -216,9 +228,77 @@ def test_defaults_of_the_parser_are_assumed_of_a_model_of_megatron_bridge(tmp_pa
     assert "check_for_nan_in_grad" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("words", "shares"),
+    [
+        ("--use-fault-tolerance --ft-components train", False),
+        ("--indep-dp", False),
+        ("--use-fault-tolerance --ft-components rollout", True),
+        ("--ft-components train", True),
+    ],
+)
+def test_replicas_of_miles_that_share_no_optimizer_are_named(tmp_path: Path, words: str, shares: bool) -> None:
+    uncertainty = miles(tmp_path, words).reading.uncertainty
+    sentences = [point for point in uncertainty.open_points if "shares no optimizer state" in point]
+    assert bool(sentences) is not shares
+    assert ("optimizer.use_distributed_optimizer" in uncertainty.unread_sources) is not shares
+
+
+def test_a_recipe_for_modules_may_stand_in_its_option(tmp_path: Path) -> None:
+    text = (
+        "configs: {bf16: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}}\n"
+        "matchers: {proj: {type: glob, enabled: true, pattern: '*.linear_proj', config: bf16}}\n"
+    )
+    inline = base64.b64encode(text.encode()).decode()
+    run = miles(tmp_path, f"--te-precision-config-file base64:{inline} --fp8-format hybrid --fp8-recipe tensorwise")
+    assert run.model["quant_recipe"]["matchers"]["proj"]["pattern"] == "*.linear_proj"
+    assert "--te-precision-config-file: read from the text behind base64:." in run.reading.notes
+    with pytest.raises(RunConfigError, match="--te-precision-config-file: "):
+        miles(tmp_path, "--te-precision-config-file base64:*")
+
+
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunConfigError, match="--train-backend fsdp: trains on PyTorch's FSDP, without Megatron Core"):
         miles(tmp_path, "--train-backend fsdp")
+
+
+def test_the_refusal_of_a_run_offers_the_run_of_the_file_that_trains(tmp_path: Path) -> None:
+    launch = SCRIPT[SCRIPT.index("ray job submit") :]
+    generation = launch.replace("MORE", "--debug-rollout-only")
+    with pytest.raises(RunConfigError, match="trains nothing") as raised:
+        slime(tmp_path, f"--debug-rollout-only\n{launch.replace('MORE', '')}{generation}")
+    (note,) = raised.value.__notes__
+    assert note.startswith("The file has 3 runs; this is run 1,")
+    assert "--launch 2 is" in note
+    assert "--launch 3" not in note
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(number=2))
+    assert run.model["bf16"] is True
+
+
+def test_a_branch_that_trains_without_megatron_core_is_not_offered(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    condition = 'if [ "$BACKEND" = fsdp ]; then MORE="--train-backend fsdp --bf16"; fi\n'
+    script = SCRIPT.replace("tiny_slime", "tiny_miles").replace("MORE", "${MORE}")
+    (tmp_path / "run.sh").write_text(condition + script)
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"MORE": ""}))
+    assert len(run.reading.launches.labels) == 2
+    assert run.reading.launches.branches == ()
+    assert run.reading.launches.sentences == ()
+
+
+def test_a_command_that_ends_before_its_arguments_is_refused_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    script = SCRIPT.replace("MORE", "").replace("--actor-num-gpus-per-node 4 ", "--actor-num-gpus-per-node 4\n   ")
+    (tmp_path / "run.sh").write_text(script)
+    line = script.splitlines().index("   --actor-num-gpus-per-node 4") + 2
+    with pytest.raises(RunConfigError) as raised:
+        load_run(config_file=tmp_path / "run.sh")
+    assert str(raised.value).endswith(
+        f"must hold arguments of Megatron-LM's training, and ends before line {line}, whose options belong to no "
+        "command. End the line before it with a backslash, and nothing behind that."
+    )
 
 
 def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) -> None:
@@ -241,7 +321,22 @@ def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: P
     assert run.model["ffn_hidden_size"] == 2816
 
 
-@pytest.mark.parametrize("option", ["--use-gated-attention", "--post-self-attn-layernorm", "--post-mlp-layernorm"])
+def test_miles_counts_as_the_release_that_its_branch_of_megatron_stands_on(tmp_path: Path) -> None:
+    for run in (miles(tmp_path, ""), slime(tmp_path)):
+        release = run.reading.release
+        assert release is not None
+        assert str(release.version) == "0.16.1"
+        assert "Megatron-LM 1dcf0daf of 2026-02-14" in release.reason
+
+
+def test_gated_attention_of_slime_is_an_option_that_no_code_reads(tmp_path: Path) -> None:
+    run = slime(tmp_path, "--use-gated-attention")
+    assert not [one for one in check(run).findings if one.id == "PB801"]
+    assert run.reading.uncertainty.no_plan_reason is None
+    assert not [line for line in run.reading.lines if "gated" in line]
+
+
+@pytest.mark.parametrize("option", ["--post-self-attn-layernorm", "--post-mlp-layernorm"])
 def test_an_option_of_slimes_own_megatron_is_known_and_not_planned(tmp_path: Path, option: str) -> None:
     run = slime(tmp_path, option)
     assert not [one for one in check(run).findings if one.id == "PB801"]

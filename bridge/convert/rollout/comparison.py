@@ -26,7 +26,7 @@ from bridge.convert.rollout.training_side import (
 )
 from bridge.convert.serving.formats import MODELOPT, VLLM, format_scheme
 from bridge.convert.serving.manifest import ManifestRow
-from bridge.convert.serving.module_names import describe_fused_conflicts
+from bridge.convert.serving.module_names import ROUTER, describe_fused_conflicts
 from bridge.convert.serving.serving_config import ServingConfig
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import format_ranges
@@ -40,7 +40,6 @@ FP32_SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
 """Variable of Transformer Engine about blocks of 128. 1: their scales are any FP32 numbers.
 Otherwise the scales are powers of two."""
 OUTPUT_LAYER = "output_layer"
-ROUTER = "mlp.router"
 ROUTER_MODULES = (ROUTER, "mlp.shared_experts.gate")
 CACHE_SUBJECT = "keys and values (cache)"
 OTHERS_SUBJECT = "embedding, norms and others"
@@ -479,6 +478,9 @@ def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Judgement:
     cache = rollout.cache
     if cache is None or cache not in CACHE_DTYPES:
         return _Judgement(UNKNOWN, "the engine, by the dtype of its cache,")
+    if cache == MODEL_DTYPE and rollout.quantization is None:
+        # SGLang and vLLM store FP8 with `auto` if the checkpoint's config says so.
+        return _Judgement(UNKNOWN, rollout.quantization_decided_by)
     if cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
         return _Judgement(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
     if training.plan.settings.attention:

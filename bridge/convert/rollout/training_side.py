@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from bridge.convert.rollout.engine import Rollout
 from bridge.convert.serving.manifest import Manifest
-from bridge.convert.serving.module_names import FAMILY_BY_TYPE
+from bridge.convert.serving.module_names import FAMILY_BY_TYPE, ROUTER
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan, make_plan
 from bridge.preflight.run import Run
@@ -115,7 +115,7 @@ def _make_from_substitutes(run: Run, rollout: Rollout, model_type: str | None) -
     num_layers = max(rollout.first, at_start) + max(rollout.last, at_end) + 1
     dense = _plan_substitute(run, num_layers, {})
     manifests = [Manifest.from_plan(dense, model_type=DENSE_FAMILY)]
-    if model_type is None or "mlp.router" in FAMILY_BY_TYPE[model_type].names:
+    if model_type is None or ROUTER in FAMILY_BY_TYPE[model_type].names:
         with_experts = _plan_substitute(run, num_layers, SUBSTITUTE_EXPERTS)
         manifests.append(Manifest.from_plan(with_experts, model_type=MOE_FAMILY))
     latent = _plan_substitute(run, num_layers, SUBSTITUTE_LATENT_ATTENTION)

@@ -16,6 +16,7 @@ from typing import Self
 
 from bridge.convert.serving.module_names import (
     FAMILY_BY_TYPE,
+    ROUTER,
     ModelFamily,
     get_family,
     parse_module_path,
@@ -168,9 +169,25 @@ class Manifest:
         rule = f"the Hugging Face names of {names} are not known from the model's shape alone"
         if self.family:
             rule = f"the Hugging Face names of {names} are not known in family {self.family}"
-        types = ", ".join(FAMILY_BY_TYPE)
-        remedy = f"State one of --model-type {types}, if the model is exported as one of these."
+        types = self._list_fitting_types()
+        remedy = "No known family of models has names for all of its linear layers."
+        if types:
+            listed_types = ", ".join(types)
+            remedy = f"State one of --model-type {listed_types}, if the model is exported as one of these."
         raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
+
+    def _list_fitting_types(self) -> list[str]:
+        """Return the model types whose family has a name for every module.
+
+        A family with experts does not fit a model without a router.
+        """
+        has_router = any(row.role == ROUTER for row in self.rows)
+        types: list[str] = []
+        for model_type, family in FAMILY_BY_TYPE.items():
+            has_names = all(family.served(row.module, 0) for row in self.rows)
+            if has_names and (ROUTER in family.names) is has_router:
+                types.append(model_type)
+        return types
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from bridge.plan.precision_plan import format_ranges
 from bridge.precision.foreign_names import DEEPSEEK_NAMES, LLAMA_NAMES
 
 OUTPUT_HEAD = "lm_head"
+ROUTER = "mlp.router"
+"""Megatron's name of a router within a layer."""
 _MODULE_PATTERN = re.compile(
     r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transformer_layer\.)?(.+)"
 )

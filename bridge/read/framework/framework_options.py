@@ -91,6 +91,11 @@ def read_framework_options(
     )
 
 
+def refuses_arguments(table: FrameworkTable, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a framework trains nothing on Megatron Core with these arguments."""
+    return any(row.is_refused for _, _, row in _iterate_active_options(table, arguments, {}))
+
+
 class _EffectsBuilder:
     """The effects of a run's names, while they are collected."""
 

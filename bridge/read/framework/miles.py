@@ -31,6 +31,7 @@ from bridge.read.framework.launcher.values import (
 )
 from bridge.read.launch.shell_word import ShellWord
 
+MODEL_ARGUMENTS_PROGRAM = "model_args_utils.py"
 MODEL_ARGUMENTS_CALL = re.compile(
     r"(?P<line>\w+)=\"?\$\(\s*python3?\s+[^\n|;]*model_args_utils\.py\"?\s+\"?(?P<model>[\w.${}-]+)\"?\s*\)[^\n]*\n"
     r"[\s\S]*?read\s+-ra\s+(?P<name>\w+)\s+<<<\s*\"?\$\{?(?P=line)\}?"
@@ -64,6 +65,8 @@ def find_model_arguments(
         path: Its path.
         environment: Variables that its environment sets.
     """
+    if MODEL_ARGUMENTS_PROGRAM not in text:
+        return ModelArguments({})
     variables: dict[str, str] = {}
     read_too: list[str] = []
     for call in MODEL_ARGUMENTS_CALL.finditer(text):

@@ -101,8 +101,16 @@ class _Launcher:
         self.path = path
         self.prefix = f"{package}_SCRIPT_".upper()
         self.variables = variables
+        self.files: dict[str, Path | None] = {}
+        """As in `LauncherProgram`."""
+        self.skipped: list[str] = []
+        """Commands that are not followed again, since they start no run."""
+        self.model_arguments: dict[tuple[Path, frozenset[tuple[str, str]]], str | None] = {}
+        """A model's file and the variables -> its arguments; None for a file that is not read."""
         self.end = ""
         """The error that ends the launcher with nothing overridden; empty without one."""
+        self.end_names: frozenset[str] = frozenset()
+        """Variables on whose defaults the condition of this error rests."""
 
     def write_script(self) -> str:
         """Return the script: each line of a call has the commands of every branch.
@@ -110,13 +118,13 @@ class _Launcher:
         Raises:
             UnreadFileError: No branch starts a run.
         """
-        program = LauncherProgram(self.path, self.variables, prefix=self.prefix)
+        program = self._make_program(self.variables)
         first = self._list_commands(program)
+        self.skipped = program.list_commands_without_start()
         others: list[tuple[_Branch, dict[int, list[str]]]] = []
         for branch in [*_list_branches(program)][:MAX_BRANCHES]:
             variables = {**self.variables, **branch.variables}
-            other = LauncherProgram(self.path, variables, branch.forced, self.prefix)
-            commands = self._list_commands(other)
+            commands = self._list_commands(self._make_program(variables, branch.forced))
             if commands and commands != first:
                 others.append((branch, commands))
         if not first:
@@ -127,13 +135,21 @@ class _Launcher:
             texts[line - 1] = _write_line(first.get(line, []), others, line)
         return "\n".join(texts) + "\n"
 
+    def _make_program(
+        self, variables: Mapping[str, str], forced: Iterable[str] = ()
+    ) -> LauncherProgram:
+        """Return the launcher before it is followed. The arguments are those of `LauncherProgram`."""
+        return LauncherProgram(
+            self.path, variables, forced, self.prefix, files=self.files, skipped=self.skipped
+        )
+
     def _make_refusal(self, branches: Iterable[_Branch]) -> UnreadFileError:
         """Return the refusal of a launcher that starts nothing with nothing overridden.
 
         Args:
             branches: The branches that start a run.
         """
-        pair = "NAME=VALUE"
+        pair = f"{min(self.end_names, default='NAME')}=VALUE"
         for branch in branches:
             for name, value in branch.variables.items():
                 pair = f"{name}={shlex.quote(value)}"
@@ -146,7 +162,9 @@ class _Launcher:
         try:
             program.run()
         except PathEndError as error:
-            self.end = self.end or str(error)
+            if not self.end:
+                self.end = str(error)
+                self.end_names = error.names
         commands: dict[int, list[str]] = {}
         for start in program.starts:
             command = self._write_command(start, program.variables)
@@ -181,13 +199,15 @@ class _Launcher:
         try:
             name = get_plain(kind, set())
         except UnknownValueError:
-            return "", kind.text
+            if kind.late_name:
+                return "", kind.text
+            return "", make_open_value(f"{MODELS_FOLDER}/{kind.text}.py").text
         if name is None:
             return "", ""
         for folder in self.path.resolve().parents:
             file = folder / MODELS_FOLDER / f"{name}.py"
             if start.package == MILES and file.is_file():
-                arguments = evaluate_model_file(file, environment=variables)
+                arguments = self._evaluate_model_file(file, variables)
                 if arguments is not None:
                     return "", " ".join(_quote(word) for word in arguments.split())
         if start.package == MILES:
@@ -198,6 +218,13 @@ class _Launcher:
                 parents = len(self.path.resolve().parent.relative_to(folder).parts)
                 file = Path(*[".."] * parents, MODELS_FOLDER, file.name)
         return f'source "{file}" && ', '"${MODEL_ARGS[@]}"'
+
+    def _evaluate_model_file(self, file: Path, variables: Mapping[str, str]) -> str | None:
+        """Return the arguments of a model's file; None for a file that is not read."""
+        key = (file, frozenset(variables.items()))
+        if key not in self.model_arguments:
+            self.model_arguments[key] = evaluate_model_file(file, environment=variables)
+        return self.model_arguments[key]
 
 
 def _quote(word: str) -> str:

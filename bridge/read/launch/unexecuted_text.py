@@ -9,6 +9,7 @@ that is not followed. The run may reach it, so a message names it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.read.launch.syntax_tree import MODE_OPTIONS, get_command_name, get_node_text
@@ -53,22 +54,40 @@ def find_unexecuted_text(
     """
     unexecuted: list[_UnexecutedText] = []
     for script_number, root in enumerate(scripts):
-        text = get_node_text(root)
-        for match in pattern.finditer(text):
-            node = _find_node_at(root, text, match.start())
+        for word, line, node in _list_matches(root, pattern):
             if _is_reached(node, executed):
                 continue
-            line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-            noun = f"line {line}, which holds {match[0]},"
+            noun = f"line {line}, which holds {word},"
             if script_number:
-                noun = f"line {line} of what it reads, which holds {match[0]},"
+                noun = f"line {line} of what it reads, which holds {word},"
             if _is_in_branch(node):
                 noun = f"the branch at {noun}"
-            is_no_mode = match[0] not in MODE_OPTIONS
+            is_no_mode = word not in MODE_OPTIONS
             unexecuted.append(_UnexecutedText(is_no_mode, script_number, line, noun))
     if not unexecuted:
         return ""
     return min(unexecuted).noun
+
+
+class _Match(NamedTuple):
+    """A text of a script that matches a pattern."""
+
+    word: str
+    """The text."""
+    line: int
+    node: Node | None
+    """The innermost node at the text."""
+
+
+@lru_cache(maxsize=64)
+def _list_matches(root: Node, pattern: re.Pattern[str]) -> list[_Match]:
+    """Return the texts of a script that match a pattern. A script is followed once per branch."""
+    text = get_node_text(root)
+    matches: list[_Match] = []
+    for match in pattern.finditer(text):
+        line = root.start_point.row + text.count("\n", 0, match.start()) + 1
+        matches.append(_Match(match[0], line, _find_node_at(root, text, match.start())))
+    return matches
 
 
 def _find_node_at(root: Node, text: str, start: int) -> Node | None:

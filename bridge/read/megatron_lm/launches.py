@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 
 from bridge.preflight.launches import Launches
+from bridge.read.framework.framework_options import refuses_arguments
 from bridge.read.launch.shell_word import get_variable_name
+from bridge.read.megatron_lm.argument_values import parse_argument_values
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 
 ARRAY_PATTERN = re.compile(r"\$\{(\w+)\[[@*]\]\}")
@@ -22,10 +24,13 @@ def make_launches(runs: Sequence[WrittenArguments], number: int) -> Launches:
         runs: The arguments of each run.
         number: The number of the run that is read, from 1.
     """
+    refused_numbers = _list_refused(runs)
+    branches = [other for other in _list_branches(runs, number) if other not in refused_numbers]
     return Launches(
         labels=_list_labels(runs),
         number=number,
-        branches=_list_branches(runs, number),
+        branches=tuple(branches),
+        refused_numbers=refused_numbers,
         variables=_list_mode_variables(runs, runs[number - 1]),
     )
 
@@ -35,6 +40,17 @@ def _list_labels(runs: Sequence[WrittenArguments]) -> tuple[str, ...]:
     if len(runs) == 1:
         return ()
     return tuple(written.label for written in runs)
+
+
+def _list_refused(runs: Sequence[WrittenArguments]) -> tuple[int, ...]:
+    """Return the numbers of the runs whose framework trains nothing on Megatron Core with them."""
+    numbers: list[int] = []
+    for number, written in enumerate(runs, 1):
+        if len(runs) == 1 or written.framework is None:
+            continue
+        if refuses_arguments(written.framework, parse_argument_values(written.options).all):
+            numbers.append(number)
+    return tuple(numbers)
 
 
 def _list_branches(runs: Sequence[WrittenArguments], number: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from typing import Self
 
 from bridge.errors import UnreadFileError
 from bridge.precision.coercion import parse_number
+from bridge.read.launch.notes import NoteKind
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
 from bridge.read.megatron_lm.other_sources import is_handled_source
@@ -105,6 +106,10 @@ class ParsedRun:
             argument: object = next(iter(values.known), {})
             location = f"{path}: {self.written.label or 'arguments'}"
             sentence = f"{location}: {rule}, got {argument!r:.80}. Give a file of its arguments."
+            for note in self.written.launch.notes:
+                if note.kind is NoteKind.STRAY_OPTIONS:  # a backslash is missing
+                    remedy = "End the line before it with a backslash, and nothing behind that."
+                    sentence = f"{location}: {rule}, and ends before {note}. {remedy}"
             raise UnreadFileError(sentence, kind="no arguments of Megatron-LM's training")
 
 

@@ -72,7 +72,13 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
     parsed.require_arguments(document.path)
 
     report = _import_precision(written)
-    framework = _read_framework_arguments(parsed, document.path)
+    launches = make_launches(runs, number)
+    try:
+        framework = _read_framework_arguments(parsed, document.path)
+    except UnreadFileError as error:  # another run of the file may train
+        for sentence in launches.sentences:
+            error.add_note(sentence)
+        raise
     argument_fields = collect_fields_of_no_config(parsed.values)
     argument_sections = _build_argument_sections(parsed, document, report)
     # A value of a wrong type is in the sections now, or among the open values of `parsed`.
@@ -93,7 +99,7 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
         notes=(*_describe_framework(written), *other.notes),
         release=MegatronRelease(version=assumed.release, reason=assumed.reason),
         uncertainty=_make_uncertainty(parsed, document, report, other, framework.effects),
-        launches=make_launches(runs, number),
+        launches=launches,
         option_faults=OptionFaults(
             refused=make_refused_option_findings(parsed),
             misdirected=framework.effects.faulty_options,

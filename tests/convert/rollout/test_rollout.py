@@ -342,6 +342,21 @@ def test_a_cache_of_sglang_in_fp8_differs(tmp_path: Path, capsys: pytest.Capture
     assert words_for(answer, "rollout") == ["--sglang-kv-cache-dtype auto"]
 
 
+def test_a_cache_in_the_dtype_of_the_model_cannot_be_known_without_the_config_of_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang and vLLM store FP8 if the quantization config of the checkpoint has a cache in FP8."""
+    for words in (["--rollout"], ["--rollout", served(tmp_path, None)]):
+        code, answer = asked(capsys, slime(tmp_path), *words)
+        assert code == 0
+        (row,) = [row for row in answer["rows"] if row["subject"] == "keys and values (cache)"]
+        if len(words) == 1:
+            assert row["verdict"] == "cannot be known"
+            assert "its config.json has a quantization_config or none" in row["decided_by"]
+        else:
+            assert row["verdict"] == "equal"
+
+
 def test_a_list_for_routers_leaves_56_projections_of_a_dense_model_in_bf16(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": MOE,
     "qwen2_moe": {**MOE, **SHARED, "moe_shared_expert_gate": True},
     "deepseek_v3": {**MOE, **SHARED, **LATENT, "moe_layer_freq": [0, 1, 1, 1]},
+    "glm4_moe": {**MOE, **SHARED, "moe_layer_freq": [0, 1, 1, 1]},
 }
 """model_type -> Megatron's fields over `MEGATRON`."""
 HUGGING_FACE: dict[str, Any] = {

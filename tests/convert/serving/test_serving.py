@@ -1,7 +1,7 @@
 """Hand-over to serving systems: names and configs against the real libraries, and configs that were published."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from bridge.convert.serving.exporter import export
 from bridge.convert.serving.formats import SERVED_SCHEMES, SERVING_SYSTEMS
 from bridge.convert.serving.manifest import Manifest
 from bridge.convert.serving.serving_config import ServingConfig
-from bridge.errors import PayloadError
+from bridge.errors import PayloadError, RunConfigError
 from bridge.runtime.audit.record import GemmRow, Record
 from bridge.runtime.numerics.quantise import quantise
 from bridge.runtime.numerics.spec import GemmPrecision
@@ -249,6 +249,25 @@ def test_a_rollout_that_quantises_the_router_ends_with_1(tmp_path: Path, capsys:
     assert main(["manifest", *words, "--against", str(written)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Serving quantises mlp.router (3 modules, layers 1-3): MXFP8; training has it in bf16." in printed
+
+
+def test_only_families_that_have_a_name_for_every_module_are_offered() -> None:
+    with pytest.raises(RunConfigError) as raised:
+        Manifest.from_plan(planned("qwen3_moe", SCHEMES["mxfp8"])).require_names()
+    types = "qwen3_moe, olmoe, qwen2_moe, mixtral, glm4_moe"
+    assert f"State one of --model-type {types}, if the model is exported" in str(raised.value)
+    with pytest.raises(RunConfigError) as raised:
+        Manifest.from_plan(planned("deepseek_v3", SCHEMES["mxfp8"]), model_type="llama").require_names()
+    assert "State one of --model-type deepseek_v3, deepseek_v2, kimi_k2, if" in str(raised.value)
+    dense = Manifest.from_plan(planned("nemotron", SCHEMES["mxfp8"]))
+    with pytest.raises(RunConfigError) as raised:
+        dense.require_names()
+    types = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, nemotron"
+    assert f"State one of --model-type {types}, if" in str(raised.value)  # none with experts
+    trained = manifest("llama")
+    renamed = [replace(row, module=row.module.replace("linear_fc1", "linear_fc9"), served=()) for row in trained.rows]
+    with pytest.raises(RunConfigError, match="No known family of models has names for all of its linear layers"):
+        replace(trained, rows=tuple(renamed)).require_names()
 
 
 def test_modules_without_a_name_are_reported_and_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import main
 from bridge.errors import UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.run import Run
 from bridge.preflight.run_choice import RunChoice
+from bridge.read.framework.launcher.program import LauncherProgram
 from bridge.read.framework.python_launcher import maybe_read_launcher
 from bridge.read.run_file import load_file_reading
 from bridge.read.text.document import Document
@@ -116,6 +118,15 @@ def test_a_launcher_that_ends_with_an_error_is_refused_with_the_line(tmp_path: P
     )
 
 
+def test_the_refusal_of_a_launcher_names_an_option_of_its_failed_assertion(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE.replace("assert self.tp in (1, 2, 4)", "assert self.tp > 3"))
+    with pytest.raises(UnreadFileError, match='Add --context variables="MILES_SCRIPT_TP=VALUE" with an option'):
+        load_file_reading(path)
+    reading = load_file_reading(path, RunChoice(variables={"MILES_SCRIPT_TP": "4"}))
+    assert reading.sections["model"]["tensor_model_parallel_size"] == 4
+
+
 def test_a_text_that_only_the_run_knows_stays_open(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -147,6 +158,18 @@ def test_the_text_of_train_args(tmp_path: Path, body: str, words: str) -> None:
     assert get_script(path).strip().partition("train.py ")[2] == words
 
 
+def test_a_quoted_value_that_only_the_run_knows_holds_no_arguments(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "import shlex\nfolder = os.environ['FOLDER']\nargs = parse(folder)\n"
+        f"words = f'--save {{shlex.quote(args.folder)}} {SIZES} {TRAINING}'\n"
+        "U.execute_train(train_args=words, megatron_model_type=None)",
+    )
+    reading = load_file_reading(path)
+    assert reading.uncertainty.mode_decider is None
+    assert not [point for point in reading.uncertainty.open_points if "further arguments" in point]
+
+
 def test_a_condition_that_only_the_run_knows_has_two_branches(tmp_path: Path) -> None:
     body = 'a = "--bf16 "\nif os.path.exists("x"):\n    a = "--fp16 "\n'
     body += "U.execute_train(train_args=a, megatron_model_type=None)"
@@ -173,6 +196,60 @@ def test_the_model_type_names_a_file_of_the_clone(tmp_path: Path) -> None:
         assert run.model["hidden_size"] == width
 
 
+def test_a_model_type_of_which_only_a_part_is_known_leaves_the_arguments_open(tmp_path: Path) -> None:
+    body = (
+        f"layers = count_layers()\nwords = '{TRAINING} --bf16'\n"
+        "U.execute_train(train_args=words, megatron_model_type=f'deepseek-v3-{layers}layer')"
+    )
+    reading = load_file_reading(write(tmp_path, body, "miles"))
+    assert "${scripts_models_deepseek_v3_count_layers_layer_py}: may hold further arguments, which are not read." in (
+        reading.uncertainty.open_points
+    )
+
+
+def test_a_text_in_the_place_of_a_file_is_known(tmp_path: Path) -> None:
+    body = "U.execute_train(train_args=f'--te-precision-config-file {U.encode_pseudo_file(\"a: 1\")}')"
+    assert get_script(write(tmp_path, body, "miles")).strip().endswith("--te-precision-config-file base64:YTogMQ==")
+
+
+PROFILES = """\
+from dataclasses import dataclass, field
+
+@dataclass
+class Words:
+    values: tuple = ()
+
+@dataclass
+class Plan:
+    words: Words = field(default_factory=Words)
+
+PROFILES = ({"names": ("a", "b"), "words": "--bf16 "}, {"names": ("c",), "words": "--fp16 "})
+WORDS_BY_NAME = {name: profile["words"] for profile in PROFILES for name in profile["names"]}
+
+def get_words(options):
+    plan = Plan()
+    if getattr(options, "is_short", False):
+        return "--fp8-format hybrid "
+    if not plan.words.values:
+        return WORDS_BY_NAME[options.name]
+    return "--fp8-format e4m3 "
+"""
+
+
+def test_names_that_a_package_of_the_clone_imports_are_followed(tmp_path: Path) -> None:
+    package = tmp_path / "miles" / "plan"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .profiles import get_words\n")
+    (package / "profiles.py").write_text(PROFILES)
+    path = tmp_path / "run.py"
+    path.write_text(
+        "from dataclasses import dataclass\nimport miles.utils.external_utils.command_utils as U\n"
+        "from miles.plan import get_words\n\n@dataclass\nclass Options:\n    name: str = 'b'\n\n"
+        "if __name__ == '__main__':\n    U.execute_train(train_args=get_words(Options()), megatron_model_type=None)\n"
+    )
+    assert get_script(path).strip().endswith("miles/train.py --bf16")
+
+
 def test_a_module_of_the_clone_is_followed(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "_common.py").write_text(
@@ -190,3 +267,61 @@ def test_a_program_that_calls_no_execute_train_is_not_a_launcher(tmp_path: Path)
     path = tmp_path / "a.py"
     path.write_text("import slime\n\nif __name__ == '__main__':\n    slime.run()\n")
     assert maybe_read_launcher(Document.load(path), {}) is None
+
+
+def test_a_launcher_with_several_runs_is_followed_once_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMAND_LINE)
+    followed: list[bool] = []
+    run = LauncherProgram.run
+    monkeypatch.setattr(LauncherProgram, "run", lambda program: (followed.append(True), run(program)))
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out.count("run ") >= 2
+    count_for_all_runs = len(followed)
+    followed.clear()
+    load_run(config_file=path, strict=False)
+    assert len(followed) == count_for_all_runs
+
+
+COMMANDS = """\
+import typer
+import miles.utils.external_utils.command_utils as U
+
+app = typer.Typer()
+
+
+def _start(args):
+    U.execute_train(train_args=args, num_gpus_per_node=8, megatron_model_type=None)
+
+
+def _download(name):
+    U.exec_command(f"hf download {name}")
+
+
+@app.command()
+def prepare(name: str = "a"):
+    _download(name)
+
+
+@app.command()
+def train(name: str = "a"):
+    _start("--bf16")
+
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+def test_a_command_that_reaches_no_execute_train_starts_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(COMMANDS)
+    program = LauncherProgram(path, {})
+    program.run()
+    assert program.list_commands_without_start() == ["prepare"]
+    again = LauncherProgram(path, {}, skipped=["prepare"])
+    again.run()
+    assert [start.arguments["train_args"].text for start in again.starts] == ["--bf16"]
+    assert "prepare" in again.commands

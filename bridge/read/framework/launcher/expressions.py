@@ -10,10 +10,12 @@ import ast
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from bridge.read.framework.launcher.syntax import format_expression
 from bridge.read.framework.launcher.values import (
     Class,
     Frame,
@@ -168,17 +170,16 @@ class ExpressionReader(ABC):
                 is_late = True
         names |= answer.names
         does_hold = does_hold and not is_late
-        text = f"line {test.lineno}, {ast.unparse(test)}"
-        if is_late or names:
-            condition = OpenCondition(
+        text = f"line {test.lineno}, {format_expression(test)}"
+        if (is_late or names) and text not in self.conditions:
+            self.conditions[text] = OpenCondition(
                 text=text,
-                source=ast.unparse(test),
+                source=format_expression(test),
                 holds=does_hold,
                 names=frozenset(names),
                 constants=_list_compared_constants(test),
                 is_assertion=is_assertion,
             )
-            self.conditions.setdefault(text, condition)
         return does_hold != (text in self.forced)
 
     def read_variable(self, name: str, default: Value | None, *, kind: str = "str") -> Value:
@@ -202,7 +203,7 @@ class ExpressionReader(ABC):
             return default
         self.defaults.setdefault(name, content)
         if kind.startswith("Literal"):
-            self.choices[name] = _list_constants(ast.parse(kind))
+            self.choices[name] = _list_choices(kind)
         return Value(content, frozenset(names | {name}))
 
     # -- expressions -------------------------------------------------------------------------------
@@ -248,13 +249,19 @@ class ExpressionReader(ABC):
                 return Value(list(self._list_elements(elements, frame)))
             case ast.Tuple(elts=elements) | ast.Set(elts=elements):
                 return Value(tuple(self._list_elements(elements, frame)))
-            case ast.GeneratorExp() | ast.ListComp():
-                return self._build_list(node, frame)
+            case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
+                frames = self._iterate_frames(node.generators, frame)
+                return Value([self.value(element, each) for each in frames])
+            case ast.DictComp(key=key, value=element):
+                mapping: dict[object, Value] = {}
+                for each in self._iterate_frames(node.generators, frame):
+                    mapping[self.plain(key, each, set())] = self.value(element, each)
+                return Value(mapping)
             case ast.NamedExpr(target=target, value=inner):
                 value = self.value(inner, frame)
                 frame.names[target.id] = value
                 return value
-        raise UnknownValueError(ast.unparse(node))
+        raise UnknownValueError(format_expression(node))
 
     def _find_name(self, name: str, frame: Frame) -> Value:
         value = frame.find(name)
@@ -365,7 +372,7 @@ class ExpressionReader(ABC):
             elif isinstance(value.content, dict):
                 mapping |= value.content
             else:
-                raise UnknownValueError(ast.unparse(expression))
+                raise UnknownValueError(format_expression(expression))
         return Value(mapping)
 
     def _list_elements(self, elements: Iterable[ast.expr], frame: Frame) -> Iterator[Value]:
@@ -375,16 +382,19 @@ class ExpressionReader(ABC):
             else:
                 yield self.value(element, frame)
 
-    def _build_list(self, node: ast.GeneratorExp | ast.ListComp, frame: Frame) -> Value:
-        """Return the list of a comprehension over known items."""
-        (generator,) = node.generators
+    def _iterate_frames(
+        self, generators: Sequence[ast.comprehension], frame: Frame
+    ) -> Iterator[Frame]:
+        """Yield the names that the element of a comprehension sees, once for each known item."""
+        if not generators:
+            yield frame
+            return
+        generator, *rest = generators
         inner = Frame(frame.module, outer=frame)
-        items: list[Value] = []
         for item in self.list_items(self.value(generator.iter, frame)):
             self.assign(generator.target, item, inner)
             if all(self.holds(test, inner) for test in generator.ifs):
-                items.append(self.value(node.elt, inner))
-        return Value(items)
+                yield from self._iterate_frames(rest, inner)
 
     def list_items(self, value: Value) -> list[Value]:
         """Return the items of a known list, tuple, range or mapping.
@@ -405,6 +415,7 @@ class ExpressionReader(ABC):
         """Assign a value. The subclass does."""
 
 
+@lru_cache(maxsize=4_096)
 def _list_compared_constants(test: ast.expr) -> tuple[object, ...]:
     """Return the constants that a condition compares something with for equality, each once."""
     constants: list[object] = []
@@ -418,6 +429,12 @@ def _list_constants(test: ast.AST) -> tuple[object, ...]:
     """Return the constants of a condition or a type, each once."""
     constants = [node.value for node in ast.walk(test) if isinstance(node, ast.Constant)]
     return tuple(dict.fromkeys(constants))
+
+
+@lru_cache(maxsize=1024)
+def _list_choices(kind: str) -> tuple[object, ...]:
+    """Return the values that the type of an option lists: "Literal['a', 'b']"."""
+    return _list_constants(ast.parse(kind))
 
 
 def _get_size(first: object, second: object) -> int:

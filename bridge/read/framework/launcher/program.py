@@ -13,10 +13,11 @@ of the launcher are followed too.
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from bridge.read.framework.launcher.expressions import (
 )
 from bridge.read.framework.launcher.syntax import (
     find_module_file,
+    format_expression,
     make_pattern_test,
     make_read_expression,
     parse_file,
@@ -53,6 +55,8 @@ from bridge.read.framework.launcher.values import (
 
 TRAIN_FUNCTION = ".command_utils.execute_train"
 """End of the import path of the function that starts a run."""
+TEXT_FILE_FUNCTION = ".command_utils.encode_pseudo_file"
+"""End of the import path of the function that makes a text a value in the place of a file."""
 TRAIN_PARAMETERS = ("train_args", "num_gpus_per_node", "megatron_model_type", "train_script")
 TEMPORARY_FILE = "${tempfile}/file"
 """The path of a temporary file, which stands for the file too."""
@@ -82,17 +86,30 @@ class LauncherProgram(ExpressionReader):
         variables: As in `ExpressionReader`.
         forced: As in `ExpressionReader`.
         prefix: Beginning of the variables that set options of the command line.
+        files: Import path -> the file of the module, or None for a module without one. Programs that
+            follow the same launcher may share the mapping, which is filled while they are followed.
+        skipped: Names of functions that are commands of the launcher and are not followed.
     """
 
     def __init__(
-        self, path: Path, variables: Mapping[str, str], forced: Iterable[str] = (), prefix: str = ""
+        self,
+        path: Path,
+        variables: Mapping[str, str],
+        forced: Iterable[str] = (),
+        prefix: str = "",
+        *,
+        files: dict[str, Path | None] | None = None,
+        skipped: Collection[str] = (),
     ) -> None:
         super().__init__(variables, forced)
         self.path = path
         self.prefix = prefix
+        self.skipped = skipped
+        self.commands: dict[str, Function] = {}
+        """Name of a function that is a command of the launcher -> the function."""
         self.starts: list[Start] = []
         self._modules: dict[str, Frame] = {}
-        self._files: dict[str, Path | None] = {}
+        self._files: dict[str, Path | None] = {} if files is None else files
         self._line = 0
         """The line of the launcher that is followed."""
         self._depth = 0
@@ -119,7 +136,7 @@ class LauncherProgram(ExpressionReader):
 
     def load_name(self, path: str) -> Value:
         """Return what an import path names: a module of the clone, a name in one, or its path alone."""
-        if path.endswith(TRAIN_FUNCTION):
+        if path.endswith((TRAIN_FUNCTION, TEXT_FILE_FUNCTION)):
             return Value(Imported(path))
         module, _, name = path.rpartition(".")
         file = self._find_module(path)
@@ -195,7 +212,8 @@ class LauncherProgram(ExpressionReader):
                     Value() if expression is None else self.value(expression, frame)
                 )
             case ast.Assert(test=test) if self._fails(test, frame):
-                raise _make_error(node, frame, f"the assertion `{ast.unparse(test)}` fails")
+                fault = f"the assertion `{format_expression(test)}` fails"
+                raise _make_error(node, frame, fault, self.value(test, frame).names)
             case ast.Raise():
                 raise _make_error(node, frame, "an error is raised")
             case ast.Break() | ast.Continue():
@@ -246,13 +264,16 @@ class LauncherProgram(ExpressionReader):
         self._follow(node.finalbody, frame)
 
     def _follow_import(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+        package = frame.module.name.split(".")
+        if Path(frame.module.path).name != "__init__.py":
+            package.pop()
         for alias in node.names:
             if isinstance(node, ast.Import):
                 path = alias.name if alias.asname else alias.name.partition(".")[0]
                 name = alias.asname or path
             else:
                 name = alias.asname or alias.name
-                parents = frame.module.name.split(".")[: -node.level] if node.level else []
+                parents = package[: len(package) - node.level + 1] if node.level else []
                 path = ".".join(filter(None, [*parents, node.module, alias.name]))
             frame.names[name] = Value(Imported(path))
 
@@ -313,7 +334,7 @@ class LauncherProgram(ExpressionReader):
                 for element, item in zip(targets, items, strict=False):
                     self.assign(element, item, frame)
             case ast.Subscript(value=holder, slice=index):
-                if ast.unparse(holder) == "os.environ":
+                if format_expression(holder) == "os.environ":
                     with suppress(*FAULTS):
                         self.variables[self.plain(index, frame, set())] = str(
                             get_plain(value, set())
@@ -334,12 +355,16 @@ class LauncherProgram(ExpressionReader):
         Raises:
             UnknownValueError: The function has no source, and is none that is computed here.
         """
-        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) != "os.environ.get":
+        if (
+            isinstance(node.func, ast.Attribute)
+            and format_expression(node.func) != "os.environ.get"
+        ):
             holder = self.value(node.func.value, frame)
             if isinstance(holder.content, str | list | dict | re.Match):
                 return self._call_method(holder, node.func, node, frame)
         is_name = isinstance(node.func, ast.Name) and frame.find(node.func.id) is None
-        if isinstance(node.func, ast.Name) and is_name and node.func.id in (*BUILTINS, "range"):
+        names = (*BUILTINS, "range", "getattr")
+        if isinstance(node.func, ast.Name) and is_name and node.func.id in names:
             return self._call_builtin(node.func.id, node, frame)
         function = self.value(node.func, frame)
         arguments = [self.value(argument, frame) for argument in node.args]
@@ -363,7 +388,7 @@ class LauncherProgram(ExpressionReader):
                 changeable = self.value(argument, frame)
                 if isinstance(changeable.content, list | dict):  # an unknown function may change it
                     frame.names[argument.id] = make_open_value(argument)
-        raise UnknownValueError(ast.unparse(node.func))
+        raise UnknownValueError(format_expression(node.func))
 
     def call_imported(self, path: str, node: ast.Call, call: Call, frame: Frame) -> Value:
         """Return the value of a call of a function without source.
@@ -382,6 +407,9 @@ class LauncherProgram(ExpressionReader):
             case "os.environ.get" | "os.getenv":
                 default = arguments[1] if len(arguments) > 1 else options.get("default", Value())
                 return self.read_variable(str(get_plain(arguments[0], set())), default)
+            case "shlex.quote" if arguments[0].late_name:
+                # A quoted text is one word, so its name must not look like that of arguments.
+                return make_open_value(arguments[0].late_name.replace("args", "value"))
             case "shlex.quote":
                 return Value(shlex.quote(arguments[0].text))
             case "json.dumps":
@@ -400,14 +428,37 @@ class LauncherProgram(ExpressionReader):
             return _search(arguments)
         if path.startswith("tempfile."):
             return Value(TEMPORARY_FILE)
+        if path.endswith(TEXT_FILE_FUNCTION):
+            names = set()
+            text = str(get_plain(arguments[0], names)).encode()
+            return Value(f"base64:{base64.b64encode(text).decode()}", frozenset(names))
         if path.endswith(TRAIN_FUNCTION):
             named = {**dict(zip(TRAIN_PARAMETERS, arguments, strict=False)), **options}
             self.starts.append(Start(self._line, path.partition(".")[0], named))
             return Value()
         raise UnknownValueError(path)
 
+    def _get_attribute_or_default(self, node: ast.Call, frame: Frame) -> Value:
+        """Return the value of `getattr(holder, "name", default)` of an instance of a known class.
+
+        Raises:
+            UnknownValueError: The holder, or the name, is not known.
+        """
+        holder = self.value(node.args[0], frame)
+        name = str(self.plain(node.args[1], frame, set()))
+        if not isinstance(holder.content, Instance):
+            raise UnknownValueError(name)
+        members = self._list_members(holder.content.kind)
+        if name in holder.content.fields:
+            return holder.content.fields[name]
+        if name in members:
+            return self.find_member(holder.content.kind, name, holder)
+        return self.value(node.args[2], frame)
+
     def _call_builtin(self, name: str, node: ast.Call, frame: Frame) -> Value:
         """Return the value of a builtin function of known values."""
+        if name == "getattr":
+            return self._get_attribute_or_default(node, frame)
         names: set[str] = set()
         arguments = [self.plain(argument, frame, names) for argument in node.args]
         if name == "range" and len(range(*arguments)) <= MAX_ITEMS:
@@ -528,12 +579,15 @@ class LauncherProgram(ExpressionReader):
             PathEndError: No command starts a run, and one ends with an error.
         """
         error: PathEndError | None = None
-        decorator = f"{ast.unparse(app)}.command"
-        for value in list(frame.names.values()):
+        decorator = f"{format_expression(app)}.command"
+        for name, value in list(frame.names.items()):
             if not isinstance(value.content, Function):
                 continue
             for word in getattr(value.content.node, "decorator_list", ()):
-                if not ast.unparse(word).startswith(decorator):
+                if not format_expression(word).startswith(decorator):
+                    continue
+                self.commands[name] = value.content
+                if name in self.skipped:
                     continue
                 try:
                     self._follow_command(value)
@@ -541,6 +595,43 @@ class LauncherProgram(ExpressionReader):
                     error = raised
         if error is not None and not self.starts:
             raise error
+
+    def list_commands_without_start(self) -> list[str]:
+        """Return the names of the commands that start no run, whatever the conditions are."""
+        return [
+            name for name, function in self.commands.items() if not self._may_start(function, set())
+        ]
+
+    def _may_start(self, function: Function, known: set[ast.AST]) -> bool:
+        """Return whether a function, or one that it names, calls `execute_train`.
+
+        Args:
+            function: The function.
+            known: Functions that are looked through already.
+        """
+        known.add(function.node)
+        for node in ast.walk(function.node):
+            value: Value | None = None
+            if isinstance(node, ast.Name):
+                value = function.frame.find(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                value = self._find_module_member(node.value.id, node.attr, function.frame)
+            if value is not None and isinstance(value.content, Imported):
+                if value.content.path.endswith(TRAIN_FUNCTION):
+                    return True
+                value = self.load_name(value.content.path)
+            if value is None or not isinstance(value.content, Function):
+                continue
+            if value.content.node not in known and self._may_start(value.content, known):
+                return True
+        return False
+
+    def _find_module_member(self, module: str, name: str, frame: Frame) -> Value | None:
+        """Return a member of an imported module, without its value; None for any other name."""
+        holder = frame.find(module)
+        if holder is None or not isinstance(holder.content, Imported):
+            return None
+        return Value(Imported(f"{holder.content.path}.{name}"))
 
     def _follow_command(self, command: Value) -> Value:
         """Follow a function whose parameters are options of the command line.
@@ -559,7 +650,7 @@ class LauncherProgram(ExpressionReader):
             annotation = ""
             if parameter.annotation is not None:
                 kind = self.value(parameter.annotation, function.frame)
-                annotation = ast.unparse(parameter.annotation)
+                annotation = format_expression(parameter.annotation)
             if isinstance(kind.content, Class):
                 value = self._make_instance(kind.content, (), {}, is_command_line=True)
             else:
@@ -604,7 +695,7 @@ class LauncherProgram(ExpressionReader):
                 field = default or make_open_value(name)
                 if is_command_line:
                     variable = f"{self.prefix}{name.upper()}"
-                    annotation = ast.unparse(node.annotation)
+                    annotation = format_expression(node.annotation)
                     field = self.read_variable(variable, default, kind=annotation)
             instance.fields[name] = field
         if "__post_init__" in members:
@@ -615,7 +706,7 @@ class LauncherProgram(ExpressionReader):
         """Return the default of a field; None for a field without one."""
         if expression is None:
             return None
-        if not isinstance(expression, ast.Call) or not ast.unparse(expression.func).endswith(
+        if not isinstance(expression, ast.Call) or not format_expression(expression.func).endswith(
             "field"
         ):
             return self.value(expression, frame)
@@ -627,6 +718,9 @@ class LauncherProgram(ExpressionReader):
                     return self.value(keyword.value.body, frame)
                 if isinstance(keyword.value, ast.Name) and keyword.value.id in ("list", "dict"):
                     return Value([] if keyword.value.id == "list" else {})
+                factory = self.value(keyword.value, frame).content
+                if isinstance(factory, Class):
+                    return self._make_instance(factory, (), {})
                 return make_open_value(keyword.value)
         return None
 
@@ -651,7 +745,7 @@ class LauncherProgram(ExpressionReader):
         node, frame = members[name]
         if not isinstance(node, ast.FunctionDef):
             raise UnknownValueError(name)
-        is_static = any(ast.unparse(word) == "staticmethod" for word in node.decorator_list)
+        is_static = any(format_expression(word) == "staticmethod" for word in node.decorator_list)
         return Function(node, frame, None if is_static else holder)
 
     def find_member(self, kind: Class, name: str, holder: Value | None) -> Value:
@@ -662,7 +756,7 @@ class LauncherProgram(ExpressionReader):
             return self.value(node.value, frame)
         function = self._make_method(name, members, holder)
         decorators = getattr(node, "decorator_list", ())
-        if any(ast.unparse(word).endswith("property") for word in decorators):
+        if any(format_expression(word).endswith("property") for word in decorators):
             return self.follow_function(function, (), {})
         return Value(function)
 
@@ -676,6 +770,16 @@ def _search(arguments: Sequence[Value]) -> Value:
     return Value(re.search(pattern, text), frozenset(names))
 
 
-def _make_error(node: ast.stmt, frame: Frame, fault: str) -> PathEndError:
-    """Return the end of a path on which the launcher raises an error."""
-    return PathEndError(f"{fault} on line {node.lineno} of {Path(frame.module.path).name}")
+def _make_error(
+    node: ast.stmt, frame: Frame, fault: str, names: Iterable[str] = ()
+) -> PathEndError:
+    """Return the end of a path on which the launcher raises an error.
+
+    Args:
+        node: The statement that raises it.
+        frame: The names that the statement sees.
+        fault: The fault, as a clause.
+        names: As in `PathEndError`.
+    """
+    text = f"{fault} on line {node.lineno} of {Path(frame.module.path).name}"
+    return PathEndError(text, names)

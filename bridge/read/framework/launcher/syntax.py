@@ -20,12 +20,18 @@ def _parse_text(text: str, path: str) -> ast.Module:
     return parse_python(text, path)
 
 
+@lru_cache(maxsize=65_536)
+def format_expression(node: ast.AST) -> str:
+    """Return an expression as text, which is made once for all branches of a launcher."""
+    return ast.unparse(node)
+
+
 def find_module_file(launcher: Path, path: str) -> Path | None:
     """Return the file of a module in the clone of a launcher; None for a module that is not there."""
     if not path:
         return None
     parts = path.split(".")
-    for folder in launcher.resolve().parents:
+    for folder in _list_folders(launcher):
         for file in (
             folder.joinpath(*parts).with_suffix(".py"),
             folder.joinpath(*parts, "__init__.py"),
@@ -35,6 +41,13 @@ def find_module_file(launcher: Path, path: str) -> Path | None:
     return None
 
 
+@lru_cache(maxsize=64)
+def _list_folders(path: Path) -> tuple[Path, ...]:
+    """Return the folders around a file, the nearest one first."""
+    return tuple(path.resolve().parents)
+
+
+@lru_cache(maxsize=4_096)
 def make_read_expression(target: ast.expr) -> ast.expr:
     """Return the target of an assignment as an expression that is read."""
     return ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)

@@ -14,7 +14,9 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from bridge.read.framework.launcher.syntax import format_expression
 from bridge.read.launch.shell_word import ShellWord
 
 MAX_NAMES = 2
@@ -32,7 +34,16 @@ class UnknownValueError(Exception):
 
 
 class PathEndError(Exception):
-    """The end of a path: an error of the launcher, or too many statements."""
+    """The end of a path: an error of the launcher, or too many statements.
+
+    Args:
+        text: The fault, as a clause.
+        names: Variables on whose defaults the condition of the error rests.
+    """
+
+    def __init__(self, text: str, names: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.names = frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,11 @@ def make_open_value(source: ast.AST | str) -> Value:
         source: The expression whose value it is, or its name.
     """
     if isinstance(source, ast.AST):
-        source = ast.unparse(source)
+        source = format_expression(source)
     return Value(late_name=format_name(source))
 
 
+@lru_cache(maxsize=65_536)
 def format_name(source: str) -> str:
     """Return the name of an expression as that of a variable: "args_run_id" for "args.run_id"."""
     return re.sub(r"\W+", "_", source).strip("_")[:MAX_NAME_LENGTH] or "value"

@@ -10,6 +10,7 @@ third place counts only if it has the form of such a recipe.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ FILE_NOT_FOUND = (
     "selects is not known. Put the file next to the run's own."
 )
 FILE_WAS_READ = "{setting}: read from {path}."
+INLINE_PREFIX = "base64:"
+"""Beginning of a value that is the content, and no path.
+
+Source: radixark/Megatron-LM 37f91617 of 2026-08-09, which miles installs.
+"""
+INLINE_WAS_READ = "{option}: read from the text behind {prefix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +61,8 @@ def find_precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
     Raises:
         RunConfigError: Megatron refuses the file.
     """
+    if name.startswith(INLINE_PREFIX) and OPEN_PIECE_PATTERN.search(name) is None:
+        return _read_inline(option, name.removeprefix(INLINE_PREFIX))
     setting = f"{option} {name}"
     for candidate in _iterate_candidate_paths(name, Path(run_path).parent):
         content = _load_content(candidate)
@@ -62,6 +71,22 @@ def find_precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
             return PrecisionFile(setting=setting, content=content, sentence=sentence)
     sentence = FILE_NOT_FOUND.format(field=QUANT_RECIPE_FIELD, option=option, name=name)
     return PrecisionFile(setting=setting, content=None, sentence=sentence)
+
+
+def _read_inline(option: str, text: str) -> PrecisionFile:
+    """Return the per-module recipe whose content is the value of an option.
+
+    Raises:
+        RunConfigError: The text cannot be decoded, or Megatron refuses its content.
+    """
+    setting = f"{option} {INLINE_PREFIX}"
+    try:
+        decoded = base64.b64decode(text, validate=True).decode()
+        content = te_precision_file.parse(decoded, option)
+    except (ValueError, PayloadError) as error:
+        raise RunConfigError(f"{option}: {error}") from None
+    sentence = INLINE_WAS_READ.format(option=option, prefix=INLINE_PREFIX)
+    return PrecisionFile(setting=setting, content=content, sentence=f"{sentence}.")
 
 
 class _CandidatePath(NamedTuple):
