@@ -311,17 +311,18 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
         return 0
     if option.is_key and value is None:
         return 0
-    if flags.is_switch(name) and not option.is_key:
-        return _add_switch(written, option)
-    if value is not None:
+    words = list_value_words(option)
+    is_switch = flags.is_switch(name) and not option.is_key
+    if value is None and words:
+        value = join_words(words)
+    if value is None:
+        written.add(WrittenSetting(name, True))
+    elif is_switch:
+        # Megatron-LM's parser refuses a value of a switch. Its meaning is kept for the report.
+        written.add(_make_setting(option, value, refused=str(value)))
+    else:
         written.add(_make_setting(option, value))
-        return 0
-    values = _get_following_values(option)
-    value = True
-    if values:
-        value = join_words(values)
-    written.add(_make_setting(option, value))
-    return len(values)
+    return len(words)
 
 
 def _format_open_option(name: ShellWord, value: object) -> str:
@@ -331,33 +332,23 @@ def _format_open_option(name: ShellWord, value: object) -> str:
     return f"{name}={value}"
 
 
-def _add_switch(written: WrittenArguments, option: Option) -> int:
-    """Add a switch to the settings.
+def list_value_words(option: Option) -> list[ShellWord]:
+    """Return the words after an option that are its values; none after `--name=value` and after a key.
 
-    Megatron-LM's parser refuses a value of a switch. The meaning of the value is kept, and the
-    refusal is reported.
-
-    Returns:
-        The number of words after the switch that mean on or off: 0 or 1.
+    They are a word that means on or off for a switch, all words for a list, the words up to an open
+    word for an option that names files, and the first word for another option.
     """
-    value = option.value
-    count = 0
-    if value is None and option.following and option.following[0].lower() in SWITCH_VALUES:
-        value = option.following[0]
-        count = 1
-    if value is None:
-        written.add(WrittenSetting(option.name, True))
-    else:
-        written.add(_make_setting(option, value, refused=str(value)))
-    return count
-
-
-def _get_following_values(option: Option) -> list[ShellWord]:
-    """Return the words after an option that are its values: one, or several for an option that names files."""
-    values = [*option.following[:1]]
-    if flags.get_dest(option.name) in flags.FILE_SETTINGS:
-        values += takewhile(lambda word: not word.is_open, option.following[1:])
-    return values
+    if option.value is not None or option.is_key:
+        return []
+    name = flags.get_dest(option.name)
+    first = list(option.following[:1])
+    if flags.is_switch(option.name):
+        return [word for word in first if word.lower() in SWITCH_VALUES]
+    if name in flags.LIST_TYPES:
+        return list(option.following)
+    if name in flags.FILE_SETTINGS:
+        return first + list(takewhile(lambda word: not word.is_open, option.following[1:]))
+    return first
 
 
 def _make_setting(option: Option, value: object, *, refused: str | None = None) -> WrittenSetting:
