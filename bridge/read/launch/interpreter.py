@@ -12,6 +12,7 @@ It is built in layers. Each class adds to the class before it:
     ScriptInterpreter   calls, nested scripts, redirections, launches     this file
 
     interpreter = ScriptInterpreter(parse_script(text, path), path, stated={}, forced_results={})
+    interpreter.follow()
     interpreter.trace.launches
 """
 
@@ -27,6 +28,7 @@ from bridge.read.launch.bash.environment import compute_environment
 from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.command_line_rows import PRECISION_PATTERN
+from bridge.read.launch.commands import End
 from bridge.read.launch.loops import LoopInterpreter
 from bridge.read.launch.nested_script import find_nested_script, find_started_script
 from bridge.read.launch.notes import Note, NoteKind
@@ -75,7 +77,7 @@ READ_ONLY_COMMANDS = frozenset({"cat", "echo", "ls", "head", "mkdir", "jq"})
 
 
 class ScriptInterpreter(LoopInterpreter):
-    """A script that is followed to its end by the constructor.
+    """A script with the state of the shell that follows it.
 
     Args:
         root: The syntax tree of the script.
@@ -106,7 +108,10 @@ class ScriptInterpreter(LoopInterpreter):
         """Number of functions, strings and sourced files around the command."""
         self.handlers["redirected_statement"] = self._run_redirected
         self.handlers |= dict.fromkeys(COMMAND_NODES, self._run_command)
-        self.run_nodes(list_statements(root))
+
+    def follow(self) -> None:
+        """Follow the script to its end."""
+        self.run_nodes(list_statements(self.scripts[0]))
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ class ScriptInterpreter(LoopInterpreter):
         """
         name = words[0]
         if name in ("exit", "return"):
-            self.end = name
+            self.end = End(name)
         elif name in ("break", "continue") and self.loop_depth:
             self._leave_loops(words)
         elif name.startswith("-") and len(name) > 1:
@@ -191,7 +196,7 @@ class ScriptInterpreter(LoopInterpreter):
 
     def _leave_loops(self, words: Sequence[str]) -> None:
         """Follow `break [N]` or `continue [N]`."""
-        self.end = words[0]
+        self.end = End(words[0])
         self.levels = 1
         if words[1:] and words[1].isdecimal():
             self.levels = int(words[1])
@@ -214,7 +219,7 @@ class ScriptInterpreter(LoopInterpreter):
         if remaining:
             self._run_simple_command(remaining, line)
             if prefix == "exec":
-                self.end = "exit"
+                self.end = End.EXIT
 
     # -- functions and scripts within the script --------------------------------------------------------
 
@@ -249,7 +254,8 @@ class ScriptInterpreter(LoopInterpreter):
         self.run_nodes(nodes)
         self.depth -= 1
         self.line = outer_line
-        self.end = self.end.removeprefix("return")
+        if self.end is End.RETURN:
+            self.end = None
 
     def _run_string(self, text: str, line: int) -> None:
         """Follow a string that is a script.

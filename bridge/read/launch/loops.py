@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bridge.read.launch.bash.conditions import ConditionResult
 from bridge.read.launch.bash.counted_loop import CountedLoop
 from bridge.read.launch.branches import BranchInterpreter
-from bridge.read.launch.commands import MAX_REPEATED_COMMANDS
+from bridge.read.launch.commands import MAX_REPEATED_COMMANDS, End
 from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.launch.syntax_tree import get_node_text, list_statements
 from bridge.read.launch.trace import Arm
@@ -172,12 +172,12 @@ class LoopInterpreter(BranchInterpreter):
         self.loop_depth += 1
         self.run_nodes(body)
         self.loop_depth -= 1
-        if self.end not in ("break", "continue"):
-            return not self.end
-        goes_on = self.end == "continue" and self.levels <= 1
+        if self.end not in (End.BREAK, End.CONTINUE):
+            return self.end is None
+        goes_on = self.end is End.CONTINUE and self.levels <= 1
         self.levels -= 1
         if self.levels <= 0 or not self.loop_depth:
-            self.end = ""
+            self.end = None
         return goes_on
 
     def _is_changed(self, before: ShellState, loop_variables: Sequence[str]) -> bool:
@@ -205,7 +205,7 @@ class LoopInterpreter(BranchInterpreter):
         after_one_turn = self.copy_state()
         end = self.end
         self.restore(before)
-        self.end = ""
+        self.end = None
 
         def run_turns() -> None:
             for word in words:
