@@ -18,7 +18,7 @@ from bridge.errors import UnreadFileError
 from bridge.precision.coercion import parse_number
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
-from bridge.read.megatron_lm.other_sources import is_handled_source
+from bridge.read.megatron_lm.other_sources import READ_FILE_ARGUMENTS
 from bridge.read.megatron_lm.written_arguments import INFERENCE_PROGRAMS, WrittenArguments
 from bridge.read.text.document import Document
 
@@ -71,9 +71,9 @@ class ParsedRun:
         is_shell = document.kind == "shell"
         open_sources: list[str] = []
         if is_shell:
-            for source in written.possible_sources:
-                if not is_handled_source(source):
-                    open_sources.append(source)
+            for source in written.sources:
+                if source.file_argument not in READ_FILE_ARGUMENTS:
+                    open_sources.append(source.noun)
             open_sources += map(str, written.launch.unread_sources)
         return cls(
             written=written,

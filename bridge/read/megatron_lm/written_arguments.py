@@ -104,6 +104,15 @@ class WrittenSetting:
         return self.value
 
 
+class ArgumentSource(NamedTuple):
+    """A source that may hold further arguments."""
+
+    noun: str
+    """Its name in messages: "$ARGS", "--deepspeed_config ds.json"."""
+    file_argument: str = ""
+    """The argument that names a file; empty for another source."""
+
+
 @dataclass(kw_only=True, slots=True)
 class WrittenArguments:
     """The arguments of a run."""
@@ -158,15 +167,20 @@ class WrittenArguments:
         )
 
     @property
-    def possible_sources(self) -> list[str]:
+    def sources(self) -> list[ArgumentSource]:
         """Other sources that may set the precision and are not read, each once."""
-        sources = list(self.open_words)
+        sources = [ArgumentSource(word) for word in self.open_words]
         for key, setting in self.settings.items():
             if key in flags.FILE_SETTINGS:
-                sources.append(f"{setting.name} {setting.shown}")
+                sources.append(ArgumentSource(f"{setting.name} {setting.shown}", key))
         if self.used_by:
-            sources.append(self.used_by)
+            sources.append(ArgumentSource(self.used_by))
         return list(dict.fromkeys(sources))
+
+    @property
+    def possible_sources(self) -> list[str]:
+        """The nouns of `sources`."""
+        return [source.noun for source in self.sources]
 
     def __contains__(self, key: str) -> bool:
         """Return whether an argument is set to a known value other than False."""
