@@ -40,7 +40,7 @@ from bridge.read.launch.shell_word import (
     ShellWord,
     get_variable_name,
 )
-from bridge.read.launch.sourced_file import find_file_text, find_named_file, maybe_read_text
+from bridge.read.launch.sourced_file import find_named_file, maybe_read_text
 from bridge.read.launch.syntax_tree import (
     WORD_NODES,
     get_command_name,
@@ -214,8 +214,7 @@ class ScriptInterpreter(LoopInterpreter):
         if prefix == "command" and remaining[0] in ("-v", "-V"):
             return  # it only asks whether a command exists
         while remaining and remaining[0].startswith("-"):
-            takes_value = remaining[0] == "-a"
-            remaining = remaining[2:] if takes_value else remaining[1:]
+            remaining = remaining[1:]
         if remaining:
             self._run_simple_command(remaining, line)
             if prefix == "exec":
@@ -282,11 +281,9 @@ class ScriptInterpreter(LoopInterpreter):
     def _run_in_new_shell(self, text: str, line: int, environment: Mapping[str, ShellWord]) -> None:
         """Follow a string that another shell runs, with only the variables of its environment."""
         state = self.copy_state()
-        names = [name for name in self.functions if name in self.shared_functions]
-        shared = {name: self.functions[name] for name in names}
         self.values = {name: {0: str(value)} for name, value in environment.items()}
         self.exported = dict.fromkeys(environment)
-        self.functions = shared
+        self.functions = {}
         self.frames = []
         self._run_string(text, line)
         self.leave_subshell(state)
@@ -421,7 +418,7 @@ class ScriptInterpreter(LoopInterpreter):
         """Add a launch with its environment and the files that the script has written."""
         launch = replace(launch, files=dict(self.trace.files))
         if is_ray_job(words):
-            job = read_ray_job_environment(words, lambda name: find_file_text(self.path, name))
+            job = read_ray_job_environment(words)
             launch = replace(launch, environment=job.variables, unread_environment=job.unread)
         else:
             environment = compute_environment(launch.runner, self.get_environment())

@@ -141,9 +141,7 @@ class LoopInterpreter(BranchInterpreter):
         """Return the words of a `for`; None if only the run knows one, or if there are too many."""
         if any(child.type == "in" for child in node.children):
             words = self.expand_node_words(node.children_by_field_name("value"))
-        elif "@" in self.values:  # `for NAME; do` is over the positional parameters
-            words = self.get_elements("@")
-        else:
+        else:  # `for NAME; do` is over the positional parameters
             return None
         if len(words) > MAX_LOOP_WORDS:
             return None

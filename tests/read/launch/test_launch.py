@@ -67,10 +67,10 @@ SCRIPTS = [
     'torchrun t.py --a=b --c="d e" \\\n  --f \'g\'h"i"',
     "A=1; B=2 ; { torchrun t.py $A; } ;\n ( torchrun t.py $B )",
     "A=x; A=y true; torchrun t.py $A",
-    'A=1; B=46; torchrun t.py $((A + B)) $(( (A+$B) * 2 )) "n$((B/4))" $((-7 / 2)) $((-7 % 4)) $((${B}-A)) x',
+    'A=1; B=46; torchrun t.py $((A + B)) $(( (A+$B) * 2 )) "n$((B/4))" $((${B}-A)) x',
     "A=8\nB=$((A * A))\nC=($((B + 1)) $((B / 3)))\ntorchrun t.py ${C[@]}",
     'Y=z\nX=$(cat <<E\n{"a": "$Y", "b": $((1 + 1))}\n\nE\n)\ntorchrun t.py "$X" --y "$(cat <<\'E\'\n$Y "q"\nE\n)" x',
-    "A=-3; torchrun t.py $((2 - A)) $((A*-1)) $((0x10 + 1))",
+    "A=3; torchrun t.py $((2 - A)) $((A*1)) $((0x10 + 1))",
     'A="a   b"; torchrun t.py $A"c" pre$A',
     "A='x y'; torchrun t.py \"$A\" \"\" ''",
     "while false; do :; done; until true; do :; done; torchrun t.py ok",
@@ -87,14 +87,14 @@ SCRIPTS = [
     "A=--bf16\nf() { declare A=--fp16; declare -g B=--x; export C=y; }\nf\ntorchrun t.py $A $B $C",
     # unset, elements, and what a command reads
     'X="--fp8-format hybrid"\nunset X\ntorchrun t.py --bf16 $X ${X:-d} ${X-e}',
-    'P=(--fp16 a b)\nP[0]=--bf16\nP[1]+=c\nP[7]=d\nP+=(e)\ntorchrun t.py "${P[@]}" $P',
+    'P=(--fp16 a b)\nP[0]=--bf16\nP[7]=d\nP+=(e)\ntorchrun t.py "${P[@]}" $P',
     'A=(a b)\nA=c\nA+=d\ntorchrun t.py "${A[@]}" "$A" x',
     'set -- a "b c" d\nshift\ntorchrun t.py $1 "$@" $#',
     # loops
     "A=--bf16\nwhile true; do break; A=--fp16; done\nwhile false; do A=x; done\ntorchrun t.py $A",
     'for p in a "b c" d; do [ "$p" = d ] && break; A+=" --$p"; done\ntorchrun t.py $A $p',
     "for i in 1 2; do for j in 1 2; do continue 2; done; A=1; done; A+=x\ntorchrun t.py x $A",
-    "f() { for a; do if [ $a = y ]; then return; fi; A=$a; done; }\nf x y z\ntorchrun t.py $A",
+    "f() { for a in $@; do if [ $a = y ]; then return; fi; A=$a; done; }\nf x y z\ntorchrun t.py $A",
     # commands that start others
     "run() { torchrun t.py --bf16; }\nif ! run; then exit 1; fi\ntime run",
     'A="--bf16 "; B=" --x"; torchrun t.py $A$B "$A"y',
@@ -455,6 +455,7 @@ def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
             "(( A++ ))",
             "let A=A+1",
             "A[-1]=x",
+            "A[0]+=x",
             "unset 'A[0]'",
             "declare -i A=1",
         ),
@@ -538,12 +539,32 @@ def test_a_file_of_bare_arguments_is_one_run() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["A + B", "A + 010", "A ** 2", "A / 0", "A + 1_0", "C + 1", "A > 2 ? A : 2", "A++", "2#101", "A + 16#ff"],
+    [
+        "A + B",
+        "A % 3",
+        "-A / 2",
+        "(2 - A) / 2",
+        "A + 010",
+        "A ** 2",
+        "A / 0",
+        "A + 1_0",
+        "C + 1",
+        "A > 2 ? A : 2",
+        "A++",
+        "2#101",
+        "A + 16#ff",
+    ],
 )
 def test_arithmetic_that_only_the_run_knows_stays_as_it_is_written(expression: str) -> None:
     (launch,) = read_launches(f"A=4\nC=${{C:-8}}\ntorchrun t.py --num-layers $(({expression}))")
     assert launch.arguments[1] == f"$(({expression}))"
     assert launch.arguments[1].is_open
+
+
+def test_a_loop_over_the_parameters_leaves_its_variable_to_the_run() -> None:
+    (launch,) = read_launches(f"f() {{ for a; do A=$a; done; }}\nf x y\n{RUN} $A")
+    assert launch.arguments[3] == "$a"
+    assert launch.arguments[3].is_open
 
 
 @pytest.mark.parametrize("pattern", ["%%]*", "%]", "##*]", "//]/", "%%[]]*", "%%{*", "/]/x", "%%'*"])

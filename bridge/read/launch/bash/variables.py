@@ -116,12 +116,6 @@ class Variables:
         elements = {**self.values.get(name, {}), int(index): text}
         self.values[name] = dict(sorted(elements.items()))
 
-    def append_element(self, name: str, index: str, text: str) -> None:
-        """Follow `A[index]+=text`, as `set_element` does."""
-        if index.isdecimal():
-            text = join_texts([self.values.get(name, {}).get(int(index)), text])
-        self.set_element(name, index, text)
-
     def forget(self, name: str) -> None:
         """Make a variable open: its value becomes `$NAME`, which only the run decides."""
         if name in self.values:
