@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.read.launch.bash.builtins import find_whole_read_variable
-from bridge.read.launch.bash.environment import compute_environment
+from bridge.read.launch.bash.environment import ProgramEnvironment, compute_environment
 from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.command_line_rows import PRECISION_PATTERN
@@ -392,12 +392,14 @@ class ScriptInterpreter(LoopInterpreter):
         launch_count = len(self.trace.launches)
         script = find_nested_script(words)
         if script is not None:
-            environment: dict[str, ShellWord] = {}
+            environment = ProgramEnvironment({})
             if not script.is_remote:
                 environment = compute_environment(
                     words[: script.shell_index], self.get_environment()
                 )
-            self._run_in_new_shell(script.text, line, environment)
+            if environment.unread:
+                self.trace.note(Note(environment.unread))
+            self._run_in_new_shell(script.text, line, environment.variables)
         launch = find_launch([ShellWord.from_text(word) for word in words], line)
         if launch is None:
             self._forget_files(words)
@@ -418,11 +420,12 @@ class ScriptInterpreter(LoopInterpreter):
         """Add a launch with its environment and the files that the script has written."""
         launch = replace(launch, files=dict(self.trace.files))
         if is_ray_job(words):
-            job = read_ray_job_environment(words)
-            launch = replace(launch, environment=job.variables, unread_environment=job.unread)
+            environment = read_ray_job_environment(words)
         else:
             environment = compute_environment(launch.runner, self.get_environment())
-            launch = replace(launch, environment=environment)
+        launch = replace(
+            launch, environment=environment.variables, unread_environment=environment.unread
+        )
         self.trace.launches.append(launch)
 
 

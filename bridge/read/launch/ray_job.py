@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from bridge.errors import PayloadError
+from bridge.read.launch.bash.environment import ProgramEnvironment
 from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.text.document import Document
 
@@ -30,15 +30,6 @@ DEFERRED_PLACEHOLDER = "$_"
 quotes would end the string of the JSON around it. `$_` is a variable that only the run knows."""
 
 
-class RayJobEnvironment(NamedTuple):
-    """The environment of a job."""
-
-    variables: Mapping[str, ShellWord]
-    """Name of a variable -> its value."""
-    unread: str = ""
-    """The option that could not be read, with the file that it names; empty if all was read."""
-
-
 def is_ray_job(words: Sequence[str]) -> bool:
     """Return whether a command submits a Ray job."""
     if "--" not in words:
@@ -49,7 +40,7 @@ def is_ray_job(words: Sequence[str]) -> bool:
     )
 
 
-def read_ray_job_environment(words: Sequence[str]) -> RayJobEnvironment:
+def read_ray_job_environment(words: Sequence[str]) -> ProgramEnvironment:
     """Return the environment of a Ray job.
 
     Args:
@@ -65,11 +56,11 @@ def read_ray_job_environment(words: Sequence[str]) -> RayJobEnvironment:
     if JSON_OPTION in options:
         variables = _parse_variables(options[JSON_OPTION])
         if variables is None:
-            return RayJobEnvironment({}, JSON_OPTION)
-        return RayJobEnvironment(variables)
+            return ProgramEnvironment({}, JSON_OPTION)
+        return ProgramEnvironment(variables)
     if FILE_OPTION in options:
-        return RayJobEnvironment({}, f"{FILE_OPTION} {options[FILE_OPTION]}")
-    return RayJobEnvironment({})
+        return ProgramEnvironment({}, f"{FILE_OPTION} {options[FILE_OPTION]}")
+    return ProgramEnvironment({})
 
 
 def _parse_variables(text: str) -> dict[str, ShellWord] | None:

@@ -393,8 +393,7 @@ RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
     [
         (f"export A=1\nunset A\n{RUN}", {}),
         (f"export A=1 B=2\nexport -n A\n{RUN}", {"B": "2"}),
-        (f"export A=1\nenv -u A B=2 {RUN}", {"B": "2"}),
-        (f"export A=1\nnohup env -i B=2 {RUN}", {"B": "2"}),
+        (f"export A=1\nnohup env B=2 {RUN}", {"A": "1", "B": "2"}),
         (f"env A=1 {RUN}", {"A": "1"}),
         (f"( export A=1 )\n{RUN}", {}),
         (f"declare -x A=1\nset -a\nB=2\nset +a\nC=3\n{RUN}", {"A": "1", "B": "2"}),
@@ -407,6 +406,17 @@ RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
 def test_the_variables_of_a_program_are_those_that_bash_gives_it(script: str, expected: dict[str, str]) -> None:
     (launch,) = read_launches(script)
     assert launch.environment == expected
+    assert launch.unread_environment == ""
+
+
+@pytest.mark.parametrize("option", ["-u", "-i", "--unset=A", "-S"])
+def test_an_option_of_env_leaves_the_variables_of_the_program_to_the_run(option: str) -> None:
+    (launch,) = read_launches(f"export A=1\nenv {option} A B=2 {RUN}")
+    assert launch.environment == {}
+    assert launch.unread_environment == f"env {option}"
+    (nested,) = read_launches(f"export A=1\nenv {option} A bash -c '{RUN}'")
+    assert nested.environment == {}
+    assert [str(note) for note in nested.notes] == [f"env {option}"]
 
 
 @pytest.mark.parametrize(
