@@ -1,9 +1,8 @@
 """`LoopInterpreter`: `for`, `while` and `until`.
 
 The body is followed once, with the variable of the loop open, to find its launches. It is then
-followed again, only to know the variables after the loop, unless the loop has a single turn:
+followed again, only to know the variables after the loop:
 
-- a `for` over a single constant word is followed once, with this word;
 - a `for` over constant words, or a loop that counts, is followed once for each word or number;
 - any other loop is followed a second time. A variable that the second turn changes becomes open.
 """
@@ -61,10 +60,6 @@ class LoopInterpreter(BranchInterpreter):
         """Follow `for NAME in WORDS`."""
         words = self._expand_for_words(node)
         if words == []:
-            return
-        if words is not None and len(words) == 1:
-            self.set_text(variables[0], words[0])
-            self._run_iteration(body)
             return
         before = self.copy_state()
         for variable in variables:
