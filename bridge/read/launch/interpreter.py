@@ -29,11 +29,11 @@ from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.command_line_rows import PRECISION_PATTERN
 from bridge.read.launch.commands import End
+from bridge.read.launch.launch_command import find_launch
 from bridge.read.launch.loops import LoopInterpreter
 from bridge.read.launch.nested_script import find_nested_script, find_started_script
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
-from bridge.read.launch.recognition import find_launch
 from bridge.read.launch.shell_word import (
     DEFAULT_PATTERN,
     OPEN_PIECE_PATTERN,
@@ -141,12 +141,7 @@ class ScriptInterpreter(LoopInterpreter):
             self._read_herestring(node, words)
 
     def _read_herestring(self, command: Node, words: list[str]) -> None:
-        """Set the variables of `IFS=, read A B <<< "$TEXT"`, if the text and IFS are known.
-
-        Args:
-            command: The command.
-            words: Its words, expanded.
-        """
+        """Set the variables of `IFS=, read A B <<< "$TEXT"`, if the text and IFS are known."""
         string = _find_child(command, "herestring_redirect")
         if words[0] != "read" or string is None or not string.named_children:
             return

@@ -92,8 +92,7 @@ def read_document_launches(document: Document, variables: Mapping[str, str]) -> 
     key = tuple(sorted(variables.items()))
     if key not in document.launches:
         document.launches[key] = read_launches(document.text, document.path, variables)
-    launches: tuple[Launch, ...] = document.launches[key]
-    return launches
+    return document.launches[key]
 
 
 @dataclass(frozen=True, kw_only=True)

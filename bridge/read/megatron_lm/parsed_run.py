@@ -87,9 +87,6 @@ class ParsedRun:
     def require_arguments(self, path: str) -> None:
         """Refuse a file without arguments of a training run.
 
-        Args:
-            path: Path of the file.
-
         Raises:
             UnreadFileError: No argument is one of Megatron-LM's training.
         """

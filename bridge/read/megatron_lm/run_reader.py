@@ -35,7 +35,7 @@ from bridge.read.megatron_lm.model_kind import find_other_model_kind
 from bridge.read.megatron_lm.open_points import describe_open_points
 from bridge.read.megatron_lm.other_sources import OtherSources, read_other_sources
 from bridge.read.megatron_lm.parsed_run import ParsedRun
-from bridge.read.megatron_lm.refused_options import make_refused_option_findings
+from bridge.read.megatron_lm.refusal_findings import make_refused_option_findings
 from bridge.read.megatron_lm.run_mode import ModeSource, find_run_mode
 from bridge.read.megatron_lm.sections import (
     add_malformed_values,
