@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from bridge.errors import PayloadError
 from bridge.read.launch.bash.environment import ProgramEnvironment
-from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
+from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, UNKNOWN_VARIABLE, ShellWord
 from bridge.read.text.document import Document
 
 RAY_SUBMIT_COMMAND = ["ray", "job", "submit"]
@@ -25,9 +25,6 @@ RAY_SUBMIT_COMMAND = ["ray", "job", "submit"]
 JSON_OPTION = "--runtime-env-json"
 FILE_OPTION = "--runtime-env"
 VARIABLES_KEY = "env_vars"
-DEFERRED_PLACEHOLDER = "$_"
-"""Replaces a piece that only the run decides and that has quotes, such as `$(cat "file")`. Its
-quotes would end the string of the JSON around it. `$_` is a variable that only the run knows."""
 
 
 def is_ray_job(words: Sequence[str]) -> bool:
@@ -88,8 +85,11 @@ def _parse_variables(text: str) -> dict[str, ShellWord] | None:
 
 
 def _replace_deferred(piece: re.Match[str]) -> str:
-    """Return a variable as it is written, and the placeholder for any other deferred piece."""
+    """Return a variable as it is written, and an unknown variable for any other deferred piece.
+
+    The quotes of a piece such as `$(cat "file")` would end the string of the JSON around it.
+    """
     is_variable = bool(piece[1] or piece[2])
     if is_variable:
         return piece[0]
-    return DEFERRED_PLACEHOLDER
+    return UNKNOWN_VARIABLE

@@ -571,6 +571,13 @@ def test_arithmetic_that_only_the_run_knows_stays_as_it_is_written(expression: s
     assert launch.arguments[1].is_open
 
 
+def test_the_end_of_a_text_that_is_too_long_is_left_to_the_run() -> None:
+    doubled = "A=x\n" + "A=$A$A\n" * 20
+    (launch,) = read_launches(f"{doubled}{RUN} --name $A")
+    assert launch.arguments[-1].is_open
+    assert len(launch.arguments[-1]) < 70_000
+
+
 def test_a_loop_over_the_parameters_leaves_its_variable_to_the_run() -> None:
     (launch,) = read_launches(f"f() {{ for a; do A=$a; done; }}\nf x y\n{RUN} $A")
     assert launch.arguments[3] == "$a"
