@@ -62,9 +62,11 @@ class Framework:
     is_read: bool = False
     """Whether `check`, `plan` and `memory` read the file."""
     table: str = ""
-    """The table in `bridge.read.framework` for its launches; empty if they are not read."""
+    """The table in `bridge.read.framework` for launches with Megatron-LM's arguments; empty if they
+    are not read."""
     tree: str = ""
-    """The table in `bridge.read.framework` for its YAML files; empty if they are not read."""
+    """The table in `bridge.read.framework` for its YAML files, and for launches with the settings of
+    such files; empty if they are not read."""
 
     def refusal(self, path: str) -> str:
         """Return the message of a command that does not read the file.

@@ -23,7 +23,7 @@ PARENT_FOLDER_PATTERN = re.compile(
 
 
 def maybe_read_text(file: Path) -> str | None:
-    """Return the text of a file; None for one that cannot be read."""
+    """Return the text of a file; None for a file that cannot be read."""
     try:
         return Document.load(file).text
     except (PayloadError, ValueError):

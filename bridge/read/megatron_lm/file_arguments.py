@@ -117,7 +117,7 @@ def _refuse_bridge_program(launch: Launch, path: str) -> None:
     Such a program has a parser and defaults that are not those of Megatron-LM.
 
     Raises:
-        UnreadFileError: The program is one of Megatron Bridge.
+        UnreadFileError: The program is a program of Megatron Bridge.
     """
     if not launch.program.endswith(".py"):
         return

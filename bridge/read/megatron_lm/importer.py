@@ -196,7 +196,7 @@ def _select_mapped_settings(written: WrittenArguments) -> dict[str, WrittenSetti
     """Return the settings that are mapped one by one.
 
     A setting that the parser refuses, that DeepSpeed's engine decides, or that is read together
-    with others is none of them.
+    with other settings is left out.
     """
     left_out = set(READ_TOGETHER)
     if uses_deepspeed_engine(written):

@@ -88,7 +88,7 @@ class ParsedRun:
         """Refuse a file without arguments of a training run.
 
         Raises:
-            UnreadFileError: No argument is one of Megatron-LM's training.
+            UnreadFileError: No argument is an argument of Megatron-LM's training.
         """
         values = self.values
         if self.open_sources and not values.known:
@@ -128,6 +128,6 @@ def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, obje
 
 
 def _is_below_1(value: object) -> bool:
-    """Return whether a value, or the text of one, is a number below 1."""
+    """Return whether a value, or the number that a text is, is below 1."""
     number = parse_number(str(value))
     return isinstance(number, int | float) and number < 1

@@ -4,8 +4,8 @@
     --no-bf16          the parser has no negation of a switch that is off by default
 
 A switch takes no value. Only a switch that is on by default has an option with `no-` or `disable-`
-before its name. An option that no release of Megatron-LM has may be one of the program itself, and
-is not refused.
+before its name. An option that no release of Megatron-LM has may be an option of the program
+itself, and is not refused.
 
 Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py
 ArgumentGroupFactory.

@@ -72,12 +72,12 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
     parsed.require_arguments(document.path)
 
     precision = _read_precision(written, document)
-    framework = _read_framework_arguments(parsed, document.path)
+    framework_arguments = _read_framework_arguments(parsed, document.path)
     argument_fields = collect_fields_of_no_config(parsed.values)
     argument_sections = _build_argument_sections(parsed, precision)
     # A value of a wrong type is in the sections now, or among the open values of `parsed`.
     other = read_other_sources(written, parsed.values, document.path)
-    sections = _merge_other_sources(parsed, argument_sections, other, framework.effects)
+    sections = _merge_other_sources(parsed, argument_sections, other, framework_arguments.effects)
     assumed = _get_release(written, sections)
 
     title, underlying_framework = MEGATRON_LM, ""
@@ -87,16 +87,18 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
         framework=title,
         underlying_framework=underlying_framework,
         sections=sections,
-        environment=framework.environment,
-        own_fields={**argument_fields, **framework.own_fields},
-        generation=framework.effects.generation,
+        environment=framework_arguments.environment,
+        own_fields={**argument_fields, **framework_arguments.own_fields},
+        generation=framework_arguments.effects.generation,
         notes=(*_describe_framework(written), *other.notes),
         release=MegatronRelease(version=assumed.release, reason=assumed.reason),
-        uncertainty=_make_uncertainty(parsed, document, precision, other, framework.effects),
+        uncertainty=_make_uncertainty(
+            parsed, document, precision, other, framework_arguments.effects
+        ),
         launches=make_launches(runs, number),
         option_faults=OptionFaults(
             refused=make_refused_option_findings(parsed),
-            misdirected=framework.effects.faulty_options,
+            misdirected=framework_arguments.effects.faulty_options,
         ),
     )
 
@@ -171,14 +173,14 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
         if not value.is_open:
             environment[name] = str(value)
     effects = FrameworkEffects()
-    framework = parsed.written.framework
-    if framework is None:
+    table = parsed.written.framework
+    if table is None:
         ranks = count_launched_ranks(parsed.written.launch.runner)
     else:
         arguments = parsed.values.all
-        environment.update(parse_variables_argument(framework, arguments))
-        ranks = count_ranks(framework, arguments)
-        effects = read_framework_options(framework, arguments, environment, path)
+        environment.update(parse_variables_argument(table, arguments))
+        ranks = count_ranks(table, arguments)
+        effects = read_framework_options(table, arguments, environment, path)
     own_fields: dict[str, object] = {}
     if ranks is not None:
         own_fields[WORLD_SIZE_KEY] = ranks
@@ -187,10 +189,10 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
 
 def _describe_framework(written: WrittenArguments) -> tuple[str, ...]:
     """Return sentences about the code of the framework that a run is read by."""
-    framework = written.framework
-    if framework is None:
+    table = written.framework
+    if table is None:
         return ()
-    sentence = READ_BY_FRAMEWORK.format(title=framework.title, code=framework.code)
+    sentence = READ_BY_FRAMEWORK.format(title=table.title, code=table.code)
     return (sentence, *written.notes)
 
 
@@ -245,12 +247,12 @@ def _get_release(
     It is the release that printed all arguments, or the one of the framework's table, or else the
     newest known one.
     """
-    framework = written.framework
+    table = written.framework
     if written.has_every_default:
         return infer_release(sections, is_complete=True)
-    if framework is not None and framework.release:
-        version = parse_version(framework.release["megatron_core"])
-        return AssumedRelease(version, framework.release["because"])
+    if table is not None and table.release:
+        version = parse_version(table.release["megatron_core"])
+        return AssumedRelease(version, table.release["because"])
     return AssumedRelease(list_known_releases()[-1], NEWEST_ASSUMED)
 
 

@@ -1,8 +1,8 @@
 """`evaluate_arithmetic`: the value of `$((A + B))`, if each variable in it is a whole number.
 
 The expression is parsed as Python, whose arithmetic has the same operators and the same order of
-evaluation. The differences are handled here: bash has 64 bits, and has other literals. Only the run
-decides a value beyond 64 bits, and one of an operator that no script of the collection has.
+evaluation. The differences are handled here: bash has 64 bits, and has other literals. A value
+beyond 64 bits stays open, and so does the value of another operator than `+`, `-`, `*` and `/`.
 """
 
 from __future__ import annotations
