@@ -83,9 +83,7 @@ class BranchInterpreter(CommandInterpreter):
             if child.is_named and child.type not in NON_BODY_NODES:
                 body.append(child)
         self.run_condition(condition)
-        result = None
-        if condition:
-            result = self.evaluate(condition[-1])
+        result = self.evaluate(condition[-1]) if condition else None
         if result is None:
             result = ConditionResult(holds=False)
         return self._make_arm(result, condition or [clause], body, word)

@@ -151,9 +151,7 @@ class LoopInterpreter(BranchInterpreter):
         """Follow the condition of `while` or `until`; return whether the loop has a first turn."""
         condition = [child for child in list_statements(node) if child.type != "do_group"]
         self.run_condition(condition)
-        result = None
-        if condition:
-            result = self.evaluate(condition[-1])
+        result = self.evaluate(condition[-1]) if condition else None
         if result is None or result.is_open:
             return ConditionResult(holds=True)
         if node.children[0].type == "until":

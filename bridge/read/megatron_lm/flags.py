@@ -95,9 +95,7 @@ def _iterate_field_flags() -> Iterator[Flag]:
     for name, field in FIELDS.items():
         if field.flag is None or name in renamed_fields:
             continue
-        option = format_option(name)
-        if field.flag == KEY:
-            option = name
+        option = name if field.flag == KEY else format_option(name)
         kind: FlagKind = "value"
         if isinstance(field.default, bool):
             kind = "on"

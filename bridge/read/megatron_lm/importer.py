@@ -158,9 +158,7 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     effects.map_environment(written.launch.environment, builder)
     reads_engine_file = engine_settings.fields is not None and file.name in written.launch.files
     effects.report_open_parts(written, builder, reads_engine_file=reads_engine_file)
-    semantics = "megatron_o2"
-    if mode.name == "fp32":
-        semantics = "fp32"
+    semantics = "fp32" if mode.name == "fp32" else "megatron_o2"
     return builder.finish(semantics=semantics, label=written.label, is_whole=is_complete)
 
 
