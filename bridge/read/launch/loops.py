@@ -3,7 +3,7 @@
 The body is followed once, with the variable of the loop open, to find its launches. It is then
 followed again, only to know the variables after the loop:
 
-- a `for` over constant words, or a loop that counts, is followed once for each word or number;
+- a loop that counts is followed once for each number;
 - any other loop is followed a second time. A variable that the second turn changes becomes open.
 """
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from bridge.read.launch.bash.shell import ShellState
     from bridge.read.launch.launch import Launch
 
-MAX_LOOP_WORDS = 64
-"""Words of a `for` that is followed with each word."""
 LOOP_NODES = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 
 
@@ -67,11 +65,9 @@ class LoopInterpreter(BranchInterpreter):
         goes_on = self._run_iteration(body)
         if not self._is_changed(before, variables):
             return
-        if words is not None:
-            self._repeat_with_words(before, body, variables[0], words)
-            return
         self._forget_unstable_values(before, body, goes_on=goes_on)
-        self._note_optional_loop(before, node, body)
+        if words is None:
+            self._note_optional_loop(before, node, body)
 
     def _run_while(self, node: Node, body: Sequence[Node]) -> None:
         """Follow `while CONDITION` or `until CONDITION`."""
@@ -133,12 +129,10 @@ class LoopInterpreter(BranchInterpreter):
             self._forget_changed(before)
 
     def _expand_for_words(self, node: Node) -> list[str] | None:
-        """Return the words of a `for`; None if only the run knows one, or if there are too many."""
+        """Return the words of a `for`; None if only the run knows a word."""
         if any(child.type == "in" for child in node.children):
             words = self.expand_node_words(node.children_by_field_name("value"))
         else:  # `for NAME; do` is over the positional parameters
-            return None
-        if len(words) > MAX_LOOP_WORDS:
             return None
         for text in words:
             word = ShellWord.from_text(text)
@@ -181,34 +175,6 @@ class LoopInterpreter(BranchInterpreter):
             if name in before.values:
                 now[name] = before.values[name]
         return now != before.values
-
-    def _repeat_with_words(
-        self, before: ShellState, body: Sequence[Node], variable: str, words: Sequence[str]
-    ) -> None:
-        """Follow a loop again, from its beginning, with each of its words.
-
-        Args:
-            before: The state before the loop.
-            body: Its commands.
-            variable: Its variable.
-            words: The words.
-        """
-        after_one_turn = self.copy_state()
-        end = self.end
-        self.restore(before)
-        self.end = None
-
-        def run_turns() -> None:
-            for word in words:
-                self.set_text(variable, word)
-                if not self._run_iteration(body):
-                    return
-
-        self._run_again(run_turns)
-        if self.repeated_count > MAX_REPEATED_COMMANDS:
-            self.restore(after_one_turn)
-            self.end = end
-            self._forget_changed(before)
 
     def _forget_unstable_values(
         self, before: ShellState, body: Sequence[Node], *, goes_on: bool

@@ -37,6 +37,10 @@ PLACEHOLDER_PATTERN = re.compile(
 )
 """A placeholder: `=<path/to/data>` as a value, or `<DATA_PATH>` as a word. A redirection has no
 closing sign on its line, or a lower-case file."""
+BRACKET_EXPANSION_PATTERN = re.compile(
+    r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\]'\n]{0,200}+[\]{'][^}\n]{0,200}+)(?=\})"
+)
+"""`${name%%]*`: a pattern with a bracket or a quote. The grammar takes this sign for bash's own."""
 WORD_NODES = frozenset(
     {
         "ansi_c_string",
@@ -78,7 +82,16 @@ def parse_script(text: str, path: str) -> Node:
         if text.count(sign) - text.count(closing_sign) > limit:
             rule = f"a launch script must not have more than {limit} open {sign!r}"
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
-    return _parse_tree(text, path)
+    root = _parse_tree(text, path)
+    if root.has_error and BRACKET_EXPANSION_PATTERN.search(text):
+        # Such an expansion stays open in any case, so its pattern may be changed.
+        return _parse_tree(BRACKET_EXPANSION_PATTERN.sub(_replace_brackets, text), path)
+    return root
+
+
+def _replace_brackets(expansion: re.Match[str]) -> str:
+    """Return an expansion with `_` for each bracket and quote in its pattern."""
+    return expansion[1] + re.sub(r"[\[\]{']", "_", expansion[2])
 
 
 def _parse_tree(text: str, path: str) -> Node:
