@@ -3,7 +3,7 @@
 `precision-bridge check train.sh` has these stages. The input of each stage is the output of the
 stage before:
 
-    argparse.Namespace  -> FileReading    read/run_file.py            the file, by its framework's reader
+    path, RunChoice     -> FileReading    read/run_file.py            the file, by its framework's reader
     FileReading         -> ConfigFile     front/config_file.py        overrides, and values set at start
     ConfigFile          -> RunInput       front/config_file.py        sections, and the origin of each value
     RunInput            -> Run            front/loader.py             `auto` resolved, fields stated
@@ -11,6 +11,8 @@ stage before:
     Prediction          -> CheckContext   preflight/check_context.py  the facts that rules read
     CheckContext        -> Report         preflight/rule_check.py     the findings of every rule
     Report              -> text, JSON     report/findings.py          the output of this command
+
+"The path of a check" in docs/explain/architecture.md has the files of each stage.
 
 A script may start the same launch on several branches. Then each branch has a `Run` and a `Report`.
 For several files, or a folder, the command prints a line for each run.

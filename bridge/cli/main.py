@@ -57,9 +57,7 @@ def _split_command(arguments: list[str]) -> tuple[Command, list[str]]:
 
     The process ends here if the first argument is not the name of a command.
     """
-    name = ""
-    if arguments:
-        name = arguments[0]
+    name = arguments[0] if arguments else ""
     if name not in COMMANDS:
         _end_without_command(name, arguments[1:])
     return COMMANDS[name], arguments[1:]

@@ -143,9 +143,7 @@ def _measure_run(args: argparse.Namespace) -> None:
         print(f"Heat map and rows: {args.out}")
     if args.propose is not None and run.precision is not None:
         lines = _write_proposal(args.propose, rows, run, run.precision)
-        stream = sys.stdout
-        if args.json:
-            stream = sys.stderr
+        stream = sys.stderr if args.json else sys.stdout
         print("\n".join(lines), file=stream)
 
 

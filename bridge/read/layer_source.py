@@ -1,6 +1,6 @@
 """The source of a run's layers: Megatron Core, or a module whose layers cannot be planned.
 
-    find_layers_no_plan_reason({"spec": ["my.specs", "layer_spec"]})
+    find_unplanned_layers({"spec": ["my.specs", "layer_spec"]}).sentence
     # "--spec my.specs layer_spec: the layers are built by that module and cannot be planned."
 
 The layers that Megatron Core builds are known. The row `specs` of `foreign/tables/megatron_lm.yaml` has the
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MEGATRON_CORE_MODELS = "megatron.core.models."
 PLANNED_MODULE_PREFIXES = ("megatron.core.", "megatron.bridge.")
@@ -28,6 +28,7 @@ KITCHEN_ARGUMENT_CLAUSE = "Kitchen's layers compute as it says, and cannot be pl
 MODELOPT_CLAUSE = (
     "ModelOpt changes the layers as its configuration says, and they cannot be planned"
 )
+FOREIGN_BUILDER_CLAUSE = "the layers are built by that module and cannot be planned"
 LIBRARY_ARGUMENTS = {
     **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), KITCHEN_ARGUMENT_CLAUSE),
     **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), MODELOPT_CLAUSE),
@@ -45,8 +46,22 @@ SPEC_WORD_PATTERN = re.compile(r"[^\s\[\]',\"]+")
 """A word of `--spec`, whose value may be written as a list of Python."""
 
 
-def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a run cannot be planned, as a sentence; None if they can.
+class UnplannedLayers(NamedTuple):
+    """A source of layers that cannot be planned."""
+
+    option: str
+    """The option with its value: "--spec my.specs layer_spec"."""
+    clause: str
+    """Why the layers cannot be planned."""
+
+    @property
+    def sentence(self) -> str:
+        """Why the run has no plan."""
+        return f"{self.option}: {self.clause}."
+
+
+def find_unplanned_layers(arguments: Mapping[str, Any]) -> UnplannedLayers | None:
+    """Return the source of a run's layers if they cannot be planned; None if they can.
 
     Args:
         arguments: Name of an argument -> its value, or the value as it is written if only the
@@ -58,10 +73,10 @@ def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
         if value is not True:
             option = f"{option} {' '.join(words)}"
         if name in LIBRARY_ARGUMENTS and value not in (None, False):
-            return f"{option}: {LIBRARY_ARGUMENTS[name]}."
+            return UnplannedLayers(option, LIBRARY_ARGUMENTS[name])
         is_builder = BUILDER_ARGUMENT_PATTERN.search(name) is not None
         if is_builder and words and not is_known_spec(words):
-            return f"{option}: the layers are built by that module and cannot be planned."
+            return UnplannedLayers(option, FOREIGN_BUILDER_CLAUSE)
     return None
 
 

@@ -123,7 +123,7 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
     if reading is not None:
         return reading
     refusals.refuse_framework(document)
-    if file_arguments.is_megatron_lm_file(document):
+    if file_arguments.may_have_arguments(document):
         choice.refuse_checkpoint(path)
         return run_reader.make_file_reading(document, choice)
     return None

@@ -201,12 +201,9 @@ VARIABLES = '{"env_vars": {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": 1, "HOME":
         f"--runtime-env-json='{VARIABLES.replace('$HOME', '/x')}'",
         f"--no-wait --runtime-env-json '{VARIABLES}'",
         '--runtime-env-json="$JOB_ENV"',
-        "--runtime-env env.yaml --no-wait",
-        "--runtime-env=$FOLDER/env.yaml",
     ],
 )
 def test_the_variables_that_a_job_of_ray_is_given_are_those_of_the_run(tmp_path, option):
-    (tmp_path / "env.yaml").write_text("working_dir: .\nenv_vars: {NVTE_FUSED_ATTN: '0', NVTE_FLASH_ATTN: 1}\n")
     quoted = VARIABLES.replace('"', '\\"').replace("$HOME", "$HERE/x")
     here = 'HERE="$(cd "$(dirname "$0")" && pwd)"'
     text = f'export NVTE_DEBUG=1\n{here}\nJOB_ENV="{quoted}"\nray job submit {option} {JOB}'
@@ -221,7 +218,7 @@ def test_the_variables_that_a_job_of_ray_is_given_are_those_of_the_run(tmp_path,
     ("option", "named"),
     [
         ("--runtime-env-json=$(python env.py)", "--runtime-env-json"),
-        ("--runtime-env absent.yaml", "--runtime-env absent.yaml"),
+        ("--runtime-env env.yaml", "--runtime-env env.yaml"),
         ("--runtime-env-json='[1]'", "--runtime-env-json"),
     ],
 )

@@ -31,6 +31,23 @@ MODES = ("fp32", "fp16", "bf16")
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
+def require_field_values(setting: str, fields: Mapping[str, Any]) -> None:
+    """Refuse a setting whose fields cannot have its value.
+
+    Args:
+        setting: The setting as it is written.
+        fields: The fields that it becomes, with their values.
+
+    Raises:
+        PayloadError: A field cannot have the value.
+    """
+    try:
+        MixedPrecisionConfig.from_dict(dict(fields))
+    except PrecisionTypeError as error:
+        remedy = "Correct the value there."
+        raise PayloadError.of(setting, error.rule, error.value, remedy) from None
+
+
 class ImportBuilder:
     """Builds the report of an import.
 
@@ -61,11 +78,7 @@ class ImportBuilder:
         Raises:
             PayloadError: A field cannot have the value.
         """
-        try:
-            MixedPrecisionConfig.from_dict(dict(fields))
-        except PrecisionTypeError as error:
-            remedy = "Correct the value there."
-            raise PayloadError.of(setting, error.rule, error.value, remedy) from None
+        require_field_values(setting, fields)
         names = dict.fromkeys((*self.mapped.get(setting, ()), *fields))
         self.mapped[setting] = tuple(names)
         self.fields.update(fields)

@@ -2,7 +2,7 @@
 
     script_launches.py    `read_launches`: the launches of a script, also on its other branches
     launch.py             `Launch`: one start of a training program
-    recognition.py        recognises the command that starts one
+    launch_command.py     recognises the command that starts one
     command_line_rows.py  the words by which it is recognised: `read/foreign/tables/command_lines.yaml`
     ray_job.py            the environment of a job of Ray; launched_ranks.py, the processes of a launcher
     slurm_header.py       the variables that Slurm sets by the `#SBATCH` lines of the script

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.conditions import ConditionResult, match_case_patterns
-from bridge.read.launch.commands import CommandInterpreter
+from bridge.read.launch.commands import CommandInterpreter, End
 from bridge.read.launch.notes import Note
 from bridge.read.launch.shell_word import UNKNOWN_OUTPUT, ShellWord, get_variable_name
 from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
@@ -58,7 +58,7 @@ class BranchInterpreter(CommandInterpreter):
         else:
             # The left side is a command: it fails only if it is known to, such as `false`.
             self.run_node(left)
-            if self.has_failed != is_and and not self.end:
+            if self.has_failed != is_and and self.end is None:
                 self.run_node(right)
 
     def _run_if(self, node: Node) -> None:
@@ -83,9 +83,7 @@ class BranchInterpreter(CommandInterpreter):
             if child.is_named and child.type not in NON_BODY_NODES:
                 body.append(child)
         self.run_condition(condition)
-        result = None
-        if condition:
-            result = self.evaluate(condition[-1])
+        result = self.evaluate(condition[-1]) if condition else None
         if result is None:
             result = ConditionResult(holds=False)
         return self._make_arm(result, condition or [clause], body, word)
@@ -158,12 +156,12 @@ class BranchInterpreter(CommandInterpreter):
                 self.restore(before)
             taken = branch
             launch_count = len(self.trace.launches)
-            self.end = ""
+            self.end = None
             if taken is None:
                 self.run_nodes(otherwise)
             else:
                 self.run_nodes(taken.body)
-            is_ended = self.end in ("exit", "return")
+            is_ended = self.end in (End.EXIT, End.RETURN)
             if not is_ended or len(self.trace.launches) > launch_count:
                 break
             ended.append(taken)

@@ -6,6 +6,7 @@ It knows blocks, subshells, pipelines, function definitions and `!`. `BranchInte
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.builtins import Builtins
@@ -31,6 +32,15 @@ CONTAINER_NODES = frozenset({"compound_statement", "do_group", "else_clause", "E
 understand (`ERROR`) may still have commands in it."""
 
 
+class End(Enum):
+    """A command that ends the script, the function or the loop around it."""
+
+    EXIT = "exit"
+    RETURN = "return"
+    BREAK = "break"
+    CONTINUE = "continue"
+
+
 class CommandInterpreter(Builtins):
     """The order of commands: blocks, subshells, pipelines, and the end of each."""
 
@@ -39,9 +49,9 @@ class CommandInterpreter(Builtins):
         self.trace = ScriptTrace()
         self.has_failed = False
         """Whether the last command was `false`, or a condition that did not hold."""
-        self.end = ""
-        """`exit`, `return`, `break` or `continue` if this command was reached. The commands after
-        it are skipped until the script, the function or the loop that it ends."""
+        self.end: End | None = None
+        """The command that was reached and ends the commands around it. The commands after it are
+        skipped until the script, the function or the loop that it ends."""
         self.line = 0
         """The line on which the script runs a string or sources a file, while that is followed;
         otherwise 0. Its own lines are not those of the script."""
@@ -69,7 +79,7 @@ class CommandInterpreter(Builtins):
                 self.step_count += 1
             if self.step_count > MAX_COMMANDS:
                 self.trace.note(Note(f"what follows after {MAX_COMMANDS} commands"))
-            elif not self.end and self.repeated_count <= MAX_REPEATED_COMMANDS:
+            elif self.end is None and self.repeated_count <= MAX_REPEATED_COMMANDS:
                 sibling = node.next_sibling
                 if sibling is not None and sibling.type == "&":
                     self._run_in_subshell(node)  # in the background
@@ -153,7 +163,7 @@ class CommandInterpreter(Builtins):
     def leave_subshell(self, state: ShellState) -> None:
         """Go back to the state before a subshell. Its `exit` does not end the script."""
         self.restore(state)
-        self.end = ""
+        self.end = None
 
     def _run_arithmetic(self, node: Node) -> None:
         """Make the variables open that `((A = 1))` changes."""

@@ -12,6 +12,7 @@ It is built in layers. Each class adds to the class before it:
     ScriptInterpreter   calls, nested scripts, redirections, launches     this file
 
     interpreter = ScriptInterpreter(parse_script(text, path), path, stated={}, forced_results={})
+    interpreter.follow()
     interpreter.trace.launches
 """
 
@@ -23,22 +24,23 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.read.launch.bash.builtins import find_whole_read_variable
-from bridge.read.launch.bash.environment import compute_environment
+from bridge.read.launch.bash.environment import ProgramEnvironment, compute_environment
 from bridge.read.launch.bash.shell import DECLARE_COMMANDS
 from bridge.read.launch.bash.variables import VariableElements
 from bridge.read.launch.command_line_rows import PRECISION_PATTERN
+from bridge.read.launch.commands import End
+from bridge.read.launch.launch_command import find_launch
 from bridge.read.launch.loops import LoopInterpreter
 from bridge.read.launch.nested_script import find_nested_script, find_started_script
 from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.ray_job import is_ray_job, read_ray_job_environment
-from bridge.read.launch.recognition import find_launch
 from bridge.read.launch.shell_word import (
     DEFAULT_PATTERN,
     OPEN_PIECE_PATTERN,
     ShellWord,
     get_variable_name,
 )
-from bridge.read.launch.sourced_file import find_file_text, find_named_file, maybe_read_text
+from bridge.read.launch.sourced_file import find_named_file, maybe_read_text
 from bridge.read.launch.syntax_tree import (
     WORD_NODES,
     get_command_name,
@@ -75,7 +77,7 @@ READ_ONLY_COMMANDS = frozenset({"cat", "echo", "ls", "head", "mkdir", "jq"})
 
 
 class ScriptInterpreter(LoopInterpreter):
-    """A script that is followed to its end by the constructor.
+    """A script with the state of the shell that follows it.
 
     Args:
         root: The syntax tree of the script.
@@ -106,7 +108,10 @@ class ScriptInterpreter(LoopInterpreter):
         """Number of functions, strings and sourced files around the command."""
         self.handlers["redirected_statement"] = self._run_redirected
         self.handlers |= dict.fromkeys(COMMAND_NODES, self._run_command)
-        self.run_nodes(list_statements(root))
+
+    def follow(self) -> None:
+        """Follow the script to its end."""
+        self.run_nodes(list_statements(self.scripts[0]))
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -136,12 +141,7 @@ class ScriptInterpreter(LoopInterpreter):
             self._read_herestring(node, words)
 
     def _read_herestring(self, command: Node, words: list[str]) -> None:
-        """Set the variables of `IFS=, read A B <<< "$TEXT"`, if the text and IFS are known.
-
-        Args:
-            command: The command.
-            words: Its words, expanded.
-        """
+        """Set the variables of `IFS=, read A B <<< "$TEXT"`, if the text and IFS are known."""
         string = _find_child(command, "herestring_redirect")
         if words[0] != "read" or string is None or not string.named_children:
             return
@@ -171,7 +171,7 @@ class ScriptInterpreter(LoopInterpreter):
         """
         name = words[0]
         if name in ("exit", "return"):
-            self.end = name
+            self.end = End(name)
         elif name in ("break", "continue") and self.loop_depth:
             self._leave_loops(words)
         elif name.startswith("-") and len(name) > 1:
@@ -191,7 +191,7 @@ class ScriptInterpreter(LoopInterpreter):
 
     def _leave_loops(self, words: Sequence[str]) -> None:
         """Follow `break [N]` or `continue [N]`."""
-        self.end = words[0]
+        self.end = End(words[0])
         self.levels = 1
         if words[1:] and words[1].isdecimal():
             self.levels = int(words[1])
@@ -209,12 +209,11 @@ class ScriptInterpreter(LoopInterpreter):
         if prefix == "command" and remaining[0] in ("-v", "-V"):
             return  # it only asks whether a command exists
         while remaining and remaining[0].startswith("-"):
-            takes_value = remaining[0] == "-a"
-            remaining = remaining[2:] if takes_value else remaining[1:]
+            remaining = remaining[1:]
         if remaining:
             self._run_simple_command(remaining, line)
             if prefix == "exec":
-                self.end = "exit"
+                self.end = End.EXIT
 
     # -- functions and scripts within the script --------------------------------------------------------
 
@@ -249,7 +248,8 @@ class ScriptInterpreter(LoopInterpreter):
         self.run_nodes(nodes)
         self.depth -= 1
         self.line = outer_line
-        self.end = self.end.removeprefix("return")
+        if self.end is End.RETURN:
+            self.end = None
 
     def _run_string(self, text: str, line: int) -> None:
         """Follow a string that is a script.
@@ -276,11 +276,9 @@ class ScriptInterpreter(LoopInterpreter):
     def _run_in_new_shell(self, text: str, line: int, environment: Mapping[str, ShellWord]) -> None:
         """Follow a string that another shell runs, with only the variables of its environment."""
         state = self.copy_state()
-        names = [name for name in self.functions if name in self.shared_functions]
-        shared = {name: self.functions[name] for name in names}
         self.values = {name: {0: str(value)} for name, value in environment.items()}
         self.exported = dict.fromkeys(environment)
-        self.functions = shared
+        self.functions = {}
         self.frames = []
         self._run_string(text, line)
         self.leave_subshell(state)
@@ -389,12 +387,14 @@ class ScriptInterpreter(LoopInterpreter):
         launch_count = len(self.trace.launches)
         script = find_nested_script(words)
         if script is not None:
-            environment: dict[str, ShellWord] = {}
+            environment = ProgramEnvironment({})
             if not script.is_remote:
                 environment = compute_environment(
                     words[: script.shell_index], self.get_environment()
                 )
-            self._run_in_new_shell(script.text, line, environment)
+            if environment.unread:
+                self.trace.note(Note(environment.unread))
+            self._run_in_new_shell(script.text, line, environment.variables)
         launch = find_launch([ShellWord.from_text(word) for word in words], line)
         if launch is None:
             self._forget_files(words)
@@ -415,11 +415,12 @@ class ScriptInterpreter(LoopInterpreter):
         """Add a launch with its environment and the files that the script has written."""
         launch = replace(launch, files=dict(self.trace.files))
         if is_ray_job(words):
-            job = read_ray_job_environment(words, lambda name: find_file_text(self.path, name))
-            launch = replace(launch, environment=job.variables, unread_environment=job.unread)
+            environment = read_ray_job_environment(words)
         else:
             environment = compute_environment(launch.runner, self.get_environment())
-            launch = replace(launch, environment=environment)
+        launch = replace(
+            launch, environment=environment.variables, unread_environment=environment.unread
+        )
         self.trace.launches.append(launch)
 
 

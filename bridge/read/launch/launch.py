@@ -44,7 +44,7 @@ class Launch:
     environment: Mapping[str, ShellWord] = field(default_factory=dict)
     """Name of a variable that the script gives to the program -> its value."""
     unread_environment: str = ""
-    """The option of a Ray job whose variables could not be read; empty if all were."""
+    """The option of `env`, or of a Ray job, whose variables could not be read; empty if all were."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of a file that the script has written before, by `cat` and a here-document -> its
     text."""

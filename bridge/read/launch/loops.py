@@ -1,10 +1,9 @@
 """`LoopInterpreter`: `for`, `while` and `until`.
 
 The body is followed once, with the variable of the loop open, to find its launches. It is then
-followed again, only to know the variables after the loop, unless the loop has a single turn:
+followed again, only to know the variables after the loop:
 
-- a `for` over a single constant word is followed once, with this word;
-- a `for` over constant words, or a loop that counts, is followed once for each word or number;
+- a loop that counts is followed once for each number;
 - any other loop is followed a second time. A variable that the second turn changes becomes open.
 """
 
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from bridge.read.launch.bash.conditions import ConditionResult
 from bridge.read.launch.bash.counted_loop import CountedLoop
 from bridge.read.launch.branches import BranchInterpreter
-from bridge.read.launch.commands import MAX_REPEATED_COMMANDS
+from bridge.read.launch.commands import MAX_REPEATED_COMMANDS, End
 from bridge.read.launch.shell_word import OPEN_PIECE_PATTERN, ShellWord
 from bridge.read.launch.syntax_tree import get_node_text, list_statements
 from bridge.read.launch.trace import Arm
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from bridge.read.launch.bash.shell import ShellState
     from bridge.read.launch.launch import Launch
 
-MAX_LOOP_WORDS = 64
-"""Words of a `for` that is followed with each word."""
 LOOP_NODES = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 
 
@@ -62,21 +59,15 @@ class LoopInterpreter(BranchInterpreter):
         words = self._expand_for_words(node)
         if words == []:
             return
-        if words is not None and len(words) == 1:
-            self.set_text(variables[0], words[0])
-            self._run_iteration(body)
-            return
         before = self.copy_state()
         for variable in variables:
             self.set_text(variable, f"${variable}")
         goes_on = self._run_iteration(body)
         if not self._is_changed(before, variables):
             return
-        if words is not None:
-            self._repeat_with_words(before, body, variables[0], words)
-            return
         self._forget_unstable_values(before, body, goes_on=goes_on)
-        self._note_optional_loop(before, node, body)
+        if words is None:
+            self._note_optional_loop(before, node, body)
 
     def _run_while(self, node: Node, body: Sequence[Node]) -> None:
         """Follow `while CONDITION` or `until CONDITION`."""
@@ -138,14 +129,10 @@ class LoopInterpreter(BranchInterpreter):
             self._forget_changed(before)
 
     def _expand_for_words(self, node: Node) -> list[str] | None:
-        """Return the words of a `for`; None if only the run knows one, or if there are too many."""
+        """Return the words of a `for`; None if only the run knows a word."""
         if any(child.type == "in" for child in node.children):
             words = self.expand_node_words(node.children_by_field_name("value"))
-        elif "@" in self.values:  # `for NAME; do` is over the positional parameters
-            words = self.get_elements("@")
-        else:
-            return None
-        if len(words) > MAX_LOOP_WORDS:
+        else:  # `for NAME; do` is over the positional parameters
             return None
         for text in words:
             word = ShellWord.from_text(text)
@@ -158,9 +145,7 @@ class LoopInterpreter(BranchInterpreter):
         """Follow the condition of `while` or `until`; return whether the loop has a first turn."""
         condition = [child for child in list_statements(node) if child.type != "do_group"]
         self.run_condition(condition)
-        result = None
-        if condition:
-            result = self.evaluate(condition[-1])
+        result = self.evaluate(condition[-1]) if condition else None
         if result is None or result.is_open:
             return ConditionResult(holds=True)
         if node.children[0].type == "until":
@@ -172,12 +157,12 @@ class LoopInterpreter(BranchInterpreter):
         self.loop_depth += 1
         self.run_nodes(body)
         self.loop_depth -= 1
-        if self.end not in ("break", "continue"):
-            return not self.end
-        goes_on = self.end == "continue" and self.levels <= 1
+        if self.end not in (End.BREAK, End.CONTINUE):
+            return self.end is None
+        goes_on = self.end is End.CONTINUE and self.levels <= 1
         self.levels -= 1
         if self.levels <= 0 or not self.loop_depth:
-            self.end = ""
+            self.end = None
         return goes_on
 
     def _is_changed(self, before: ShellState, loop_variables: Sequence[str]) -> bool:
@@ -190,34 +175,6 @@ class LoopInterpreter(BranchInterpreter):
             if name in before.values:
                 now[name] = before.values[name]
         return now != before.values
-
-    def _repeat_with_words(
-        self, before: ShellState, body: Sequence[Node], variable: str, words: Sequence[str]
-    ) -> None:
-        """Follow a loop again, from its beginning, with each of its words.
-
-        Args:
-            before: The state before the loop.
-            body: Its commands.
-            variable: Its variable.
-            words: The words.
-        """
-        after_one_turn = self.copy_state()
-        end = self.end
-        self.restore(before)
-        self.end = ""
-
-        def run_turns() -> None:
-            for word in words:
-                self.set_text(variable, word)
-                if not self._run_iteration(body):
-                    return
-
-        self._run_again(run_turns)
-        if self.repeated_count > MAX_REPEATED_COMMANDS:
-            self.restore(after_one_turn)
-            self.end = end
-            self._forget_changed(before)
 
     def _forget_unstable_values(
         self, before: ShellState, body: Sequence[Node], *, goes_on: bool

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.read.launch.command_line_rows import STATED_PRECISION_PATTERN
-from bridge.read.launch.commands import MAX_COMMANDS
+from bridge.read.launch.commands import MAX_COMMANDS, End
 from bridge.read.launch.interpreter import ScriptInterpreter
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.notes import Note, NoteKind
@@ -92,8 +92,7 @@ def read_document_launches(document: Document, variables: Mapping[str, str]) -> 
     key = tuple(sorted(variables.items()))
     if key not in document.launches:
         document.launches[key] = read_launches(document.text, document.path, variables)
-    launches: tuple[Launch, ...] = document.launches[key]
-    return launches
+    return document.launches[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +143,10 @@ def _run_interpreter(
 ) -> ScriptInterpreter:
     """Follow a script; if a check ends it before any launch, follow it again as if it passed."""
     interpreter = ScriptInterpreter(root, path, stated, forced_results)
-    if interpreter.end == "exit" and not interpreter.trace.launches:
-        return ScriptInterpreter(root, path, stated, forced_results, is_lenient=True)
+    interpreter.follow()
+    if interpreter.end is End.EXIT and not interpreter.trace.launches:
+        interpreter = ScriptInterpreter(root, path, stated, forced_results, is_lenient=True)
+        interpreter.follow()
     return interpreter
 
 

@@ -31,6 +31,8 @@ DEFERRED_REGEX = rf"(?:\$(?:{BRACES_REGEX}|{_PARENTHESES_REGEX}|'[^']*'|[{{(])|[
 OPEN_PIECE_PATTERN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{DEFERRED_REGEX}")
 """A piece that only the run decides. The first or second group is its variable, if the piece is a
 plain variable."""
+UNKNOWN_VARIABLE = "$_"
+"""A variable that only the run knows, in the place of a text that is not read."""
 UNKNOWN_OUTPUT = "?"
 """The text that stands for the output of a command, so that it is not empty."""
 FIELD_PATTERN = re.compile(rf"(?:{DEFERRED_REGEX}|\S)+")
@@ -132,5 +134,11 @@ def join_words(words: Iterable[ShellWord]) -> ShellWord:
 
 
 def join_texts(texts: Iterable[str | None]) -> str:
-    """Return texts joined without a separator; None counts as empty."""
-    return "".join(filter(None, texts))[:MAX_WORD_LENGTH]
+    """Return texts joined without a separator; None counts as empty.
+
+    A text that is too long is cut. Only the run knows its rest.
+    """
+    text = "".join(filter(None, texts))
+    if len(text) > MAX_WORD_LENGTH:
+        return text[:MAX_WORD_LENGTH] + UNKNOWN_VARIABLE
+    return text

@@ -22,16 +22,8 @@ PARENT_FOLDER_PATTERN = re.compile(
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 
 
-def find_file_text(script: str, word: ShellWord) -> str | None:
-    """Return the text of a file that a script names; None if there is no such file."""
-    file = find_named_file(script, word)
-    if file is None:
-        return None
-    return maybe_read_text(file)
-
-
 def maybe_read_text(file: Path) -> str | None:
-    """Return the text of a file; None for one that cannot be read."""
+    """Return the text of a file; None for a file that cannot be read."""
     try:
         return Document.load(file).text
     except (PayloadError, ValueError):

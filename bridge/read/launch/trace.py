@@ -35,9 +35,7 @@ class Arm:
         Args:
             holds: Whether it is the branch that is taken if the condition holds.
         """
-        word = "not"
-        if holds:
-            word = self.word
+        word = self.word if holds else "not"
         return f"line {self.line}, {word} {self.text}"
 
 

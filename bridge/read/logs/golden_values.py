@@ -66,9 +66,7 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
         series[name] = values
     config = path.parent / CONFIG_FILE
     arguments = _read_arguments(config)
-    described_by = None
-    if arguments:
-        described_by = config
+    described_by = config if arguments else None
     train_iters = arguments.get("train_iters")
     if not isinstance(train_iters, int):
         train_iters = None

@@ -75,9 +75,7 @@ def read(text: str, path: Path) -> RunLog:
     source = "a log of Megatron-LM"
     if BRIDGE_LINE_PATTERN.search(text):
         source = "a log of Megatron Bridge"
-    described_by = None
-    if arguments:
-        described_by = path
+    described_by = path if arguments else None
     return make_run_log(
         series,
         path=path,

@@ -17,6 +17,7 @@ The arguments of a run:
 
 A file as a run, which `check`, `plan` and `memory` read:
 
+    run_mode.py            `RunMode`: the mode, and the source that decides it
     run_reader.py          `make_file_reading`: the `FileReading` of a run
     file_arguments.py      the arguments of each run of a file, as they are written
     parsed_run.py          `ParsedRun`: a run with its arguments by their names
@@ -27,7 +28,7 @@ A file as a run, which `check`, `plan` and `memory` read:
     model_kind.py          models that are no language model
     open_points.py         sentences about everything that a file does not decide
     launches.py            the runs of the file, and the branches of a launch
-    refused_options.py     findings about options that the parser refuses
+    refusal_findings.py    findings about options that the parser refuses
 
 A file as a precision, which `convert` reads and writes:
 

@@ -13,15 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bridge.precision.coercion import FALSE_WORDS, Kind
+from bridge.precision.coercion import FALSE_WORDS
 from bridge.read.launch.shell_word import ShellWord, join_words
 from bridge.read.megatron_lm import flags
-from bridge.read.megatron_lm.written_arguments import Option, is_open_value
+from bridge.read.megatron_lm.written_arguments import Option, is_open_value, list_value_words
 
 REDUCE_IN_FP32 = "grad_reduce_in_fp32"
 REDUCE_IN_BF16 = "grad_reduce_in_bf16"
-LIST_TYPES: Mapping[str, Kind] = flags.TABLE.data["lists"]
-"""Argument that takes several values -> the type of each value."""
 ENUM_MEMBERS: Mapping[str, list[str]] = flags.TABLE.data["members"]
 """Argument that is an enum in Megatron-LM -> the names of its members, in order of their numbers."""
 ENUM_PATTERN = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
@@ -130,11 +128,10 @@ def _get_command_line_value(option: Option) -> object:
     """Return the value of an option on a command line; True for a switch."""
     if option.value is not None or option.is_key:
         return option.value
-    if not option.following or flags.is_switch(option.name):
+    words = list_value_words(option)
+    if not words or flags.is_switch(option.name):
         return True
-    if flags.get_dest(option.name) in LIST_TYPES:
-        return join_words(option.following)
-    return join_words(option.following[:1])
+    return join_words(words)
 
 
 def _strip_enum(name: str, value: object) -> object:

@@ -39,8 +39,8 @@ BRIDGE_PROGRAM = (
 )
 
 
-def is_megatron_lm_file(document: Document) -> bool:
-    """Return whether a document is one of Megatron-LM's files, or a launch script of any program."""
+def may_have_arguments(document: Document) -> bool:
+    """Return whether a document may have arguments of Megatron-LM, as any launch script may."""
     if document.kind == "shell" or BLOCK_START.search(document.text):
         return True
     return has_argument_groups(document)
@@ -117,7 +117,7 @@ def _refuse_bridge_program(launch: Launch, path: str) -> None:
     Such a program has a parser and defaults that are not those of Megatron-LM.
 
     Raises:
-        UnreadFileError: The program is one of Megatron Bridge.
+        UnreadFileError: The program is a program of Megatron Bridge.
     """
     if not launch.program.endswith(".py"):
         return

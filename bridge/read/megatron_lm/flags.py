@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from bridge.errors import PrecisionTypeError
+from bridge.precision.coercion import Kind
 from bridge.precision.precision_config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.stated_field import KEY
 from bridge.precision.statements import get_field_value
@@ -32,6 +33,8 @@ OTHER_SETTINGS = TABLE.parts[""].named
 """Name of a setting that affects the precision and has no field -> its row."""
 FILE_SETTINGS: Sequence[str] = TABLE.data["files"]
 """Settings of `OTHER_SETTINGS` that name a file."""
+LIST_TYPES: Mapping[str, Kind] = TABLE.data["lists"]
+"""Argument that takes several values -> the type of each value."""
 ARGUMENT_OF_OPTION: Mapping[str, str] = TABLE.data["spelled"]
 """Name of an option -> the name of its argument, if the two differ."""
 SWITCHED_OFF_ARGUMENTS: Mapping[str, str] = TABLE.data["switched off"]
@@ -92,9 +95,7 @@ def _iterate_field_flags() -> Iterator[Flag]:
     for name, field in FIELDS.items():
         if field.flag is None or name in renamed_fields:
             continue
-        option = format_option(name)
-        if field.flag == KEY:
-            option = name
+        option = name if field.flag == KEY else format_option(name)
         kind: FlagKind = "value"
         if isinstance(field.default, bool):
             kind = "on"

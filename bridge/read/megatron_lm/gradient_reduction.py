@@ -1,8 +1,8 @@
 """`state_reduction`: the dtype in which Megatron-LM reduces gradients, by the arguments of a run.
 
 Under `--bf16` with FP32 main gradients, Megatron-LM's parser turns reduction in FP32 on, unless
-`--grad-reduce-in-bf16` is given. Under `--fp16` gradients are reduced in FP16, unless
-`--accumulate-allreduce-grads-in-fp32` is given. Megatron-FSDP has arguments of its own for it.
+`--grad-reduce-in-bf16` is set. Under `--fp16` gradients are reduced in FP16, unless
+`--accumulate-allreduce-grads-in-fp32` is set. Megatron-FSDP has other arguments for it.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py validate_args.
 """
@@ -15,7 +15,7 @@ BF16_ARGUMENT = "grad_reduce_in_bf16"
 REDUCTION_ARGUMENTS = (FP32_ARGUMENT, BF16_ARGUMENT)
 FP32_OPTION = "--accumulate-allreduce-grads-in-fp32"
 FSDP_SWITCHES = ("use_megatron_fsdp", "use_custom_fsdp")
-"""Switches of Megatron-FSDP. Older releases have the second one."""
+"""Switches of Megatron-FSDP. Older releases have the second switch."""
 
 
 def state_reduction(written: WrittenArguments, mode: str, builder: ImportBuilder) -> None:

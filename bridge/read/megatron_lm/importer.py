@@ -8,12 +8,11 @@ keeps FP32 masters. Two of its defaults differ from those of a recipe. FP8 witho
 import re
 import shlex
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.mode import get_mode
 from bridge.precision.precision_config import MEGATRON_FIELDS
-from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder, require_field_values
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.system import ContextKey, System
 from bridge.read.launch.script_launches import read_launches
@@ -35,6 +34,7 @@ from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
 from bridge.read.megatron_lm.parser_refusals import NO_NEGATION, find_refusals
 from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
 from bridge.read.megatron_lm.recognition import is_per_module_recipe
+from bridge.read.megatron_lm.run_mode import ModeSource, RunMode, find_run_mode
 from bridge.read.megatron_lm.written_arguments import (
     INFERENCE_PROGRAMS,
     SWITCH_VALUES,
@@ -132,7 +132,8 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     is_silent = not written.launch.line and not written.settings
     if is_silent:
         builder.record("megatron_lm.no-training-in-the-file", "launch", None)
-    mode = _state_mode(written, builder, is_silent=is_silent)
+    mode = find_run_mode(written)
+    _record_mode(mode, written, builder, is_silent=is_silent)
     is_complete = _is_complete(written, mode.name, is_silent=is_silent)
     has_engine = uses_deepspeed_engine(written)
     file = EngineFile()
@@ -141,15 +142,15 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     engine_settings = parse_engine_settings(file.content)
     if engine_settings.fields is not None:
         precision = MixedPrecisionConfig.from_dict(engine_settings.fields)
-        mode = _Mode(get_mode(precision), is_stated=True)
+        mode = RunMode(get_mode(precision), ModeSource.ENGINE)
     elif has_engine:
         is_complete = False
-    _map_settings(written, builder, has_engine=has_engine)
+    _map_settings(written, builder)
     if has_engine:
         report_engine(written, builder, file, engine_settings)
     else:
         state_reduction(written, mode.name, builder)
-    if not mode.is_stated:
+    if mode.source is ModeSource.UNREAD:
         builder.leave_mode(written.mode_decider)
     effects.state_scheme(mode.name, builder, is_scaled=not has_engine)
     effects.report_unread_settings(written, builder)
@@ -157,9 +158,7 @@ def import_arguments(written: WrittenArguments) -> ImportReport:
     effects.map_environment(written.launch.environment, builder)
     reads_engine_file = engine_settings.fields is not None and file.name in written.launch.files
     effects.report_open_parts(written, builder, reads_engine_file=reads_engine_file)
-    semantics = "megatron_o2"
-    if mode.name == "fp32":
-        semantics = "fp32"
+    semantics = "fp32" if mode.name == "fp32" else "megatron_o2"
     return builder.finish(semantics=semantics, label=written.label, is_whole=is_complete)
 
 
@@ -170,55 +169,67 @@ def _is_complete(written: WrittenArguments, mode: str, *, is_silent: bool) -> bo
     return not (mode == "fp32" and written.launch.line and written.used_by)
 
 
-def _map_settings(written: WrittenArguments, builder: ImportBuilder, *, has_engine: bool) -> None:
-    """Map or report the settings, except those that the parser refuses or that an engine decides."""
-    negations: set[str] = set()
+def require_values(written: WrittenArguments) -> None:
+    """Refuse a flag without its value, or with a value that its field cannot have.
+
+    Raises:
+        PayloadError: A flag has no value, or has a value of a wrong type.
+    """
+    for key, setting in _select_mapped_settings(written).items():
+        flag = flags.FLAG_OF_NAME.get(key)
+        if flag is not None and setting.value is not None:
+            require_field_values(setting.name, _get_flag_fields(flag, setting))
+
+
+def _map_settings(written: WrittenArguments, builder: ImportBuilder) -> None:
+    """Map or report the settings, and report the words that the parser refuses."""
     for refusal in find_refusals(written):
         sentence = f"megatron_lm.{refusal.sentence_name}"
         builder.record(sentence, refusal.setting, refusal.value, **refusal.facts)
+    for key, setting in _select_mapped_settings(written).items():
+        _map_setting(key, setting, builder)
+
+
+def _select_mapped_settings(written: WrittenArguments) -> dict[str, WrittenSetting]:
+    """Return the settings that are mapped one by one.
+
+    A setting that the parser refuses, that DeepSpeed's engine decides, or that is read together
+    with other settings is left out.
+    """
+    left_out = set(READ_TOGETHER)
+    if uses_deepspeed_engine(written):
+        left_out.update(ENGINE_ARGUMENTS)
+    for refusal in find_refusals(written):
         if refusal.sentence_name == NO_NEGATION:
-            negations.add(flags.get_dest(refusal.setting))
-    for key, setting in written.settings.items():
-        is_of_engine = has_engine and key in ENGINE_ARGUMENTS
-        if key not in negations and not is_of_engine and key not in READ_TOGETHER:
-            _map_setting(key, setting, builder)
+            left_out.add(flags.get_dest(refusal.setting))
+    return {key: setting for key, setting in written.settings.items() if key not in left_out}
 
 
-class _Mode(NamedTuple):
-    """The mode of a run."""
-
-    name: str
-    """bf16, fp16 or fp32."""
-    is_stated: bool
-    """False if another source than the arguments decides the mode. The name is fp32 then."""
-
-
-def _state_mode(written: WrittenArguments, builder: ImportBuilder, *, is_silent: bool) -> _Mode:
-    """State the mode in the report, and return it.
-
-    The arguments decide, then the framework, then another source, and at last Megatron-LM's default.
+def _record_mode(
+    mode: RunMode, written: WrittenArguments, builder: ImportBuilder, *, is_silent: bool
+) -> None:
+    """State the mode in the report, with the source that decides it.
 
     Args:
+        mode: The mode.
         written: The arguments.
         builder: The report.
         is_silent: Whether the file has neither a launch nor a setting.
     """
-    stated_mode = _map_mode_switches(written, builder)
-    if stated_mode is not None:
-        return _Mode(stated_mode, is_stated=True)
-    is_whole = not written.open_words and not written.launch.unread_sources
+    for name in ("fp16", "bf16"):
+        if name in written:
+            builder.map(written.settings[name].name, **_get_mode_fields(name))
     framework = written.framework
-    if framework is not None and framework.mode and is_whole:
+    if mode.source is ModeSource.FRAMEWORK and framework is not None:
         facts = {
             "system": framework.title,
-            "mode": framework.mode.upper(),
+            "mode": mode.name.upper(),
             "code": framework.code,
         }
-        builder.record("megatron_lm.framework-sets-the-mode", f"--{framework.mode}", True, **facts)
-        builder.fields |= _get_mode_fields(framework.mode)
-        return _Mode(framework.mode, is_stated=True)
-    if written.mode_decider and not _has_switch_turned_off(written):
-        return _Mode("fp32", is_stated=False)
+        builder.record("megatron_lm.framework-sets-the-mode", f"--{mode.name}", True, **facts)
+        builder.fields |= _get_mode_fields(mode.name)
+    if mode.source is not ModeSource.DEFAULT:
+        return
     builder.fields["fp32"] = True
     if not is_silent:
         sources = written.possible_sources
@@ -226,26 +237,6 @@ def _state_mode(written: WrittenArguments, builder: ImportBuilder, *, is_silent:
         if sources:
             sentence = "megatron_lm.fp32-unless"
         builder.record(sentence, "--bf16", False, elsewhere=", ".join(sources))
-    return _Mode("fp32", is_stated=True)
-
-
-def _map_mode_switches(written: WrittenArguments, builder: ImportBuilder) -> str | None:
-    """Map `--fp16` and `--bf16`, and return the mode that they state; None if both are off or absent.
-
-    If both are on, `--bf16` counts.
-    """
-    mode = None
-    for name in ("fp16", "bf16"):
-        if name in written:
-            mode = name
-            builder.map(written.settings[name].name, **_get_mode_fields(name))
-    return mode
-
-
-def _has_switch_turned_off(written: WrittenArguments) -> bool:
-    """Return whether the arguments turn a switch of a mode off."""
-    switches = [written.settings[name] for name in ("fp16", "bf16") if name in written.settings]
-    return any(switch.value is False for switch in switches)
 
 
 def _get_mode_fields(mode: str) -> dict[str, object]:

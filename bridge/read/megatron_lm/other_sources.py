@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from bridge.errors import bounded
 from bridge.read.layer_source import (
+    UnplannedLayers,
     find_layer_implementation,
-    find_layers_no_plan_reason,
+    find_unplanned_layers,
     get_layer_settings,
 )
 from bridge.read.megatron_lm.argument_values import ArgumentValues
@@ -100,16 +101,13 @@ def read_other_sources(
     engine = EngineSettings()
     if has_engine:
         engine = read_engine_settings(written, values.known, values.mode, path)
-    layers_reason = find_layers_no_plan_reason(arguments)
+    layers = find_unplanned_layers(arguments)
     file = _read_precision_file(arguments, path)
     unread = _find_unread_options(written, arguments, engine)
     split = _read_split(values.known)
-    no_plan_reason = (
-        layers_reason
-        or engine.no_plan_reason
-        or _get_missing_file_reason(file)
-        or split.no_plan_reason
-    )
+    no_plan_reason = engine.no_plan_reason or _get_missing_file_reason(file) or split.no_plan_reason
+    if layers is not None:
+        no_plan_reason = layers.sentence
     if no_plan_reason is not None:
         no_plan_reason = bounded(no_plan_reason)
     notes = list(engine.notes)
@@ -125,14 +123,14 @@ def read_other_sources(
         open_points=(*map(bounded, open_points), *_describe_unread_options(unread)),
         no_plan_reason=no_plan_reason,
         unread_options=tuple(unread_options),
-        unread_sources=_collect_unread_sources(engine, layers_reason, file, unread),
+        unread_sources=_collect_unread_sources(engine, layers, file, unread),
         notes=tuple(map(bounded, notes)),
     )
 
 
 def _collect_unread_sources(
     engine: EngineSettings,
-    layers_reason: str | None,
+    layers: UnplannedLayers | None,
     file: PrecisionFile | None,
     unread: _UnreadOptions,
 ) -> dict[str, str]:
@@ -140,14 +138,13 @@ def _collect_unread_sources(
 
     Args:
         engine: The settings of DeepSpeed's engine.
-        layers_reason: Why the layers cannot be planned, a sentence that begins with an option.
+        layers: The source of layers that cannot be planned.
         file: The per-module recipe that the run names.
         unread: The options that are not read.
     """
     unread_sources = dict(engine.unread_sources)
-    if layers_reason is not None:
-        option = layers_reason.partition(":")[0]
-        unread_sources.update(dict.fromkeys(get_layer_settings(), option))
+    if layers is not None:
+        unread_sources.update(dict.fromkeys(get_layer_settings(), layers.option))
     if file is not None and file.content is None:
         unread_sources[QUANT_RECIPE_FIELD] = file.setting
     for option, settings in unread.all.items():
@@ -280,12 +277,3 @@ def _describe_unread_options(unread: _UnreadOptions) -> Iterator[str]:
         yield OPTIONS_NOT_READ.format(options=", ".join(options))
     if SPLIT_OPTION in unread.all:
         yield SPLIT_NOT_READ
-
-
-def is_handled_source(source: str) -> bool:
-    """Return whether a source of arguments is a file that is read or named here.
-
-    Args:
-        source: The source as `WrittenArguments.possible_sources` has it: "--deepspeed_config ds.json".
-    """
-    return get_dest(source.partition(" ")[0]) in READ_FILE_ARGUMENTS

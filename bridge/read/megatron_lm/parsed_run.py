@@ -19,7 +19,7 @@ from bridge.precision.coercion import parse_number
 from bridge.read.launch.notes import NoteKind
 from bridge.read.megatron_lm.argument_values import ArgumentValues, parse_argument_values
 from bridge.read.megatron_lm.flags import get_argument_fields
-from bridge.read.megatron_lm.other_sources import is_handled_source
+from bridge.read.megatron_lm.other_sources import READ_FILE_ARGUMENTS
 from bridge.read.megatron_lm.written_arguments import INFERENCE_PROGRAMS, WrittenArguments
 from bridge.read.text.document import Document
 
@@ -72,9 +72,9 @@ class ParsedRun:
         is_shell = document.kind == "shell"
         open_sources: list[str] = []
         if is_shell:
-            for source in written.possible_sources:
-                if not is_handled_source(source):
-                    open_sources.append(source)
+            for source in written.sources:
+                if source.file_argument not in READ_FILE_ARGUMENTS:
+                    open_sources.append(source.noun)
             open_sources += map(str, written.launch.unread_sources)
         return cls(
             written=written,
@@ -88,11 +88,8 @@ class ParsedRun:
     def require_arguments(self, path: str) -> None:
         """Refuse a file without arguments of a training run.
 
-        Args:
-            path: Path of the file.
-
         Raises:
-            UnreadFileError: No argument is one of Megatron-LM's training.
+            UnreadFileError: No argument is an argument of Megatron-LM's training.
         """
         values = self.values
         if self.open_sources and not values.known:
@@ -136,6 +133,6 @@ def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, obje
 
 
 def _is_below_1(value: object) -> bool:
-    """Return whether a value, or the text of one, is a number below 1."""
+    """Return whether a value, or the number that a text is, is below 1."""
     number = parse_number(str(value))
     return isinstance(number, int | float) and number < 1

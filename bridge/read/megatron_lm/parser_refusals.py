@@ -4,8 +4,8 @@
     --no-bf16          the parser has no negation of a switch that is off by default
 
 A switch takes no value. Only a switch that is on by default has an option with `no-` or `disable-`
-before its name. An option that no release of Megatron-LM has may be one of the program itself, and
-is not refused.
+before its name. An option that no release of Megatron-LM has may be an option of the program
+itself, and is not refused.
 
 Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py
 ArgumentGroupFactory.
@@ -15,7 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.read.megatron_lm import flags
-from bridge.read.megatron_lm.written_arguments import SWITCH_VALUES, Option, WrittenArguments
+from bridge.read.megatron_lm.written_arguments import (
+    SWITCH_VALUES,
+    Option,
+    WrittenArguments,
+    list_value_words,
+)
 
 NO_NEGATION = "no-negation"
 """Sentence about an option that negates a switch and that the parser lacks."""
@@ -67,9 +72,15 @@ def _find_refused_negation(option: Option) -> Refusal | None:
 
 def _find_refused_value(option: Option) -> Refusal | None:
     """Return the refusal of a switch that has a value; None for another option."""
-    value = _find_value(option)
     is_known = flags.get_dest(option.name) in flags.load_known_arguments()
-    if value is None or not is_known or not flags.is_switch(option.name):
+    if not is_known or not flags.is_switch(option.name):
+        return None
+    words = list_value_words(option)
+    if option.value is not None:
+        value = str(option.value)
+    elif words:
+        value = str(words[0])
+    else:
         return None
     meaning = "on"
     if not SWITCH_VALUES.get(value.lower(), True):
@@ -80,13 +91,3 @@ def _find_refused_value(option: Option) -> Refusal | None:
         sentence_name=VALUE_BEHIND_SWITCH,
         facts={"state": meaning},
     )
-
-
-def _find_value(option: Option) -> str | None:
-    """Return the value after `=`, or the word after the option if it means on or off; None without a value."""
-    if option.value is not None:
-        return str(option.value)
-    following = option.following[:1]
-    if following and following[0].lower() in SWITCH_VALUES:
-        return str(following[0])
-    return None

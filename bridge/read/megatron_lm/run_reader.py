@@ -19,7 +19,6 @@ from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import AssumedRelease, infer_release
-from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
     FrameworkEffects,
     count_ranks,
@@ -30,13 +29,14 @@ from bridge.read.framework.framework_options import (
 from bridge.read.launch.launched_ranks import count_launched_ranks
 from bridge.read.megatron_lm.deepspeed.engine import drop_engine_fields, uses_deepspeed_engine
 from bridge.read.megatron_lm.file_arguments import has_argument_groups, list_written_arguments
-from bridge.read.megatron_lm.importer import import_arguments
+from bridge.read.megatron_lm.importer import import_arguments, require_values
 from bridge.read.megatron_lm.launches import make_launches
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
 from bridge.read.megatron_lm.open_points import describe_open_points
 from bridge.read.megatron_lm.other_sources import OtherSources, read_other_sources
 from bridge.read.megatron_lm.parsed_run import ParsedRun
-from bridge.read.megatron_lm.refused_options import make_refused_option_findings
+from bridge.read.megatron_lm.refusal_findings import make_refused_option_findings
+from bridge.read.megatron_lm.run_mode import ModeSource, find_run_mode
 from bridge.read.megatron_lm.sections import (
     add_malformed_values,
     build_sections,
@@ -71,19 +71,19 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
     parsed = ParsedRun.from_arguments(written, document)
     parsed.require_arguments(document.path)
 
-    report = _import_precision(written)
+    precision = _read_precision(written, document)
     launches = make_launches(runs, number)
     try:
-        framework = _read_framework_arguments(parsed, document.path)
+        framework_arguments = _read_framework_arguments(parsed, document.path)
     except UnreadFileError as error:  # another run of the file may train
         for sentence in launches.sentences:
             error.add_note(sentence)
         raise
     argument_fields = collect_fields_of_no_config(parsed.values)
-    argument_sections = _build_argument_sections(parsed, document, report)
+    argument_sections = _build_argument_sections(parsed, precision)
     # A value of a wrong type is in the sections now, or among the open values of `parsed`.
     other = read_other_sources(written, parsed.values, document.path)
-    sections = _merge_other_sources(parsed, argument_sections, other, framework.effects)
+    sections = _merge_other_sources(parsed, argument_sections, other, framework_arguments.effects)
     assumed = _get_release(written, sections)
 
     title, underlying_framework = MEGATRON_LM, ""
@@ -93,16 +93,18 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
         framework=title,
         underlying_framework=underlying_framework,
         sections=sections,
-        environment=framework.environment,
-        own_fields={**argument_fields, **framework.own_fields},
-        generation=framework.effects.generation,
+        environment=framework_arguments.environment,
+        own_fields={**argument_fields, **framework_arguments.own_fields},
+        generation=framework_arguments.effects.generation,
         notes=(*_describe_framework(written), *other.notes),
         release=MegatronRelease(version=assumed.release, reason=assumed.reason),
-        uncertainty=_make_uncertainty(parsed, document, report, other, framework.effects),
+        uncertainty=_make_uncertainty(
+            parsed, document, precision, other, framework_arguments.effects
+        ),
         launches=launches,
         option_faults=OptionFaults(
             refused=make_refused_option_findings(parsed),
-            misdirected=framework.effects.faulty_options,
+            misdirected=framework_arguments.effects.faulty_options,
         ),
     )
 
@@ -118,16 +120,39 @@ def _require_number(number: int, runs: Sequence[WrittenArguments], path: str) ->
         raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
 
 
-def _import_precision(written: WrittenArguments) -> ImportReport:
-    """Return the precision that a run states, as `convert` reads it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Precision:
+    """The precision of a run, as far as it is no field of Megatron's."""
+
+    mode_decider: str | None
+    """The source of a mode that the run does not state; None if the mode is known."""
+    engine_fields: Mapping[str, object] | None = None
+    """Fields of the precision that DeepSpeed's engine decides; None without an engine."""
+
+
+def _read_precision(written: WrittenArguments, document: Document) -> _Precision:
+    """Return the decider of the mode, and the precision under DeepSpeed's engine.
 
     Raises:
         UnreadFileError: An argument has a value that no field can have.
     """
     try:
-        return import_arguments(written)
+        if not uses_deepspeed_engine(written):
+            require_values(written)
+            return _Precision(mode_decider=_find_mode_decider(written))
+        report = import_arguments(written)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
+    if document.kind != "shell" or report.decided_by is not None:
+        return _Precision(mode_decider=report.decided_by)
+    return _Precision(mode_decider=None, engine_fields=report.config.to_dict())
+
+
+def _find_mode_decider(written: WrittenArguments) -> str | None:
+    """Return the source of a mode that a run without an engine does not state; None if it is known."""
+    if find_run_mode(written).source is ModeSource.UNREAD:
+        return written.mode_decider
+    return None
 
 
 # -- the run's framework ---------------------------------------------------------------------------
@@ -154,14 +179,14 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
         if not value.is_open:
             environment[name] = str(value)
     effects = FrameworkEffects()
-    framework = parsed.written.framework
-    if framework is None:
+    table = parsed.written.framework
+    if table is None:
         ranks = count_launched_ranks(parsed.written.launch.runner)
     else:
         arguments = parsed.values.all
-        environment.update(parse_variables_argument(framework, arguments))
-        ranks = count_ranks(framework, arguments)
-        effects = read_framework_options(framework, arguments, environment, path)
+        environment.update(parse_variables_argument(table, arguments))
+        ranks = count_ranks(table, arguments)
+        effects = read_framework_options(table, arguments, environment, path)
     own_fields: dict[str, object] = {}
     if ranks is not None:
         own_fields[WORLD_SIZE_KEY] = ranks
@@ -170,10 +195,10 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
 
 def _describe_framework(written: WrittenArguments) -> tuple[str, ...]:
     """Return sentences about the code of the framework that a run is read by."""
-    framework = written.framework
-    if framework is None:
+    table = written.framework
+    if table is None:
         return ()
-    sentence = READ_BY_FRAMEWORK.format(title=framework.title, code=framework.code)
+    sentence = READ_BY_FRAMEWORK.format(title=table.title, code=table.code)
     return (sentence, *written.notes)
 
 
@@ -181,7 +206,7 @@ def _describe_framework(written: WrittenArguments) -> tuple[str, ...]:
 
 
 def _build_argument_sections(
-    parsed: ParsedRun, document: Document, report: ImportReport
+    parsed: ParsedRun, precision: _Precision
 ) -> dict[str, dict[str, object]]:
     """Return the sections that the arguments become, with the precision of DeepSpeed's engine.
 
@@ -191,9 +216,8 @@ def _build_argument_sections(
     sections = build_sections(parsed.values)
     if parsed.written.printed is None:
         add_malformed_values(sections, parsed.values)
-    has_started_engine = document.kind == "shell" and uses_deepspeed_engine(parsed.written)
-    if has_started_engine and report.decided_by is None:
-        sections["mixed_precision"] = report.config.to_dict()
+    if precision.engine_fields is not None:
+        sections["mixed_precision"] = dict(precision.engine_fields)
     return sections
 
 
@@ -229,12 +253,12 @@ def _get_release(
     It is the release that printed all arguments, or the one of the framework's table, or else the
     newest known one.
     """
-    framework = written.framework
+    table = written.framework
     if written.has_every_default:
         return infer_release(sections, is_complete=True)
-    if framework is not None and framework.release:
-        version = parse_version(framework.release["megatron_core"])
-        return AssumedRelease(version, framework.release["because"])
+    if table is not None and table.release:
+        version = parse_version(table.release["megatron_core"])
+        return AssumedRelease(version, table.release["because"])
     return AssumedRelease(list_known_releases()[-1], NEWEST_ASSUMED)
 
 
@@ -244,7 +268,7 @@ def _get_release(
 def _make_uncertainty(
     parsed: ParsedRun,
     document: Document,
-    report: ImportReport,
+    precision: _Precision,
     other: OtherSources,
     effects: FrameworkEffects,
 ) -> Uncertainty:
@@ -260,7 +284,7 @@ def _make_uncertainty(
         other_model_kind = kind.title
     return Uncertainty(
         open_points=(*describe_open_points(parsed), *other.open_points, *effects.open_points),
-        mode_decider=report.decided_by,
+        mode_decider=precision.mode_decider,
         default_decider=_find_default_decider(parsed, document),
         open_values=collect_open_fields(parsed.values),
         unread_sources={**other.unread_sources, **effects.unread_sources},

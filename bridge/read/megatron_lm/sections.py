@@ -14,7 +14,7 @@ from bridge.errors import WrongValueError
 from bridge.precision.coercion import coerce, parse_number
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.megatron_lm import flags
-from bridge.read.megatron_lm.argument_values import LIST_TYPES, ArgumentValues, is_on
+from bridge.read.megatron_lm.argument_values import ArgumentValues, is_on
 from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
 from bridge.target.fields import OWNER_FIELDS
 
@@ -55,7 +55,7 @@ def _convert_value(owner_name: str, name: str, value: object) -> object:
     Raises:
         WrongValueError: The value has another type.
     """
-    if name in LIST_TYPES:
+    if name in flags.LIST_TYPES:
         return _convert_list(name, value)
     kind = OWNER_FIELDS[owner_name][name].kind
     if kind == "any" or kind == "dtype":  # noqa: PLR1714  mypy narrows the type of `kind` by ==
@@ -76,7 +76,7 @@ def _convert_list(name: str, value: object) -> object:
         items.extend(value)
     else:
         items.extend(re.sub(r"[\[\],'\"]", " ", str(value)).split())
-    values = [coerce(item, LIST_TYPES[name]) for item in items]
+    values = [coerce(item, flags.LIST_TYPES[name]) for item in items]
     if name in BROADCAST_LISTS and len(values) == 1:
         return values[0]
     return values

@@ -2,7 +2,7 @@
 
 They are defaults of its parser that differ from those of Megatron Core's classes, and values that
 `validate_args` derives. The rows are applied in the order of `validate_args`, since a later row may
-read the value of an earlier one. A setting that changes no plan, no bytes, no dimension and no
+read the value of an earlier row. A setting that changes no plan, no bytes, no dimension and no
 finding has no row.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py.
@@ -42,7 +42,7 @@ GPUS_NOT_STATED = (
 
 
 def _get_mode(settings: StartupSettings) -> str:
-    """Return the mode of the run's precision, or that of the arguments of a run without one."""
+    """Return the mode of the run's precision, or the mode of the arguments for a run without a precision."""
     precision = settings.sections.get("mixed_precision")
     if isinstance(precision, Mapping):
         for name in ("fp16", "bf16"):

@@ -2,13 +2,13 @@
 
     find_unread_options({"moe_expert_parallel_size": 8})    # the option -> the settings that it may change
 
-An option is of one of three kinds:
+There are three kinds of options:
 
 - An argument that Megatron-LM's parser has in some release from 0.16 on is known. Its effect on a
   plan is read, or it has none. `UNREAD_ARGUMENTS` has the exceptions.
 - An option with words of `WORD_GROUPS` in its name may change the settings of that group:
   `--moe-expert-parallel-size` for example.
-- Any other option is one of the program and is harmless: `--rollout-batch-size` for example.
+- Any other option is read by the program alone and is harmless: `--rollout-batch-size` for example.
 
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
 these releases.
@@ -87,7 +87,7 @@ def _get_settings(name: str) -> tuple[str, ...]:
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    """Return whether an option with this value acts as if it were absent: off, or a size of one rank."""
+    """Return whether an option with this value acts as if it were absent: off, or the size of a single rank."""
     text = str(value)
     is_one_rank = name.endswith("_size") and text == "1"
     return is_one_rank or value in OFF_VALUES or text in OFF_VALUES

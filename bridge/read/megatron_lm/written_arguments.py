@@ -104,6 +104,15 @@ class WrittenSetting:
         return self.value
 
 
+class ArgumentSource(NamedTuple):
+    """A source that may hold further arguments."""
+
+    noun: str
+    """Its name in messages: "$ARGS", "--deepspeed_config ds.json"."""
+    file_argument: str = ""
+    """The argument that names a file; empty for another source."""
+
+
 @dataclass(kw_only=True, slots=True)
 class WrittenArguments:
     """The arguments of a run."""
@@ -158,15 +167,20 @@ class WrittenArguments:
         )
 
     @property
-    def possible_sources(self) -> list[str]:
+    def sources(self) -> list[ArgumentSource]:
         """Other sources that may set the precision and are not read, each once."""
-        sources = list(self.open_words)
+        sources = [ArgumentSource(word) for word in self.open_words]
         for key, setting in self.settings.items():
             if key in flags.FILE_SETTINGS:
-                sources.append(f"{setting.name} {setting.shown}")
+                sources.append(ArgumentSource(f"{setting.name} {setting.shown}", key))
         if self.used_by:
-            sources.append(self.used_by)
+            sources.append(ArgumentSource(self.used_by))
         return list(dict.fromkeys(sources))
+
+    @property
+    def possible_sources(self) -> list[str]:
+        """The nouns of `sources`."""
+        return [source.noun for source in self.sources]
 
     def __contains__(self, key: str) -> bool:
         """Return whether an argument is set to a known value other than False."""
@@ -311,17 +325,18 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
         return 0
     if option.is_key and value is None:
         return 0
-    if flags.is_switch(name) and not option.is_key:
-        return _add_switch(written, option)
-    if value is not None:
+    words = list_value_words(option)
+    is_switch = flags.is_switch(name) and not option.is_key
+    if value is None and words:
+        value = join_words(words)
+    if value is None:
+        written.add(WrittenSetting(name, True))
+    elif is_switch:
+        # Megatron-LM's parser refuses a value of a switch. Its meaning is kept for the report.
+        written.add(_make_setting(option, value, refused=str(value)))
+    else:
         written.add(_make_setting(option, value))
-        return 0
-    values = _get_following_values(option)
-    value = True
-    if values:
-        value = join_words(values)
-    written.add(_make_setting(option, value))
-    return len(values)
+    return len(words)
 
 
 def _format_open_option(name: ShellWord, value: object) -> str:
@@ -331,33 +346,23 @@ def _format_open_option(name: ShellWord, value: object) -> str:
     return f"{name}={value}"
 
 
-def _add_switch(written: WrittenArguments, option: Option) -> int:
-    """Add a switch to the settings.
+def list_value_words(option: Option) -> list[ShellWord]:
+    """Return the words after an option that are its values; none after `--name=value` and after a key.
 
-    Megatron-LM's parser refuses a value of a switch. The meaning of the value is kept, and the
-    refusal is reported.
-
-    Returns:
-        The number of words after the switch that mean on or off: 0 or 1.
+    They are a word that means on or off for a switch, all words for a list, the words up to an open
+    word for an option that names files, and the first word for another option.
     """
-    value = option.value
-    count = 0
-    if value is None and option.following and option.following[0].lower() in SWITCH_VALUES:
-        value = option.following[0]
-        count = 1
-    if value is None:
-        written.add(WrittenSetting(option.name, True))
-    else:
-        written.add(_make_setting(option, value, refused=str(value)))
-    return count
-
-
-def _get_following_values(option: Option) -> list[ShellWord]:
-    """Return the words after an option that are its values: one, or several for an option that names files."""
-    values = [*option.following[:1]]
-    if flags.get_dest(option.name) in flags.FILE_SETTINGS:
-        values += takewhile(lambda word: not word.is_open, option.following[1:])
-    return values
+    if option.value is not None or option.is_key:
+        return []
+    name = flags.get_dest(option.name)
+    first = list(option.following[:1])
+    if flags.is_switch(option.name):
+        return [word for word in first if word.lower() in SWITCH_VALUES]
+    if name in flags.LIST_TYPES:
+        return list(option.following)
+    if name in flags.FILE_SETTINGS:
+        return first + list(takewhile(lambda word: not word.is_open, option.following[1:]))
+    return first
 
 
 def _make_setting(option: Option, value: object, *, refused: str | None = None) -> WrittenSetting:

@@ -10,12 +10,14 @@ with a single sentence: a file that is too large, is not UTF-8, is nested too de
 aliases, or has a key of the precision twice.
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
@@ -24,6 +26,9 @@ from bridge.read.megatron_lm.flags import may_repeat
 from bridge.read.text import strict_json
 from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX, format_checkpoint_arguments
 from bridge.read.text.document_kind import END_OF_PRINTED_ARGUMENTS, detect_document_kind
+
+if TYPE_CHECKING:
+    from bridge.read.launch.launch import Launch
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 """The first bytes of a file of `torch.save`."""
@@ -50,7 +55,7 @@ class Document:
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
     """Key, last value and line of each key that occurs twice in one mapping and does not affect
     precision. The list is filled when the content is parsed."""
-    launches: dict[tuple[tuple[str, str], ...], Any] = field(
+    launches: dict[tuple[tuple[str, str], ...], tuple[Launch, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
     """Variables of the environment -> the launches of a script with them. `read_document_launches`
@@ -141,7 +146,7 @@ class Document:
         return content
 
     @property
-    def parts(self) -> tuple["Document", ...]:
+    def parts(self) -> tuple[Document, ...]:
         """The document itself, or each non-empty document of a YAML file with several documents."""
         if self.kind != "yaml" or self.part is not None:
             return (self,)

@@ -1,8 +1,8 @@
 """`evaluate_arithmetic`: the value of `$((A + B))`, if each variable in it is a whole number.
 
 The expression is parsed as Python, whose arithmetic has the same operators and the same order of
-evaluation. The differences are handled here: bash rounds a quotient towards zero, has 64 bits, and
-has other literals. Only the run decides a value beyond 64 bits.
+evaluation. The differences are handled here: bash has 64 bits, and has other literals. A value
+beyond 64 bits stays open, and so does the value of another operator than `+`, `-`, `*` and `/`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ def _evaluate_node(node: ast.expr) -> int:
     """
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return _require_64_bits(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate_node(node.operand)
     if isinstance(node, ast.BinOp):
         return _apply_operator(node.op, _evaluate_node(node.left), _evaluate_node(node.right))
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -76,10 +74,11 @@ def _evaluate_node(node: ast.expr) -> int:
 
 
 def _apply_operator(sign: ast.operator, left: int, right: int) -> int:
-    """Return the result of `+`, `-`, `*`, `/` or `%` as bash computes it.
+    """Return the result of `+`, `-`, `*` or `/` as bash computes it.
 
     Raises:
-        ValueError: The operator is another one, or the result does not fit into 64 bits.
+        ValueError: The operator is another one, a quotient is negative, or the result does not fit into
+            64 bits.
         ZeroDivisionError: The divisor is 0.
     """
     if isinstance(sign, ast.Add):
@@ -88,13 +87,8 @@ def _apply_operator(sign: ast.operator, left: int, right: int) -> int:
         return _require_64_bits(left - right)
     if isinstance(sign, ast.Mult):
         return _require_64_bits(left * right)
-    quotient = abs(left) // abs(right)  # bash rounds towards zero, Python's // downwards
-    if (left < 0) != (right < 0):
-        quotient = -quotient
-    if isinstance(sign, ast.Div):
-        return quotient
-    if isinstance(sign, ast.Mod):
-        return left - quotient * right
+    if isinstance(sign, ast.Div) and left >= 0 and right >= 0:
+        return left // right  # bash rounds a negative quotient otherwise than Python
     raise ValueError(ast.dump(sign))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_ITERATIONS = 256
-"""Turns of a loop that is read with each value; a longer loop is read as one without a count."""
+"""Turns of a loop that is read with each value; a longer loop is read as a loop without a count."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,9 +108,7 @@ def _cut_word(word: str, *, is_quoted: bool) -> tuple[tuple[str, str], ...]:
 
     A script with open conditions is followed many times, each time with the same words.
     """
-    pattern = PIECE_PATTERN
-    if is_quoted:
-        pattern = QUOTED_PIECE_PATTERN
+    pattern = QUOTED_PIECE_PATTERN if is_quoted else PIECE_PATTERN
     pieces: list[tuple[str, str]] = []
     for match in pattern.finditer(word):
         kind = str(match.lastgroup)

@@ -67,8 +67,6 @@ class Shell(WordExpansion):
         self.frames: list[dict[str, VariableElements | None]] = []
         """For each function that is being followed, the outermost one first: name of a local
         variable -> the value that it hides, or None if it hides no variable."""
-        self.shared_functions = set[str]()
-        """Functions that `export -f` gives to other shells."""
         self.is_all_exported = False
         """Whether `set -a` is on."""
 
@@ -128,7 +126,7 @@ class Shell(WordExpansion):
         if value is not None:
             text = self.expand_node_text(value)
         if index and is_appended:
-            self.append_element(name, index, text)
+            self.forget(name)
         elif index:
             self.set_element(name, index, text)
         elif is_appended:
@@ -163,8 +161,6 @@ class Shell(WordExpansion):
         options = "".join(word for word in words[1:] if word[:1] in ("-", "+"))
         operands = [word for word in words[1:] if word[:1] not in ("-", "+")]
         if "f" in options:
-            if command == "export":
-                self.shared_functions.update(operands)
             return
         is_local = command in LOCAL_COMMANDS and bool(self.frames) and "g" not in options
         names = dict.fromkeys(assigned)

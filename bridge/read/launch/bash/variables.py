@@ -42,14 +42,14 @@ class Variables:
         """Variables that the environment of the run sets. They replace a value that only the run
         decides."""
         self.values: dict[str, VariableElements] = {}
-        """Name -> its elements. A variable without elements is known to be unset; a variable that
-        is absent is one that the script has not set. The elements are never changed, only replaced,
+        """Name -> its elements. A variable without elements is known to be unset; the script has
+        not set a variable that is absent. The elements are never changed, only replaced,
         so that a copy of the mapping is a copy of all variables."""
         for name, value in stated.items():
             self.values[name] = {0: value}
 
     def get_elements(self, name: str) -> list[str]:
-        """Return the elements of a variable in their order; none for one that nothing sets."""
+        """Return the elements of a variable in their order; none for a variable that nothing sets."""
         return [*self.values.get(name, {}).values()]
 
     def get_named_elements(self, name: str, subscript: str) -> list[str]:
@@ -115,12 +115,6 @@ class Variables:
             return
         elements = {**self.values.get(name, {}), int(index): text}
         self.values[name] = dict(sorted(elements.items()))
-
-    def append_element(self, name: str, index: str, text: str) -> None:
-        """Follow `A[index]+=text`, as `set_element` does."""
-        if index.isdecimal():
-            text = join_texts([self.values.get(name, {}).get(int(index)), text])
-        self.set_element(name, index, text)
 
     def forget(self, name: str) -> None:
         """Make a variable open: its value becomes `$NAME`, which only the run decides."""

@@ -105,10 +105,20 @@ def _parse_content(text: str, name: str) -> Mapping[str, object] | None:
         return None
     if not isinstance(content, Mapping):
         return None
-    decisive = str({key: content[key] for key in PRECISION_KEYS if key in content})
-    if OPEN_VALUE in decisive or OPEN_PIECE_PATTERN.search(decisive):
+    if any(_is_open(content.get(key)) for key in PRECISION_KEYS):
         return None
     return content
+
+
+def _is_open(value: object) -> bool:
+    """Return whether only the started run decides a value of the JSON, or a part of it."""
+    if isinstance(value, Mapping):
+        return any(map(_is_open, value.keys())) or any(map(_is_open, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_open, value))
+    if not isinstance(value, str):
+        return False
+    return OPEN_VALUE in value or OPEN_PIECE_PATTERN.search(value) is not None
 
 
 class EngineFileSettings(NamedTuple):
@@ -121,7 +131,7 @@ class EngineFileSettings(NamedTuple):
     unfollowed: tuple[str, ...] = ()
     """Settings that change formats and that no plan follows."""
     reduction: str | None = None
-    """Why no switch of Megatron describes the engine's gradients, as a clause; None: one does."""
+    """Why no switch of Megatron describes the engine's gradients, as a clause; None if a switch does."""
 
 
 def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSettings:
@@ -149,7 +159,7 @@ def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSet
 def _describe_other_reduction(
     content: Mapping[str, object], mode: str, stage: int | None
 ) -> str | None:
-    """Return why no switch of Megatron describes the engine's gradients; None if one does.
+    """Return why no switch of Megatron describes the engine's gradients; None if a switch does.
 
     Source: DeepSpeed 0.9.2 to 0.19.8 runtime/engine.py, get_data_types and communication_data_type.
     """

@@ -34,9 +34,7 @@ def _make_refusal_findings(parsed: ParsedRun) -> list[Finding]:
 
     They are warnings if the program may have a parser of its own.
     """
-    severity = "warning"
-    if parsed.written.is_known:
-        severity = "error"
+    severity = "error" if parsed.written.is_known else "warning"
     findings: list[Finding] = []
     for refusal in find_refusals(parsed.written):
         facts = {"system": MEGATRON_LM, **refusal.facts}
