@@ -19,7 +19,7 @@ class Launches:
     branches: tuple[int, ...] = ()
     """Numbers of the runs that are the same launch on other branches of the script."""
     refused_numbers: tuple[int, ...] = ()
-    """Numbers of the runs that train nothing on Megatron Core. No sentence offers them."""
+    """Numbers of the runs that train nothing on Megatron Core. They are named, not offered."""
     answered_numbers: tuple[int, ...] = ()
     """Numbers of the runs that are answered together with this one."""
     variables: tuple[str, ...] = ()
@@ -33,13 +33,18 @@ class Launches:
     @property
     def sentences(self) -> tuple[str, ...]:
         """A sentence that names the unanswered runs of the file; empty if there are none."""
-        left_out = {self.number, *self.answered_numbers, *self.refused_numbers}
+        left_out = {self.number, *self.answered_numbers}
         others = [number for number in range(1, len(self.labels) + 1) if number not in left_out]
+        others.sort(key=lambda number: number in self.refused_numbers)
         if not others:
             return ()
         named = []
         for number in others[:MAX_NAMED_RUNS]:
-            named.append(f"--launch {number} is {self.labels[number - 1]}")
+            label = self.labels[number - 1]
+            if number in self.refused_numbers:
+                named.append(f"run {number} trains nothing on Megatron Core: {label}")
+            else:
+                named.append(f"--launch {number} is {label}")
         if len(others) > MAX_NAMED_RUNS:
             named.append(f"and {len(others) - MAX_NAMED_RUNS} more")
         sentence = (

@@ -284,7 +284,9 @@ def test_a_branch_that_trains_without_megatron_core_is_not_offered(tmp_path: Pat
     run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"MORE": ""}))
     assert len(run.reading.launches.labels) == 2
     assert run.reading.launches.branches == ()
-    assert run.reading.launches.sentences == ()
+    (sentence,) = run.reading.launches.sentences
+    assert "run 2 trains nothing on Megatron Core: " in sentence
+    assert "--launch" not in sentence
 
 
 def test_a_command_that_ends_before_its_arguments_is_refused_with_the_line(tmp_path: Path) -> None:
