@@ -229,8 +229,9 @@ class TestUnreadOptions:
         _, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
         assert "error PB618" in printed
 
-    def test_the_split_of_deepspeed_is_named_once(self, tmp_path):
-        reading = read(tmp_path, f"{RUN} --pp-partition-method type:transformer").reading
+    def test_a_split_of_deepspeed_by_an_unknown_method_is_named_once(self, tmp_path):
+        split = "--pipeline-model-parallel-size 2 --pp-partition-method parameters"
+        reading = read(tmp_path, f"{RUN} {split}").reading
         assert reading.uncertainty.unread_options == ("--pp-partition-method",)
         assert [one for one in reading.uncertainty.open_points if "partition" in one] == [
             "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
