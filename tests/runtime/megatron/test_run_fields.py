@@ -191,8 +191,8 @@ PB407 model.overlap_p2p_comm: two interleaved pipeline stages send activations a
   overlap_p2p_comm=True and batch_p2p_comm=False; or use more than two stages; or do not interleave.
 
 {num_layers: 3, pipeline_model_parallel_size: 2}
-model.num_layers: must be a multiple of the 2 pipeline stages, got 3. Change the number of layers or of stages, or say
-  how many the first and the last stage have.
+model.num_layers: must be a multiple of the 2 pipeline stages, got 3. Change the number of layers or of stages, or state
+  how many layers the first and the last stage have.
 
 {multi_latent_attention: true, tensor_model_parallel_size: 2}
 PB703 model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it
