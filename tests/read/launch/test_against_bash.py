@@ -91,7 +91,7 @@ SIMPLE = [
     "E='{word}' torchrun b{line}.py \"${name}\" \"$@\" $#",
     "env E={index} torchrun d{line}.py ${name}",
     "env -u E torchrun e{line}.py \"${{{name}[*]}}\"",
-    "nohup env -i STARTED=\"$STARTED\" torchrun h{line}.py $N",
+    "nohup env -i PATH=\"$PATH\" STARTED=\"$STARTED\" torchrun h{line}.py $N",
     "export -n E; E=3",
 ]  # fmt: skip
 NESTED = [
