@@ -77,7 +77,6 @@ def _add_part(parts: PartParsers, name: str, part: Part, text: str) -> argparse.
     """Add a part of the command, and return its parser.
 
     Args:
-        parts: The parsers of all parts.
         name: The name of the part.
         part: Does the work of the part.
         text: The work as an imperative clause.

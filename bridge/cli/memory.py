@@ -105,7 +105,6 @@ def _list_open_settings(planned: PlannedRun, unknown: Mapping[str, str]) -> tupl
     """Return the options that may change the count, since they are not read or not known.
 
     Args:
-        planned: The planned run.
         unknown: Setting without a known value -> the source that decides it.
     """
     return tuple(dict.fromkeys((*planned.prediction.unread_options, *unknown.values())))

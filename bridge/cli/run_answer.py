@@ -143,7 +143,6 @@ def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
     """Print the decisive findings of a run's check and the notes on its file, a line for each.
 
     Args:
-        run: The run.
         shown: Ids of the rules whose findings are already in the answer.
     """
     for finding in collect_decisive_findings(run):

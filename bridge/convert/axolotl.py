@@ -110,7 +110,6 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     All settings are written, since the default of an absent setting is "auto".
 
     Args:
-        config: The precision.
         sharding: "fsdp" or "deepspeed" if the run will use one of them.
     """
     sharded_by = Settings({"sharding": sharding}, TABLE.title).word(

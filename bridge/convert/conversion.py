@@ -130,7 +130,6 @@ def _import_part(
 
     Args:
         document: The file, which errors name.
-        part: The part.
         source: The system that it is written for.
         context: Facts that no file states.
     """
@@ -232,7 +231,6 @@ def _import_megatron_launch(
 
     Args:
         document: The script.
-        launch: The launch.
         evidence: The evidence for Megatron-LM, as a clause after "it".
         context: Facts that no file states.
     """
@@ -265,7 +263,6 @@ def _import_command_line(
 
     Args:
         document: The script.
-        launch: The launch.
         line: Its command line, which has the system and the payload.
         context: Facts that no file states.
     """
@@ -287,7 +284,6 @@ def _make_no_launch_error(
 
     Args:
         document: The script.
-        launches: Its launches.
         system_name: The system that --from names; None: it was detected.
         skipped: The records of the launches.
     """
@@ -324,7 +320,6 @@ def convert(
     """Return the run as a configuration of a system.
 
     Args:
-        run: The run.
         to: The name of the system, or `RECIPE_TARGET`.
         context: Facts that no file states.
 
@@ -412,7 +407,6 @@ def format_payload(run: ImportedRun, to: str, exported: ExportReport | None) -> 
     """Return the result of a conversion as the text of a file; empty if there is nothing to write.
 
     Args:
-        run: The run.
         to: The name of the system, or `RECIPE_TARGET`.
         exported: The result of `convert`.
     """

@@ -254,7 +254,6 @@ def _map_mode(
         builder: The report of the import.
         top: The arguments.
         compute: The mode of the switches and the environment.
-        weights: The loaded weights.
         sharding: "deepspeed" or "fsdp". None: no sharding.
         program: The program that reads the arguments, as a noun.
     """
@@ -297,7 +296,6 @@ def _compute_precision(
 
     Args:
         compute: The mode of the switches and the environment.
-        weights: The loaded weights.
         sharding: "deepspeed" or "fsdp". None: no sharding.
         program: The program that reads the arguments, as a noun.
         has_switches: Whether the file has a switch, on or off.
@@ -337,7 +335,6 @@ def _report_weights(
 
     Args:
         builder: The report of the import.
-        weights: The loaded weights.
         compute: The mode of the switches and the environment.
         semantics: The semantics of the mode.
     """

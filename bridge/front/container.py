@@ -39,7 +39,6 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     whether the run can begin.
 
     Args:
-        run: The run.
         problems: The faults found before, which are raised together with those found here.
 
     Raises:
@@ -91,7 +90,6 @@ def _build_megatron_configs(
     """Return Megatron's configs of a run by section. Each field has its stated value or its default.
 
     Args:
-        run: The run.
         config_classes: Section -> class of its config.
         arguments: Section -> arguments that the run states.
         problems: The faults found before, which are raised together with those found here.
@@ -199,7 +197,6 @@ def decode_sections(
     """Return the constructor arguments of each section's class.
 
     Args:
-        run: The run.
         classes: Section -> its class.
         problems: It gets the values that do not fit their fields.
         functions: Field -> name -> function, for fields that hold a function.

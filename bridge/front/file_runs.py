@@ -95,7 +95,6 @@ def read_file_runs(
     """Yield each run of some files, and each file in which no run was read.
 
     Args:
-        files: The files.
         read: Returns the run of a file by its number. None: the first run.
     """
     for file in files:

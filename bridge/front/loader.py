@@ -118,7 +118,6 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
     """Refuse a run that cannot be planned.
 
     Args:
-        run: The run.
         problems: The faults found before, which are raised together with those found here.
 
     Raises:

@@ -68,7 +68,6 @@ class _ExpandedSizes:
 
         Args:
             path: The key of the value.
-            value: The value.
             depth: The number of references that led to it.
         """
         if path in self.size_at:

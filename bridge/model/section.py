@@ -136,7 +136,6 @@ def read_section(
     """Return the section that a mapping or an object describes.
 
     Args:
-        section_name: The name of the section.
         owner: A mapping, an object with attributes, a `Section`, or None for a missing section.
         attributes: The attributes of the object before a sync, if a sync has written to it.
     """

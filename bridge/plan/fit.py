@@ -212,8 +212,6 @@ def _is_extension_of(option: FitOption, cheaper: FitOption, *, same_values: bool
     """Return whether an option changes every field that a cheaper option changes.
 
     Args:
-        option: The option.
-        cheaper: The cheaper option.
         same_values: Whether the values of these fields must be equal too.
     """
     changes = dict(option.changes)

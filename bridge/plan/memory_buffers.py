@@ -287,7 +287,6 @@ def _build_fsdp_group(
     """Return a group of Megatron-FSDP.
 
     Args:
-        members: Its parameters.
         sharded: The kinds of tensors that are sharded, as in `SHARDED_TENSORS`.
         inner: Ranks that share weights and gradients.
         outer: Ranks that share masters and optimizer state.

@@ -45,8 +45,6 @@ def make_module_rows(module: Module, settings: PlanSettings, *, low: bool) -> tu
     """Return the rows of a module.
 
     Args:
-        module: The module.
-        settings: The settings of the plan.
         low: Whether the layer of the module is in the low-precision context.
     """
     low = low and not module.is_high_precision and not (module.is_absorbed and settings.absorbs)

@@ -43,7 +43,6 @@ def make_row_matchers(
     """Return rows as matchers of names in the whole model.
 
     Args:
-        rows: The rows.
         num_layers: The number of layers of the model. 0: it is not known.
         run: The format of the run. None: the run has no FP8 and FP4.
     """
@@ -92,7 +91,6 @@ def make_chunk_recipes(
     """Return the content of Megatron's file for each model chunk.
 
     Args:
-        rows: The rows.
         chunks: The numbers of the layers of each chunk, counted from 0 in the whole model.
         run: The format of the run. None: the run has no FP8 and FP4.
     """

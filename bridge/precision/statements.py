@@ -361,7 +361,6 @@ def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) 
     of another recipe that this recipe is built on.
 
     Args:
-        config: The config.
         recipe: The name of the recipe.
         over: Fields whose statements do not come from the recipe.
     """

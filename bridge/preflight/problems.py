@@ -36,7 +36,6 @@ class Problems:
         Args:
             path: The dotted key of the setting.
             rule: The rule that its value breaks, as a clause.
-            value: The value.
             remedy: What to do, as a sentence; empty: "Give one."
             matches: Names that may have been meant.
             rule_id: The id of a rule of the check, if the fault is one of its findings.

@@ -173,7 +173,6 @@ class Run:
         """Return the run of a `ConfigContainer`, or of a mapping of its sections.
 
         Args:
-            container: The container.
             target: A target's text, "auto" for this machine, or None: the container's own.
 
         Raises:

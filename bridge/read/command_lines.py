@@ -81,7 +81,6 @@ def read_command_line(launch: Launch, system_name: str | None = None) -> Command
     """Return a launch with the system that reads it.
 
     Args:
-        launch: The launch.
         system_name: The system that --from names; None: the first that recognises the launch.
 
     Returns:
@@ -117,7 +116,6 @@ def _read_for_systems(
     """Return a launch with the first of several systems that recognises it.
 
     Args:
-        line: The launch.
         systems: The names of the systems.
         is_forced: Whether --from names the system, so that no sign of it is needed.
     """
@@ -135,7 +133,6 @@ def report_skipped_launch(launch: Launch, line: CommandLine | None) -> list[Unma
     """Return the records of a launch that is not read.
 
     Args:
-        launch: The launch.
         line: The launch as `read_command_line` returned it: another source decides its precision.
             None: no system recognises it.
     """
@@ -191,7 +188,6 @@ def _describe_bridge_evidence(line: LaunchArguments, fields: Mapping[str, str], 
     """Return the evidence for Megatron Bridge.
 
     Args:
-        line: The launch.
         fields: Overrides of the precision.
         recipe: The recipe that the launch names; empty if the program is not Megatron Bridge's.
     """
@@ -288,7 +284,6 @@ def _is_decided_by_accelerate(
     """Return whether Accelerate's launcher decides the mode, by FP8 or by a file that is not read.
 
     Args:
-        line: The launch.
         payload: The arguments of the Trainer. A switch that is on decides over the launcher.
         environment: The launcher's `--mixed_precision`; None: not stated.
     """

@@ -43,7 +43,6 @@ def replace_debug_features(run: Run, file: str) -> Run:
     """Return a run with the debugger's features of a file, instead of those that it states.
 
     Args:
-        run: The run.
         file: The features file, as `--debug-features` names it.
 
     Raises:

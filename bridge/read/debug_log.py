@@ -211,8 +211,6 @@ def _make_row(
     """Return the row of an operand.
 
     Args:
-        key: The operand.
-        statistics: Its statistics.
         planned: Its row in the plan, which has the format and shows whether it has one scale.
     """
     format_ = ""

@@ -198,7 +198,6 @@ class _FrameworkSigns:
         """Return the framework if a document has its settings, or names a class of it, else None.
 
         Args:
-            document: The document.
             classes: The paths of the classes that it names.
         """
         for file in self.files:
@@ -266,7 +265,6 @@ def _format_command(name: str, launch: Launch, shown_options: Sequence[str]) -> 
 
     Args:
         name: The program.
-        launch: Its launch.
         shown_options: Options that tell what the program does. The first one is shown.
     """
     for index, word in enumerate(launch.arguments):

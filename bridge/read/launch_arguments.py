@@ -111,7 +111,6 @@ def make_unmapped(sentence_name: str, setting: str, value: object, **facts: obje
     Args:
         sentence_name: The sentence about it in a table, "SYSTEM.SENTENCE".
         setting: The setting as it is written.
-        value: Its value.
         facts: The facts that the sentence names.
     """
     return Unmapped(setting, value, *format_sentence(sentence_name, **facts))

@@ -70,7 +70,6 @@ def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> 
     """Add each unknown section of a run to the problems.
 
     Args:
-        sections: The sections.
         problems: The problems so far.
 
     Raises:

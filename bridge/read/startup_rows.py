@@ -102,7 +102,6 @@ def make_startup_rows(
 
     Args:
         values: Setting -> the value that is set.
-        when: The condition.
         because: The condition in words; empty: the name of the setting that has to be on.
         columns: The other columns, which are the same for each row.
     """

@@ -74,7 +74,6 @@ def make_saved_entry(
     """Return ``_target_`` and every field of Megatron Bridge's class.
 
     Args:
-        config: The precision.
         values_after_setup: Field -> the value that `setup` wrote into its owner; empty before
             `setup`.
     """

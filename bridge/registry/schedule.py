@@ -390,7 +390,6 @@ def _refuse_fixed_differences(
     Args:
         built: The values that the model, the optimizer and DDP are built with.
         values: Their values in the phase.
-        phase: The phase.
     """
     differing = [path for path in values if not is_same_value(values[path], built.get(path))]
     if not differing:

@@ -92,7 +92,6 @@ def require_no_arguments(function: RecipeFunction, name: str) -> None:
     """Refuse a function that cannot be called without arguments.
 
     Args:
-        function: The function of a recipe.
         name: The recipe's name, for the message.
 
     Raises:

@@ -205,7 +205,6 @@ def _run_job(run: Run, small_run: SmallRun, backend: str, release: Release) -> J
 
     Args:
         run: The full run.
-        small_run: The small run.
         backend: The backend of the low-precision GEMMs.
         release: The release of Megatron Core that the worker imports.
 
@@ -280,7 +279,6 @@ def _evaluate_launches(
 
     Args:
         small_run: The small run, without the settings that the worker left out.
-        launches: The outcomes of the launches.
         release: The release of Megatron Core that ran.
         environment: Environment variables of the run.
     """
@@ -300,8 +298,6 @@ def _evaluate_launch(
     """Return the result of a launch, whose records are compared with its plan.
 
     Args:
-        launch: The outcome of the launch.
-        layout: The layout of the launch.
         plan: The plan of the launch. None: no step was recorded.
     """
     first = launch["ranks"][0]

@@ -167,7 +167,6 @@ def _leave_out_format_switches(
     """Leave out the switches of formats that a rehearsal cannot have on this machine.
 
     Args:
-        small_run: The small run.
         target_version: The release of Megatron Core that the run is for.
         local_version: The release of Megatron Core that the rehearsal imports.
     """
@@ -214,7 +213,6 @@ def _find_sequence_length(small_run: SmallRun, samples: int, small_samples: int)
     If no length has it, the length is `MIN_TOKENS` for each context-parallel rank.
 
     Args:
-        small_run: The small run.
         samples: Samples of a micro-batch in the full run.
         small_samples: Samples of a micro-batch in the rehearsal.
     """

@@ -95,7 +95,6 @@ def _find_channels(small_run: SmallRun, heads: int, groups: int, *, is_stated: b
     """Return the least number of channels of a head that keeps the alignment of the projections.
 
     Args:
-        small_run: The small run.
         heads: Query heads of the rehearsal.
         groups: Query groups of the rehearsal.
         is_stated: Whether the run states the channels. Then the hidden size is independent of them.
@@ -145,7 +144,6 @@ def _shrink_latent(small_run: SmallRun, latent: Latent, heads: int, ratio: float
     """Make the widths of latent attention small, and return the hidden size.
 
     Args:
-        small_run: The small run.
         latent: The widths of latent attention in the full run.
         heads: Heads of the rehearsal.
         ratio: Hidden size of the full run, divided by the channels of all its heads.
@@ -314,7 +312,6 @@ def _shrink_expert_widths(small_run: SmallRun, experts: Experts, ratio: float) -
     """Make the widths of routed and shared experts small.
 
     Args:
-        small_run: The small run.
         experts: The experts of the full run.
         ratio: Hidden size of the rehearsal, divided by the hidden size of the full run.
     """

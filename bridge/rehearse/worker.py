@@ -178,7 +178,6 @@ def remove_unsupported_settings(
 
     Args:
         sections: The sections of the small run. They are changed.
-        launches: The layouts of the launches.
 
     Returns:
         The removed fields that were set to something else than their default, with the reason.
@@ -461,9 +460,6 @@ def _train_rank(
     """Build and train the run of a rank.
 
     Args:
-        work: The work.
-        job: The job.
-        launch: The layout of the launch.
         folder: The folder of the launch.
         outcome: The outcome so far is written into it, so that it is known after an error too.
     """

@@ -17,7 +17,6 @@ def format_findings(report: Report, *, is_quiet: bool = False) -> list[Line]:
     """Return the lines of a report: the subject of the check, every finding, the verdict.
 
     Args:
-        report: The report.
         is_quiet: Whether to leave out findings that are for information only.
     """
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
@@ -82,7 +81,6 @@ def report_to_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
     """Return the report as plain data.
 
     Args:
-        report: The report.
         strict: Whether warnings decide the exit code too.
     """
     choice = report.context.run.choice

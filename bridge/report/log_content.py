@@ -26,7 +26,6 @@ def make_log_view(
     """Return the last metrics of a log, the names of missing metrics, and the early warnings.
 
     Args:
-        log: The log.
         silenced: Names of early warnings that are left out.
         precision: The precision of the run as a short text; empty: not known.
     """
@@ -81,7 +80,6 @@ def collect_log_content(
     """Return the content of a report on the log of a run.
 
     Args:
-        log: The log.
         name: The name of the run in the report.
         plan: The precision plan of the run; None: it cannot be planned.
         predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.

@@ -119,7 +119,6 @@ def make_table(
     """Return a table that rich can print, with a line between two sections.
 
     Args:
-        sections: The rows of each section.
         title: The line above the table.
         keys: The number of columns that name the subject of a row.
         numbers: Headings of the columns that are aligned at the right.

@@ -22,7 +22,6 @@ def make_watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> Render
     """Return the last metrics of a run, and its early warnings.
 
     Args:
-        run: The folder of the run.
         silenced: Names of early warnings that are left out.
     """
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"

@@ -28,7 +28,6 @@ def find_inert_fields(
     """Return each field, stated or not, that has no effect in a run of `config` -> the reason.
 
     Args:
-        config: The precision.
         scheme: The scaling scheme of the run. None: the scheme of the config.
         is_autocast: Whether the run is under autocast. None: as the config states it.
         keeps_layers: Whether first and last layers stay in BF16. None: as the config states it.

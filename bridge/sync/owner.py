@@ -82,7 +82,6 @@ class OwnerValues:
 
         Args:
             owner_name: model, optimizer, ddp or train.
-            section: The section.
             version: The version of megatron-core whose fields the owner has. None: it has every
                 known field.
         """

@@ -104,7 +104,6 @@ class SyncReport:
         A run that begins is logged in this way.
 
         Args:
-            logger: The logger.
             file: A file that lists every field. The first line names it.
             known: (id, path) of findings that were reported before and are left out. A replaced
                 value has the id `OVERRIDE_RULE_ID`.

@@ -73,7 +73,6 @@ def write_precision(
     """Write a finalized precision into config objects, all or nothing.
 
     Args:
-        precision: The precision.
         configs: Owner name -> config object. None: the run has no such config.
         on_conflict: A policy of `CONFLICT_POLICIES`.
         is_last: Whether the run begins after this sync.

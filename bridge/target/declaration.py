@@ -229,7 +229,6 @@ def _make_unknown_error(part: str, compact_name: str, gpu_names: Iterable[str]) 
     Args:
         part: The part of the text.
         compact_name: The part without hyphens and underscores.
-        gpu_names: The names of all GPUs.
     """
     if part in PRODUCTS:
         return _make_error(_PART_RULE, part, f"Give its version too, as in {TARGET_EXAMPLE}.")

@@ -35,7 +35,6 @@ class Audit:
         """Prepare the audit of a run; nothing is recorded yet.
 
         Args:
-            run: The run.
             run_dir: The folder of the record.
             steps: The steps to record, from 1 on. None chooses them by ``train.audit``.
         """
@@ -112,7 +111,6 @@ class Audit:
         """Compare a step with the plan, and write the record with the mismatches.
 
         Args:
-            recording: The recording of the step.
             global_record: The record of all ranks.
             must_raise: Whether the step begins the run or a phase, so that a mismatch ends the run
                 at once.

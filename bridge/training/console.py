@@ -184,7 +184,6 @@ def print_summary(
     """Print the tables at the end of a run.
 
     Args:
-        summary: The summary.
         console: The console. None: the console of the standard output.
         quantisation: Quantisation errors, of which the worst are printed.
     """

@@ -200,10 +200,7 @@ def _show_warnings(
     """Show the early warnings that were not shown at the previous call.
 
     Args:
-        run: The run.
-        audit: Its audit.
         metrics: Its records.
-        display: Its display.
         shown: The result of the previous call.
 
     Returns:

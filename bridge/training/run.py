@@ -185,7 +185,6 @@ class TrainingRun:
         """Add a finished step to the progress of the run.
 
         Args:
-            result: The result of the step.
             seconds: The time of the step.
         """
         self.iteration += 1

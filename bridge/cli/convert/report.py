@@ -52,7 +52,6 @@ def format_report(converted: ConvertedRun, system: str | None, *, is_verbose: bo
     """Return the report on one run: its recipe, its fields, and the records.
 
     Args:
-        converted: The run.
         system: The system that was written for. None: the run was only read.
         is_verbose: Whether to show every field and every record.
     """

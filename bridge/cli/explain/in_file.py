@@ -65,8 +65,6 @@ def _setting_to_dict(owner_name: str, field: str, run: Run, row: SyncRow | None)
 
     Args:
         owner_name: The config that has the field.
-        field: The field.
-        run: The run.
         row: The row of the sync that writes the field. None: the sync does not write it.
     """
     path = f"{owner_name}.{field}"

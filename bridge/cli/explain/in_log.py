@@ -66,7 +66,6 @@ def format_in_log(content: Mapping[str, Any], described: DescribedLog) -> str:
 
     Args:
         content: The result of `explain_in_log`.
-        described: The log.
     """
     log = described.log
     if described.run is None:

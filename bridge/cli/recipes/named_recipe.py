@@ -28,7 +28,6 @@ class NamedRecipe:
         """Return the recipe of a name. A file of the folder comes before a registered recipe.
 
         Args:
-            name: The name.
             config_dir: A team's folder; None: only the registry.
 
         Raises:

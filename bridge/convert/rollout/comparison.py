@@ -153,7 +153,6 @@ def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -
     """Return the comparison of a run's training with its rollout.
 
     Args:
-        run: The run.
         rollout: The precision of its engine.
         model_type: The `model_type` of the Hugging Face config, for the names of modules.
 
@@ -244,7 +243,6 @@ def _make_module_row(sides: _Sides, kind: _ModuleKind, layers: list[str]) -> Rol
 
     Args:
         sides: The two sides.
-        kind: The kind.
         layers: The label of the layer of each module.
     """
     training = sides.training
@@ -343,7 +341,6 @@ def _find_scheme_decider(run: Run, trained: str | None) -> str:
     """Return the source that decides the scheme in training; empty if the file does.
 
     Args:
-        run: The run.
         trained: The scheme that is planned; None: not quantised.
     """
     paths = ["model.fp8"]
@@ -379,8 +376,6 @@ def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: 
     """Return the layers of a row as text: numbers, or "first 1, last 2" if sizes are not known.
 
     Args:
-        training: The training side.
-        rollout: The rollout.
         role: Megatron's name of the module; the output layer is in no layer.
         labels: The labels of the layers.
     """

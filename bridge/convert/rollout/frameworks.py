@@ -84,7 +84,6 @@ def _read_nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
     """Return the rollout of a run of NeMo-RL.
 
     Args:
-        run: The run.
         options: `policy.generation.*`, by their dotted keys.
     """
     engine = str(options.get(f"{NEMO_RL_PREFIX}backend", ""))
@@ -184,7 +183,6 @@ def _read_verl(run: Run, options: Mapping[str, Any]) -> Rollout:
     """Return the rollout of a run of verl.
 
     Args:
-        run: The run.
         options: `actor_rollout_ref.rollout.*`, by their dotted keys.
     """
     engine = str(options.get(f"{VERL_PREFIX}name") or "")
@@ -236,7 +234,6 @@ def _read_slime(run: Run, options: Mapping[str, Any]) -> Rollout:
     """Return the rollout of a run of slime or miles, whose engine reads the checkpoint's config.
 
     Args:
-        run: The run.
         options: The arguments `--sglang-*`.
     """
     cache = options.get("--sglang-kv-cache-dtype") or MODEL_DTYPE
@@ -262,7 +259,6 @@ def _make_unread_rollout(run: Run, engine: str, key: str) -> Rollout:
     """Return the rollout of an engine whose use of the framework's options is not read.
 
     Args:
-        run: The run.
         engine: The engine's name; empty if the file does not state it.
         key: The option that names the engine.
     """

@@ -31,7 +31,6 @@ def make_rollout_table(
     """Return the comparison, with the settings that would agree, as a renderable of rich.
 
     Args:
-        comparison: The comparison.
         name: The name of the run.
         agreements: The settings with which either side would agree.
     """

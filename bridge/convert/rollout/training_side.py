@@ -135,8 +135,6 @@ def _has_kept_part(rollout: Rollout, manifest: Manifest, names: Sequence[str]) -
     The rollout keeps modules by a part of their names.
 
     Args:
-        rollout: The rollout.
-        manifest: The manifest.
         names: The names of other modules.
     """
     unmatched = list_unmatched_parts(rollout, names)
@@ -216,7 +214,6 @@ def _plan_substitute(
     """Return the plan of a small model in the precision of a run.
 
     Args:
-        run: The run.
         num_layers: The layers of the small model.
         extra_fields: Fields of the model. They replace fields of `SUBSTITUTE_SIZES`.
     """

@@ -86,7 +86,6 @@ def compare_with_serving(
 
     Args:
         manifest: The linear layers of the trained model.
-        config: The serving config.
         reader: The system that serves the model; None: every system that reads the config.
 
     Raises:
@@ -167,7 +166,6 @@ def _make_rows(
 
     Args:
         manifest: The linear layers of the trained model.
-        config: The serving config.
         readers: The systems that read the config.
     """
     members_by_kind: dict[_ModuleKind, _Members] = {}

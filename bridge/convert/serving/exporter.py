@@ -127,7 +127,6 @@ def _make_fp8_config(
     """Return a config of the fp8 dialect, which has one scheme.
 
     Args:
-        scheme: The scheme.
         target: The row of the serving system.
         kept: The rows that stay in high precision.
     """
@@ -150,8 +149,6 @@ def _make_compressed_config(
     """Return a config of compressed-tensors, with a group for each scheme.
 
     Args:
-        schemes: The schemes.
-        quantised: The rows that are quantised.
         kept: The rows that stay in high precision.
     """
     groups: dict[str, Any] = {}

@@ -149,7 +149,6 @@ def _get_loaded_name(module: ServedModule, layer_names: Mapping[str, str]) -> st
     """Return the name of the layer as which a system loads a module.
 
     Args:
-        module: The module.
         layer_names: vLLM's name of a layer -> the system's, if the two differ.
     """
     parent, _, last = module.name.rpartition(".")

@@ -116,7 +116,6 @@ def get_family(shape: ModelShape, model_type: str | None = None) -> ModelFamily:
     """Return the family of a model.
 
     Args:
-        shape: The shape of the model.
         model_type: The `model_type` of the Hugging Face config. None: the only family that fits the
             shape, or `UNKNOWN_FAMILY`.
 

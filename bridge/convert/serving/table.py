@@ -48,7 +48,6 @@ def make_comparison_table(
     """Return the comparison as a table of kinds of modules, with a sentence for each difference.
 
     Args:
-        comparison: The comparison.
         precision: The label of the precision in training.
         path: The serving config.
     """

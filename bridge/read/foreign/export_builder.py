@@ -78,7 +78,6 @@ class ExportBuilder:
         """Record that a field, if it is stated, became these settings.
 
         Args:
-            field: The field.
             settings: The settings. Empty: the other system behaves so without a setting.
         """
         if field in self.config.stated:
@@ -96,7 +95,6 @@ class ExportBuilder:
         """Record that a field, stated or not, cannot be converted exactly.
 
         Args:
-            field: The field.
             reason: A key of `DEFAULT_REMEDIES`.
             detail: The difference in the other system, as a clause.
             remedy: The advice, as a sentence.
@@ -109,7 +107,6 @@ class ExportBuilder:
 
         Args:
             sentence_name: The sentence of a table that explains it, "SYSTEM.SENTENCE".
-            field: The field.
             facts: The facts that the sentence names.
         """
         sentence = format_sentence(sentence_name, system=self.system, **facts)
@@ -165,7 +162,6 @@ class ExportBuilder:
         """Map or report a stated field that the exporter did not mention.
 
         Args:
-            field: The field.
             inert_reason: The reason why it has no effect in this config. None: it has an effect.
             unwritten: Sentences of the system's table about fields without a setting.
             facts: Facts that these sentences name.

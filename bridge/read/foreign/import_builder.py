@@ -88,7 +88,6 @@ class ImportBuilder:
 
         Args:
             setting: The setting as it is written.
-            value: Its value.
             reason: A key of `DEFAULT_REMEDIES`.
             detail: The difference, as a clause.
             remedy: The advice, as a sentence.
@@ -126,7 +125,6 @@ class ImportBuilder:
         """State and record a default of the system, which decides since the setting is not written.
 
         Args:
-            setting: The setting.
             value: Its default.
             why: The reason, as a clause; empty: the usual one.
             fields: The fields that the default becomes.

@@ -245,7 +245,6 @@ class Table:
         Args:
             sentence_name: The sentence of this table.
             settings: The mapping that has the setting.
-            key: Its key.
             facts: The facts that the sentence names.
         """
         sentence = self.sentences[sentence_name].fill(facts)
@@ -258,7 +257,6 @@ def _walk_settings(
     """Yield the settings of a block, and of the blocks in it, in their order.
 
     Args:
-        block: The block.
         part: The rows of its settings.
         facts: The facts that rows name in `when`.
         prefix: The name of the block from the top of the part, with a dot after it.
@@ -296,7 +294,6 @@ def _report_mapped_value(
     Args:
         builder: The report of the import.
         name: The setting.
-        row: Its row.
         values: The value of the field, and the value of the setting.
     """
     for value in values:

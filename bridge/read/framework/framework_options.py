@@ -60,7 +60,6 @@ def read_framework_options(
     """Return what a run's names do that are the framework's own, or that its code drops.
 
     Args:
-        table: The framework.
         arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
         variables: The environment variables that the file sets.
         path: Path of the file.

@@ -62,7 +62,6 @@ def find_model_arguments(
 
     Args:
         text: The script.
-        path: Its path.
         environment: Variables that its environment sets.
     """
     if MODEL_ARGUMENTS_PROGRAM not in text:
@@ -107,7 +106,6 @@ def evaluate_model_file(
     """Return the arguments that a model's file returns, on one line.
 
     Args:
-        file: The file.
         options: Arguments of its function.
         environment: Variables of the environment that are stated.
         depth: Files of models that may be derived from each other.

@@ -464,7 +464,6 @@ def _find_suite_config(name: str | None, script: Path) -> str | None:
 
     Args:
         name: The file as the command line names it.
-        script: The script.
     """
     if name is None or SUITE_CONFIG_PATTERN.fullmatch(name) is None:
         return None

@@ -41,7 +41,6 @@ def build_reading_from_arguments(
 
     Args:
         written: The arguments; `mode_decider` of them is the other source that may state some, or empty.
-        table: The framework.
         path: Path of the file.
         origins: Name of an argument -> the file that states it.
         read_too: Other files that were read, as sentences.

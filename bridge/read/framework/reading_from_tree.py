@@ -24,7 +24,6 @@ def build_reading_from_tree(
     """Return the reading of a run; the model's fields that the tree does not state are the checkpoint's.
 
     Args:
-        table: The framework.
         tree: The tree of the run. The fields of the checkpoint are added to its model.
         checkpoint: The checkpoint that the run starts from.
         absent: Fields of the checkpoint's model that the run does not have.

@@ -117,7 +117,6 @@ class BranchInterpreter(CommandInterpreter):
         """Return `PATTERN) COMMANDS ;;` of a `case` as an arm.
 
         Args:
-            item: The item.
             subject: The text that the patterns are compared with.
         """
         shown_subject: str = ShellWord.from_text(subject)

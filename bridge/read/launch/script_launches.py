@@ -117,7 +117,6 @@ def _run_other_branches(
     Args:
         first: The script as bash runs it with nothing set.
         root: Its syntax tree.
-        path: Its path.
         stated: Variables that its environment sets.
     """
     followed: list[tuple[OpenCondition, ScriptInterpreter]] = []

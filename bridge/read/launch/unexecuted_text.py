@@ -45,7 +45,6 @@ def find_unexecuted_text(
 
     Args:
         scripts: The trees of the script, and of the strings and files that it runs.
-        pattern: The pattern.
         executed: Ids of the nodes of the followed commands.
 
     Returns:

@@ -112,7 +112,6 @@ class Evaluator(ExpressionEvaluator):
         """Return the value that a function returns.
 
         Args:
-            function: The function.
             arguments: Name of a parameter -> its argument. Other parameters have their defaults.
         """
         return self._evaluate_body(function, [], arguments or {})
@@ -319,7 +318,6 @@ class Evaluator(ExpressionEvaluator):
         """Follow statements that run an unknown number of times. Everything that they set is open.
 
         Args:
-            statements: The statements.
             frame: The names of the function. The value that the statements return is added to it.
             decider: The source that decides how often they run.
         """

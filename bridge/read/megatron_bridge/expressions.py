@@ -130,9 +130,7 @@ class ExpressionEvaluator(ABC):
         """Write a field of an object.
 
         Args:
-            holder: The object.
             name: Name of the field.
-            value: Its value.
             origin: The statement that sets it; empty if none does.
         """
         earlier_functions = 0

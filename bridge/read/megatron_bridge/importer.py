@@ -175,7 +175,6 @@ def _import_fields(
     call of the peer's class. Without it the fields are assigned one by one.
 
     Args:
-        values: The mapping.
         prefix: Beginning of the names of its settings: "mixed_precision." or empty.
         builder: The report.
         base: Name of a configuration that is not read and that the fields override.
@@ -385,7 +384,6 @@ def _map_megatron_setting(
     Args:
         owner_name: The owner: model, optimizer or ddp.
         path: Dotted key of the setting.
-        value: Its value.
         builder: The report.
     """
     name = _get_field_name(path)

@@ -90,7 +90,6 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
 
     Args:
         launch: The launch of `run_recipe.py`.
-        script: Path of the script.
         choice: The choices of the command line. Megatron Bridge itself calls the recipe if it asks
             for that.
     """
@@ -276,7 +275,6 @@ def apply_overrides(
     known value closes the setting, and those below it.
 
     Args:
-        reading: The reading.
         overrides: The overrides, of which a later one counts over an earlier one.
         location: The place of the command line, for the origins of the settings.
     """

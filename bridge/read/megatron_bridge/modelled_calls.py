@@ -137,7 +137,6 @@ def evaluate_modelled_call(call: Call, starts: Starts) -> Value:
     """Return the result of a call; `NOT_MODELLED` for a call that is not modelled here.
 
     Args:
-        call: The call.
         starts: The containers with which the program starts a run, to which a start is added.
     """
     path = call.path

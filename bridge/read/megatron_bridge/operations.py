@@ -189,7 +189,6 @@ def evaluate_isinstance(value: Value, kinds: Value) -> bool:
     """Return the answer of `isinstance`.
 
     Args:
-        value: The value.
         kinds: A class, or a tuple of classes.
 
     Raises:

@@ -119,7 +119,6 @@ def build_reading_from_container(
     """Return the run of a container.
 
     Args:
-        container: The container.
         evaluator: The evaluator that made it.
         path: The file that is read.
         name: Name of the function that makes the container.
@@ -258,7 +257,6 @@ def _describe_open_settings(container: Object, evaluator: Evaluator, name: str) 
     """Return sentences about everything that the program does not decide.
 
     Args:
-        container: The container.
         evaluator: The evaluator that made it.
         name: Name of the function that makes the container.
     """
@@ -394,7 +392,6 @@ def _apply_defaults(reading: FileReading, defaults: Mapping[str, object]) -> Fil
     """Return a reading with the defaults of its owners' classes. Fields that the file states stay.
 
     Args:
-        reading: The reading.
         defaults: Dotted key -> the default. Megatron Core does not have the fields of some keys.
     """
     sections = dict(reading.sections)
@@ -470,7 +467,6 @@ def _add_precision_fields(
 
     Args:
         sections: The sections that are built.
-        precision: The precision.
         holder: The object of the precision, whose fields have the statements that set them.
     """
     for name, decider in precision.open_fields.items():

@@ -165,7 +165,6 @@ def read_result(
     Args:
         evaluator: The evaluator that followed the function.
         container: The value that the function returned.
-        function: The function.
         path: The file that is read.
         choice: The choices of the command line, among them the folder of the checkpoint.
 

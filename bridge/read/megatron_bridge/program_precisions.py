@@ -244,7 +244,6 @@ class _PrecisionEvaluator(Evaluator):
         """Return the container that a function returns, or else the containers whose precision it sets.
 
         Args:
-            function: The function.
             arguments: Name of a parameter -> its argument.
         """
         self.library.forget_values()

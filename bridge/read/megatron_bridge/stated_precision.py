@@ -74,7 +74,6 @@ def _read_object(precision: Object, unknown_functions: tuple[str, ...]) -> State
     """Return the precision that an object states.
 
     Args:
-        precision: The object.
         unknown_functions: Functions without source that may change it.
     """
     if precision.recipe and _is_unchanged_recipe(precision):

@@ -142,7 +142,6 @@ def report_model_setting(builder: ImportBuilder, path: str, key: str, value: obj
         builder: The report.
         path: Name of the setting, from the top of the file.
         key: Its key in the model's section.
-        value: Its value.
     """
     flag = FLAG_OF_NAME.get(key)
     if flag is not None:

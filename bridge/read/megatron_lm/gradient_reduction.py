@@ -22,7 +22,6 @@ def state_reduction(written: WrittenArguments, mode: str, builder: ImportBuilder
     """State in which dtype gradients are reduced, and report arguments without effect.
 
     Args:
-        written: The arguments.
         mode: bf16, fp16 or fp32.
         builder: The report.
     """
@@ -75,7 +74,6 @@ def _state_default(
     """State the parser's default, and report a switch that is written as off.
 
     Args:
-        written: The arguments.
         mode: bf16 or fp16.
         builder: The report.
         is_automatic: Whether the parser turns reduction in FP32 on.
@@ -100,7 +98,6 @@ def _state_fsdp_reduction(
     """State in which dtype Megatron-FSDP reduces gradients.
 
     Args:
-        written: The arguments.
         mode: bf16 or fp16.
         builder: The report.
         stays_in_bf16: Whether `--grad-reduce-in-bf16` turns the parser's default off.

@@ -211,8 +211,6 @@ def _record_mode(
     """State the mode in the report, with the source that decides it.
 
     Args:
-        mode: The mode.
-        written: The arguments.
         builder: The report.
         is_silent: Whether the file has neither a launch nor a setting.
     """

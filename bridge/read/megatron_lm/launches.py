@@ -21,7 +21,6 @@ def make_launches(runs: Sequence[WrittenArguments], number: int) -> Launches:
     """Return the runs of a file.
 
     Args:
-        runs: The arguments of each run.
         number: The number of the run that is read, from 1.
     """
     refused_numbers = _list_refused(runs)

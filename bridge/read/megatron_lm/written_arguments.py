@@ -291,7 +291,6 @@ def _may_be_options(word: ShellWord, option: str, *, is_first: bool) -> bool:
     Otherwise it is the value of the option before it.
 
     Args:
-        word: The word.
         option: The option before it; empty before the first option.
         is_first: Whether the word is the first one after the option.
     """
@@ -369,8 +368,6 @@ def _make_setting(option: Option, value: object, *, refused: str | None = None) 
     """Return an option as a setting.
 
     Args:
-        option: The option.
-        value: Its value.
         refused: The value of a switch on a command line.
     """
     name = option.name

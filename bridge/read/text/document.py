@@ -94,7 +94,6 @@ class Document:
         """Return the document of a text.
 
         Args:
-            text: The text.
             path: The file's name in messages.
             kind: The kind; None: it is detected from the name and the text.
 

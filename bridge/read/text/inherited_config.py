@@ -215,7 +215,6 @@ class _InterpolationResolver:
         """Return a section with its interpolations resolved.
 
         Args:
-            section: The section.
             path: The keys of the section from the top, from which `${.name}` begins.
             depth: The number of interpolations that led here.
 

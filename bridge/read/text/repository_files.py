@@ -24,7 +24,6 @@ def find_repository_file(name: str, script: Path) -> Path | None:
     Args:
         name: The file as the script names it. A beginning that only the run knows
             (`$ROOT/conf/run.yaml`) is ignored.
-        script: The path of the script.
     """
     open_pieces = [*OPEN_PIECE_PATTERN.finditer(name)]
     known_end = name

@@ -166,7 +166,6 @@ class Settings:
         Args:
             key: The setting. Empty: the mapping itself.
             rule: The rule that its value breaks: "must be ...".
-            value: The value.
             remedy: A sentence about a correct value. The full stop may be missing.
         """
         setting = self.name(key) if key else self.path

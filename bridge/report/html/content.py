@@ -47,7 +47,6 @@ def collect_run_content(
     """Return the content of a report on a run.
 
     Args:
-        run: The folder of the run.
         plan: The precision plan of the run; None: it cannot be planned.
         predicted_bytes: Kind of tensor -> its predicted bytes; None: not known.
         base: The plain recipe of the run's mode, and the fields in which the run differs from it.

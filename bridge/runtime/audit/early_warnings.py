@@ -67,7 +67,6 @@ class WarningInputs:
         """Return the values in the files of a run.
 
         Args:
-            folder: The folder of the run.
             silenced: Names of warnings to silence in addition to those that the config silences.
         """
         optimizer = folder.config.get("optimizer", {})

@@ -13,7 +13,6 @@ def make_log_warning_inputs(log: RunLog, *, silenced: Collection[str] = ()) -> W
     and weights, so the warnings about them are never given.
 
     Args:
-        log: The log.
         silenced: Names of the warnings that are not given.
     """
     train = log.list_records()

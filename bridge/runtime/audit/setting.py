@@ -63,7 +63,6 @@ class Setting:
         """Return a setting of a run.
 
         Args:
-            folder: The folder of the run.
             key: Section and field, or a field that only one section has.
 
         Returns:

@@ -112,7 +112,6 @@ def rename_aside(checkpoint: Path, why: str) -> None:
     """Rename a checkpoint whose folder a new checkpoint needs, and log it. No file is deleted.
 
     Args:
-        checkpoint: The checkpoint.
         why: "unfinished" or "skipped", the suffix of the new name. A number follows if it is taken.
     """
     renamed = checkpoint.with_name(f"{checkpoint.name}.{why}")

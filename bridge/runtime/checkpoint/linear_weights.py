@@ -81,7 +81,6 @@ def load_matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torc
     The tensors are loaded one after the other.
 
     Args:
-        checkpoint: The checkpoint.
         tensors: Tensors that `find_linear_weights` returned for this checkpoint. It has checked the
             pickles, which torch reads without a list of allowed names.
     """

@@ -26,7 +26,6 @@ def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
     """Hold the lock of a folder in a ``with`` block. The folder is made if it does not exist.
 
     Args:
-        folder: The folder.
         key: Setting that names the folder, for the messages.
 
     Yields:

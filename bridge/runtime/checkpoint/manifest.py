@@ -144,7 +144,6 @@ class Manifest:
         """Return a clause about a file with changed content, or None without such a file.
 
         Args:
-            checkpoint: The checkpoint.
             names: The files to read, all of which have a checksum.
         """
         names = list(names)
@@ -225,7 +224,6 @@ def select_rank_files(names: Iterable[str], rank: int, ranks: int) -> list[str]:
 
     Args:
         names: All files of a checkpoint.
-        rank: This rank.
         ranks: Number of ranks. It may differ from the number of ranks that wrote the checkpoint.
     """
     files_of_rank = []

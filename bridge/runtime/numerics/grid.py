@@ -48,7 +48,6 @@ def round_to_grid(
 
     Args:
         x: FP32 values, already scaled.
-        element: The format.
         units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding. None:
             rounding to nearest.
     """

@@ -78,7 +78,6 @@ def _require_known_choice(choice: str, *, setting: str, origin: str) -> None:
     """Refuse a choice that does not exist.
 
     Args:
-        choice: The choice.
         setting: The variable or function that states it, for the message.
         origin: The origin of the choice, for the message.
 

@@ -221,7 +221,6 @@ def choose_range_multiplier(scale_range: ScaleRange, element: Format) -> float:
 
     Args:
         scale_range: Smallest and largest scale_inv of the tensor's tiles.
-        element: The element format.
     """
     smallest_log2 = _floor_log2(scale_range.smallest)
     largest_log2 = _floor_log2(scale_range.largest)

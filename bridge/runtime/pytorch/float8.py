@@ -120,7 +120,6 @@ def make_single_scheme_recipe(
 
     Args:
         config: The recipe.
-        chosen: The scheme.
     """
     family = "fp8"
     if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1":

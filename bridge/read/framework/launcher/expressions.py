@@ -186,7 +186,6 @@ class ExpressionReader(ABC):
         """Return a variable of the environment, or an option of the command line.
 
         Args:
-            name: Its name.
             default: Its value where nothing states it; None: the run states it.
             kind: The type of an option as the launcher has it.
         """

@@ -395,7 +395,6 @@ class LauncherProgram(ExpressionReader):
 
         Args:
             path: The import path of the function.
-            node: The call.
             call: Its arguments.
             frame: The names that it sees.
 
@@ -474,8 +473,6 @@ class LauncherProgram(ExpressionReader):
 
         Args:
             holder: The text, list, mapping or match.
-            method: The method.
-            node: The call.
             frame: The names that it sees.
         """
         name = method.attr
@@ -606,7 +603,6 @@ class LauncherProgram(ExpressionReader):
         """Return whether a function, or one that it names, calls `execute_train`.
 
         Args:
-            function: The function.
             known: Functions that are looked through already.
         """
         known.add(function.node)
@@ -672,7 +668,6 @@ class LauncherProgram(ExpressionReader):
         """Return an instance of a dataclass.
 
         Args:
-            kind: The class.
             arguments: Positional arguments.
             options: Other arguments.
             is_command_line: Whether the fields are options of the command line.

@@ -228,7 +228,6 @@ def split_fields(text: str, separators: str, count: int) -> list[str]:
     """Return the first fields of a text, as `read` with this IFS splits it.
 
     Args:
-        text: The text.
         separators: Blanks alone, or a single other character.
         count: The most fields; the last one is the rest of the text. 0: every field.
     """

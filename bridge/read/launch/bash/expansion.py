@@ -142,7 +142,6 @@ class WordExpansion(Variables):
         """Return a word, as it is written, as one expanded text.
 
         Args:
-            word: The word.
             is_quoted: Whether it is the inside of `"..."`.
         """
         texts: list[str] = []
@@ -297,7 +296,6 @@ class WordExpansion(Variables):
         """Return the values of `${name:-default}`, and set the variable if the operator has a `=`.
 
         Args:
-            parameter: The parameter.
             values: Its values without the default.
             state: Whether it is set without the default.
         """

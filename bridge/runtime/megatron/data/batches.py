@@ -168,10 +168,8 @@ def iterate_batches(
     Args:
         dataset: A split.
         micro_batch_size: Samples of a micro-batch.
-        data_parallel_rank: This rank.
         data_parallel_size: Number of data-parallel ranks.
         device: Device of the batches.
-        context_parallel_rank: This rank.
         context_parallel_size: Number of context-parallel ranks.
         num_workers: Processes that load samples.
         start: Samples that all ranks together have consumed before.

@@ -253,7 +253,6 @@ def _gather_full_matrix(
     This is a collective call of a group.
 
     Args:
-        weight: The stored weight.
         master: This rank's part of the master. None: this rank has none.
         start: Index of the part's first element.
         group: The ranks that have the parts.
@@ -286,7 +285,6 @@ def quantize_shards(
     quantised. That gives the same codes, and also works if the border of a shard is inside a tile.
 
     Args:
-        model_params: The weights.
         main_params: This rank's part of each master. None: this rank has none.
         start_offsets: Index of the first element of each part. None: no part.
         data_parallel_group: The ranks that have the parts.

@@ -206,7 +206,6 @@ def _fill_seeded(
     each with a stack trace that is never freed.
 
     Args:
-        tensor: The tensor.
         method: Initialisation function.
         seed_text: A text from which the seed is made.
     """

@@ -67,7 +67,6 @@ class Peers:
 
         Args:
             store: Store of the launch, with keys of this run only.
-            rank: This rank.
             ranks: Number of ranks.
             timeout: The time for which a collective waits for its ranks.
         """

@@ -180,7 +180,6 @@ def measure_te_health(
         module: The module of Transformer Engine that multiplied.
         label: Label of its transformer layer, and its name in the plan.
         arguments: Positional arguments of its forward pass.
-        call: The GEMM.
         input_format: Format of the GEMM's left operand.
     """
     name = "weight"
