@@ -314,7 +314,7 @@ hybrid: {hybrid_layer_pattern: M*-M, num_layers: 4, mamba_num_heads: 8, mamba_he
 latent: &latent {multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 32, qk_head_dim: 16,
                  qk_pos_emb_head_dim: 16, v_head_dim: 16}
 delta: {experimental_attention_variant: gated_delta_net, linear_attention_freq: 2, linear_num_key_heads: 2,
-        linear_key_head_dim: 8, linear_num_value_heads: 4, linear_value_head_dim: 8}
+        linear_key_head_dim: 8, linear_num_value_heads: 4, linear_value_head_dim: 8, activation_func: silu}
 sparse: {<<: *latent, experimental_attention_variant: dsa, dsa_indexer_n_heads: 4, dsa_indexer_head_dim: 32,
          dsa_indexer_topk: 8, dsa_indexer_loss_coeff: 0.1}
 """)
