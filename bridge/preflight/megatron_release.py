@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bridge.target.fields import list_known_releases
 from bridge.target.target import Target
 from bridge.target.versions import Version, find_newer_megatron, parse_version
 
@@ -23,9 +24,10 @@ INSTALLED_HERE = "installed here"
 """Reason of the installed release if no target states one and no newer one is at hand."""
 INSTALLED_FOR_OPEN_FILE = "installed here, as the file leaves it open"
 """Reason of the installed release for a file whose fields several releases have."""
-ASSUMED_AS_INSTALLED = "assumed: it is installed here, and no target states one"
-"""Beginning of the reason of the installed release if a newer one is at hand."""
-NEWER_AT_HAND = ASSUMED_AS_INSTALLED + "; {newer} is at hand: --target mcore{newer}"
+NEWER_AT_HAND = (
+    "assumed: it is installed here, and no target states one; "
+    "{newer} is at hand: --target mcore{newer}"
+)
 """Reason of the installed release if the release `newer` is at hand."""
 NEWEST_LOCAL = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
@@ -43,18 +45,10 @@ class MegatronRelease:
     """The release. None: it is not known."""
     reason: str = ""
     """Why this release is taken, or why none is known."""
-
-    @property
-    def is_assumed(self) -> bool:
-        """Whether the release is not known, and the newest known release is taken."""
-        return self.reason == NEWEST_ASSUMED
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether it is the installed release because no target and no file states another."""
-        if self.reason in (INSTALLED_HERE, INSTALLED_FOR_OPEN_FILE, NEWEST_LOCAL):
-            return True
-        return self.reason.startswith(ASSUMED_AS_INSTALLED)
+    is_assumed: bool = False
+    """Whether the release is not known, and the newest known release is taken."""
+    is_installed: bool = False
+    """Whether it is the installed release because no target and no file states another."""
 
     @property
     def sentence(self) -> str:
@@ -78,12 +72,10 @@ class MegatronRelease:
                 return self
             return MegatronRelease(reason=get_installed_reason(NONE_INSTALLED))
         if target.is_detected:
-            reason = OF_THIS_MACHINE
-        elif is_stated:
-            reason = STATED_BY_TARGET
-        else:
-            reason = get_installed_reason(INSTALLED_HERE)
-        return MegatronRelease(version=target.mcore, reason=reason)
+            return MegatronRelease(version=target.mcore, reason=OF_THIS_MACHINE)
+        if is_stated:
+            return MegatronRelease(version=target.mcore, reason=STATED_BY_TARGET)
+        return make_installed_release(target.mcore, INSTALLED_HERE)
 
     def or_rehearsed(self, version: str) -> MegatronRelease:
         """Return this release if a target or the file states it, and else the rehearsed one.
@@ -93,7 +85,26 @@ class MegatronRelease:
         """
         if not self.is_installed:
             return self
-        return MegatronRelease(version=parse_version(version), reason=NEWEST_LOCAL)
+        return MegatronRelease(
+            version=parse_version(version), reason=NEWEST_LOCAL, is_installed=True
+        )
+
+
+def assume_newest_release() -> MegatronRelease:
+    """Return the newest known release, for a file that shows no release."""
+    return MegatronRelease(
+        version=list_known_releases()[-1], reason=NEWEST_ASSUMED, is_assumed=True
+    )
+
+
+def make_installed_release(version: Version | None, reason: str) -> MegatronRelease:
+    """Return the installed release.
+
+    Args:
+        version: The installed release. None: none is installed.
+        reason: The reason if no newer release is at hand.
+    """
+    return MegatronRelease(version=version, reason=get_installed_reason(reason), is_installed=True)
 
 
 def get_installed_reason(reason: str) -> str:

@@ -6,27 +6,22 @@ A field that came with a release shows that the file is for this release or a la
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from bridge.preflight.megatron_release import INSTALLED_FOR_OPEN_FILE, get_installed_reason
+from bridge.preflight.megatron_release import (
+    INSTALLED_FOR_OPEN_FILE,
+    MegatronRelease,
+    make_installed_release,
+)
 from bridge.target.fields import OWNER_FIELDS, list_known_releases
 from bridge.target.versions import Version, get_installed_version
 
 EVERY_FIELD_REASON = "the file has every field of Megatron, and none that came later"
 
 
-class AssumedRelease(NamedTuple):
-    """A release, and why it is assumed."""
-
-    release: Version | None
-    """None: the file does not show it, and Megatron Core is not installed."""
-    reason: str
-    """The reason, as a clause."""
-
-
 def infer_release(
     sections: Mapping[str, Mapping[str, Any]], *, is_complete: bool
-) -> AssumedRelease:
+) -> MegatronRelease:
     """Return the release of Megatron Core that a file is assumed to be for.
 
     A complete file has every field of its release, so its newest field shows the release. A file
@@ -48,12 +43,12 @@ def infer_release(
                 newest_field = f"{owner_name}.{name}"
     installed = get_installed_version("mcore")
     if not is_complete and (installed is None or installed >= releases[newest_index]):
-        return AssumedRelease(installed, get_installed_reason(INSTALLED_FOR_OPEN_FILE))
+        return make_installed_release(installed, INSTALLED_FOR_OPEN_FILE)
     if not newest_field:
-        return AssumedRelease(releases[0], EVERY_FIELD_REASON)
+        return MegatronRelease(version=releases[0], reason=EVERY_FIELD_REASON)
     previous = releases[newest_index - 1]
     reason = f"{newest_field} stands in the file, and {previous} does not have it"
-    return AssumedRelease(releases[newest_index], reason)
+    return MegatronRelease(version=releases[newest_index], reason=reason)
 
 
 def _find_first_release_index(owner_name: str, name: str, releases: Sequence[Version]) -> int:

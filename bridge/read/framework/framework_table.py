@@ -57,6 +57,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.precision.package_yaml import load_package_yaml
+from bridge.preflight.megatron_release import MegatronRelease, assume_newest_release
+from bridge.target.versions import parse_version
 
 TABLES_FOLDER = files("bridge.read").joinpath("framework", "tables")
 KEY_IS_NOT_READ = "its code does not read the key"
@@ -250,6 +252,15 @@ class FrameworkTable:
     def code(self) -> str:
         """The code that the facts were read in, as a noun."""
         return f"{self.repository} {self.commit[:COMMIT_DIGITS]} of {self.date}"
+
+    @property
+    def megatron_release(self) -> MegatronRelease:
+        """The release of Megatron Core that the framework installs, or else the newest known one."""
+        if not self.release:
+            return assume_newest_release()
+        return MegatronRelease(
+            version=parse_version(self.release["megatron_core"]), reason=self.release["because"]
+        )
 
     @property
     def mode(self) -> str:

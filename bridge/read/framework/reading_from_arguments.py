@@ -8,7 +8,6 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
 from bridge.preflight.launches import Launches
-from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_options import read_framework_options, write_framework_effects
 from bridge.read.framework.framework_table import FrameworkTable
@@ -23,8 +22,7 @@ from bridge.read.megatron_lm.sections import (
     collect_open_fields,
 )
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
-from bridge.target.fields import OWNER_FIELDS, list_known_releases
-from bridge.target.versions import Version, parse_version
+from bridge.target.fields import OWNER_FIELDS
 
 
 def build_reading_from_arguments(
@@ -60,10 +58,7 @@ def build_reading_from_arguments(
         sections[owner_name] = {**sections.get(owner_name, {}), **fields}
     own = read_framework_options(table, values.all, {}, path)
     write_framework_effects(sections, own)
-    release, reason = list_known_releases()[-1], NEWEST_ASSUMED
-    if table.release:
-        release, reason = parse_version(table.release["megatron_core"]), table.release["because"]
-    _drop_framework_fields(sections, table, values.all, release)
+    _drop_framework_fields(sections, table, values.all)
     return FileReading(
         framework=table.title,
         underlying_framework=MEGATRON_LM,
@@ -78,7 +73,7 @@ def build_reading_from_arguments(
             *read_too,
             *other.notes,
         ),
-        release=MegatronRelease(version=release, reason=reason),
+        release=table.megatron_release,
         uncertainty=Uncertainty(
             open_points=(
                 *unknown,
@@ -103,12 +98,12 @@ def _drop_framework_fields(
     sections: Mapping[str, dict[str, Any]],
     table: FrameworkTable,
     arguments: Mapping[str, object],
-    release: Version,
 ) -> None:
-    """Remove the fields that this release of Megatron Core lacks, and that the framework itself reads.
+    """Remove the fields that Megatron Core lacks, and that the framework itself reads.
 
     They are not without effect: the row of the framework says what they do.
     """
+    release = table.megatron_release.version
     for name in arguments:
         if table.find_option(name) is None:
             continue

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bridge.preflight.file_reading import CheckpointModel, FileReading, OptionFaults
-from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.checkpoint import Checkpoint
 from bridge.read.framework.framework_table import FrameworkTable
 from bridge.read.framework.tree import TreeReading
-from bridge.target.versions import parse_version
 
 
 def build_reading_from_tree(
@@ -45,10 +43,7 @@ def build_reading_from_tree(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *checkpoint.read_too,
         ),
-        release=MegatronRelease(
-            version=parse_version(table.release["megatron_core"]),
-            reason=table.release["because"],
-        ),
+        release=table.megatron_release,
         uncertainty=Uncertainty(
             open_points=(*tree.unknown, *checkpoint.unknown),
             open_values=tree.open_values,

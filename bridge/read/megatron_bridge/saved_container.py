@@ -16,7 +16,6 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
-from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import infer_release
 from bridge.read.debug_features import FEATURES, SECTION
@@ -120,7 +119,7 @@ def read_saved_container(config: Mapping[str, object], path: Path) -> FileReadin
     newer_fields: list[str] = []
     if is_complete:
         newer_fields = _pop_newer_fields(owners)
-    release, reason = infer_release(owners, is_complete=is_complete)
+    release = infer_release(owners, is_complete=is_complete)
     unknown = list(container.lost)
     if newer_fields:
         unknown.append(FIELDS_ARE_NEWER.format(fields=", ".join(newer_fields)))
@@ -137,7 +136,7 @@ def read_saved_container(config: Mapping[str, object], path: Path) -> FileReadin
         environment=_build_environment(environment),
         own_fields=own_fields,
         notes=read_too,
-        release=MegatronRelease(version=release, reason=reason),
+        release=release,
         uncertainty=Uncertainty(
             open_points=tuple(unknown), no_plan_reason=no_plan_reason, unread_sources=opened
         ),

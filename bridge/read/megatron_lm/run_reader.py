@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
-from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
+from bridge.preflight.megatron_release import MegatronRelease, assume_newest_release
 from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.uncertainty import Uncertainty
-from bridge.read.assumed_release import AssumedRelease, infer_release
+from bridge.read.assumed_release import infer_release
 from bridge.read.framework.framework_options import (
     FrameworkEffects,
     count_ranks,
@@ -46,8 +46,6 @@ from bridge.read.megatron_lm.sections import (
 from bridge.read.megatron_lm.start_rows import WORLD_SIZE_KEY
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.text.document import Document
-from bridge.target.fields import list_known_releases
-from bridge.target.versions import parse_version
 
 FORK_PARSER = "the parser of Megatron-DeepSpeed"
 """The parser of a program under DeepSpeed."""
@@ -84,7 +82,6 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
     # A value of a wrong type is in the sections now, or among the open values of `parsed`.
     other = read_other_sources(written, parsed.values, document.path)
     sections = _merge_other_sources(parsed, argument_sections, other, framework_arguments.effects)
-    assumed = _get_release(written, sections)
 
     title, underlying_framework = MEGATRON_LM, ""
     if written.framework is not None:
@@ -97,7 +94,7 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
         own_fields={**argument_fields, **framework_arguments.own_fields},
         generation=framework_arguments.effects.generation,
         notes=(*_describe_framework(written), *other.notes),
-        release=MegatronRelease(version=assumed.release, reason=assumed.reason),
+        release=_get_release(written, sections),
         uncertainty=_make_uncertainty(
             parsed, document, precision, other, framework_arguments.effects
         ),
@@ -247,7 +244,7 @@ def _merge_other_sources(
 
 def _get_release(
     written: WrittenArguments, sections: Mapping[str, Mapping[str, object]]
-) -> AssumedRelease:
+) -> MegatronRelease:
     """Return the release of Megatron Core that a run is read as.
 
     It is the release that printed all arguments, or the one of the framework's table, or else the
@@ -256,10 +253,9 @@ def _get_release(
     table = written.framework
     if written.has_every_default:
         return infer_release(sections, is_complete=True)
-    if table is not None and table.release:
-        version = parse_version(table.release["megatron_core"])
-        return AssumedRelease(version, table.release["because"])
-    return AssumedRelease(list_known_releases()[-1], NEWEST_ASSUMED)
+    if table is not None:
+        return table.megatron_release
+    return assume_newest_release()
 
 
 # -- the settings that the file does not decide ----------------------------------------------------
