@@ -10,6 +10,7 @@ from bridge.cli.main import main
 from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
+from bridge.plan.planned_run import PlannedRun
 from bridge.precision.mode import get_mode
 from bridge.preflight.rule_check import check
 from bridge.preflight.run import Run
@@ -157,13 +158,29 @@ def test_fp16_is_fp16_for_slime_too(tmp_path: Path) -> None:
     assert run.model.get("bf16") in (None, False)
 
 
-def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) -> None:
+def test_lengths_of_samples_that_no_file_states_are_open(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
     (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
     assert "the lengths of the samples" in run.reading.uncertainty.unread_options
     assert run.origin_of("model.seq_length") == "open"
+
+
+def test_the_note_on_lengths_of_samples_names_the_length_that_memory_counts(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
+    counted = {}
+    for length in (4096, 8192):
+        run = load_run(config_file=tmp_path / "run.sh", overrides=(f"model.seq_length={length}",))
+        assert (
+            "The files do not state the lengths of the samples: activations are counted for model.seq_length tokens "
+            "a sample. Add model.seq_length=VALUE to count another length."
+        ) in run.reading.uncertainty.open_points
+        memory = PlannedRun(prediction=run.prediction).memory
+        counted[length] = memory.largest.bytes_of["activations"]
+    assert 0 < counted[4096] < counted[8192]
 
 
 def test_slime_gives_its_processes_a_variable_that_blackwell_refuses(tmp_path: Path) -> None:

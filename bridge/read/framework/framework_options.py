@@ -27,7 +27,8 @@ ARGUMENT_PREFIX = "argument."
 PACKING_OPTIONS = ("use_dynamic_batch_size", "max_tokens_per_gpu")
 SAMPLE_LENGTHS = "the lengths of the samples"
 SAMPLE_LENGTHS_NOT_STATED = (
-    "Samples have lengths of their own, which the files do not state: activations are not counted."
+    "The files do not state the lengths of the samples: activations are counted for model.seq_length "
+    "tokens a sample. Add model.seq_length=VALUE to count another length."
 )
 NOT_FORWARDED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
 NO_SUCH_OPTION = (
