@@ -26,7 +26,23 @@ GPU_FORMAT_BY_SCHEME = {
 
 Only for GPUs of other vendors. For NVIDIA's GPUs, the compute capability decides.
 """
+EXAMPLE_TARGETS = {
+    "delayed": "--target h100 or --target mi300x",
+    "tensorwise": "--target h100 or --target mi300x",
+    "blockwise": "--target h100",
+    "mxfp8": "--target b200 or --target mi355x",
+    "nvfp4": "--target b200",
+    "mxfp4": "--target mi355x",
+}
+"""Scheme -> targets that run it, for the remedy of a run without a target."""
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
+
+
+def find_undeclared_target(context: RuleContext) -> Violation | None:
+    """Return a violation if a run with FP8 or FP4 GEMMs declares no GPU."""
+    if not context.is_low_precision or context.target.gpu is not None:
+        return None
+    return Violation(example=EXAMPLE_TARGETS.get(context.scheme or "", "--target h100"))
 
 
 def is_blockwise_on_blackwell(context: RuleContext) -> bool:
@@ -218,10 +234,10 @@ RULES = (
         id="PB601",
         title="no target declared",
         setting="target",
-        when=lambda context: context.is_low_precision and context.target.gpu is None,
+        when=find_undeclared_target,
         message="whether a GPU, its CUDA and its Transformer Engine run "
         "{run.scheme} was not checked",
-        remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
+        remedies=("declare its GPU: {example}, for example",),
         source="this check",
     ),
     error(
