@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
+from bridge.preflight.launches import Launches
 from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import ms_swift, nemo_rl, primus_launch, roll, verl
@@ -62,13 +63,36 @@ def maybe_read_script(document: Document, choice: RunChoice) -> FileReading | No
     if choice.asks_megatron_bridge and table != MEGATRON_BRIDGE_TABLE:
         rule = f"calls a recipe of Megatron Bridge, and {launch.name} starts none"
         raise RunConfigError.of("--ask-megatron-bridge", rule, True, "Drop it.")
-    reading = LAUNCH_READERS[table](launch, Path(document.path), choice)
-    labels = (
-        tuple(one.label for one, _ in framework_launches) if len(framework_launches) > 1 else ()
-    )
+    labels: tuple[str, ...] = ()
+    if len(framework_launches) > 1:
+        labels = tuple(one.label for one, _ in framework_launches)
+    try:
+        reading = LAUNCH_READERS[table](launch, Path(document.path), choice)
+    except UnreadFileError as error:
+        refused_numbers = _list_refused(framework_launches, document, choice)
+        if len(refused_numbers) < len(labels):
+            others = Launches(labels=labels, number=number, refused_numbers=refused_numbers)
+            for sentence in others.sentences:
+                error.add_note(sentence)
+        raise
     # A reader of a launch gives the variables; the labels are of the whole script.
     launches = replace(reading.launches, labels=labels, number=number)
     return replace(reading, launches=launches)
+
+
+def _list_refused(
+    framework_launches: Sequence[tuple[Launch, str]], document: Document, choice: RunChoice
+) -> tuple[int, ...]:
+    """Return the numbers of the launches that train nothing on Megatron Core, from 1."""
+    refused_numbers = []
+    for number, (launch, table) in enumerate(framework_launches, start=1):
+        try:
+            LAUNCH_READERS[table](launch, Path(document.path), choice)
+        except UnreadFileError:
+            refused_numbers.append(number)
+        except RunConfigError:
+            continue  # a run on Megatron Core with a fault, which --launch NUMBER shows
+    return tuple(refused_numbers)
 
 
 def _collect_framework_launches(launches_of_script: Sequence[Launch]) -> list[tuple[Launch, str]]:

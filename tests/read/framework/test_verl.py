@@ -193,6 +193,18 @@ def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, se
         run_of(f"#!/bin/bash\n{words}\n", "run.sh")
 
 
+def test_a_refusal_names_the_runs_of_the_script_that_train_on_megatron_core(run_of) -> None:
+    start = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy"
+    with pytest.raises(UnreadFileError) as raised:
+        run_of(f"#!/bin/bash\n{start}=fsdp2\n{start}=fsdp\n{start}=megatron\n", "run.sh")
+    (note,) = raised.value.__notes__
+    assert "--launch 3 is line 4" in note
+    assert "run 2 trains nothing on Megatron Core" in note
+    with pytest.raises(UnreadFileError) as raised:
+        run_of(f"#!/bin/bash\n{start}=fsdp2\n{start}=fsdp\n", "run.sh")
+    assert not hasattr(raised.value, "__notes__")
+
+
 def test_a_file_of_the_group_actor_states_the_strategy(run_of) -> None:
     words = (
         "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=megatron_actor "
