@@ -72,6 +72,19 @@ def run(args: argparse.Namespace) -> int:
     return answer_branches(args, make_content, print_text)
 
 
+def _require_training(run: Run) -> None:
+    """Refuse a run without optimizer and gradients, whose memory is not counted.
+
+    Raises:
+        RunConfigError: The run evaluates a checkpoint or generates text.
+    """
+    if run.reading.trains_nothing:
+        raise RunConfigError(
+            f"{run.name}: trains nothing, and the memory of a run without optimizer and gradients "
+            "is not counted. Give a run of training."
+        )
+
+
 def _answer_briefly(run: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit into its GPU."""
     from bridge.front.loader import require_plannable
@@ -79,6 +92,7 @@ def _answer_briefly(run: Run) -> RunAnswer:
     from bridge.report.plan.memory_table import describe_fit
 
     require_plannable(run)
+    _require_training(run)
     context = get_report(run).context
     planned = run.planned
     unknown = run.rests_on(lambda: planned.memory)
@@ -114,6 +128,7 @@ def _memory_to_dict(run: Run, *, with_fit: bool) -> dict[str, Any]:
     """Return the memory of a run as plain data, with the changes that fit if asked for."""
     from bridge.plan.fit import find_fit, get_memory_to_fit
 
+    _require_training(run)
     planned = run.planned
     if with_fit:
         get_memory_to_fit(planned)  # raises for an unknown GPU, before the count
@@ -136,6 +151,7 @@ def _print_memory(run: Run, *, with_fit: bool) -> None:
     from bridge.plan.fit import find_fit, get_memory_to_fit
     from bridge.report.plan.fit_table import make_fit_table
 
+    _require_training(run)
     planned = run.planned
     if with_fit:
         get_memory_to_fit(planned)  # as in `_memory_to_dict`

@@ -222,9 +222,9 @@ class CheckContext(RunContext):
     def gradient_flow(self) -> str | None:
         """The dtypes of a gradient, from the weight gradient to the master weight.
 
-        None if no mode is stated.
+        None if no mode is stated, or if the run has no gradients.
         """
-        if self.mode_decider is not None:
+        if self.mode_decider is not None or self.run.reading.trains_nothing:
             return None
         with track_reads() as paths:
             text = self._describe_gradient_flow()

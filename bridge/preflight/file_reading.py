@@ -107,6 +107,8 @@ class FileReading:
 
     An override may be written with either.
     """
+    trains_nothing: bool = False
+    """Whether the run evaluates a checkpoint or generates text, without optimizer and gradients."""
     read_overrides: tuple[str, ...] = ()
     """Overrides of our command line that the reader wrote over the file's own keys."""
     environment: Mapping[str, str] = field(default_factory=dict)

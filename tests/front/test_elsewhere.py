@@ -485,3 +485,18 @@ def test_the_columns_of_memory_and_the_step_of_the_optimizer_add_up_to_the_total
 def test_memory_shows_what_recomputing_the_core_of_attention_frees(tmp_path, words, is_shown, capsys):
     _, out = answered(tmp_path, f"{RUN} {words}\n", "memory", capsys=capsys)
     assert ("selective (core_attn)" in out) is is_shown
+
+
+def test_memory_of_a_run_that_trains_nothing_is_not_counted(tmp_path, capsys):
+    script = RUN.replace("pretrain_gpt.py", "generate_samples_gpt.py")
+    code, out = answered(tmp_path, script, "memory", capsys=capsys)
+    assert code == 2
+    assert "trains nothing, and the memory of a run without optimizer and gradients is not counted" in out
+    code, out = answered(tmp_path, script, "check", capsys=capsys)
+    assert (code, "gradients:" in out) == (0, False)
+
+
+def test_a_run_whose_arguments_stand_in_a_yaml_file_is_refused_with_its_name(tmp_path, capsys):
+    code, out = answered(tmp_path, "torchrun pretrain_gpt.py --yaml-cfg a.yaml\n", "check", capsys=capsys)
+    assert code == 2
+    assert "takes its arguments from the file of --yaml-cfg, got 'a.yaml'" in out

@@ -9,7 +9,7 @@ Source: modelscope/ms-swift 3602360a swift/megatron/arguments/megatron_args.py; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +24,7 @@ from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.command_arguments import OPTIONS_VARIABLE_PATTERN
 from bridge.read.text.document import Document
 from bridge.read.text.hydra_overrides import parse_override_value
 from bridge.read.text.repository_files import find_repository_file
@@ -167,14 +168,27 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     arguments |= _parse_arguments(tokens)
     checkpoint = read_checkpoint(_get_checkpoint_name(arguments), script, choice, MCORE_BRIDGE)
     reading = _build_reading(arguments, environment, checkpoint)
-    late = [
-        f"{word}: may hold further arguments, which are not read."
-        for word in tokens
-        if word.startswith("$")
-    ]
-    open_points = (*reading.uncertainty.open_points, *dict.fromkeys(late))
+    late = _list_words_with_arguments(tokens)
+    open_points = (*reading.uncertainty.open_points, *late)
     uncertainty = replace(reading.uncertainty, open_points=open_points)
     return replace(reading, uncertainty=uncertainty).with_notes(*read_too)
+
+
+def _list_words_with_arguments(tokens: Sequence[ShellWord]) -> list[str]:
+    """Return a sentence for each word that only the run knows and that may hold arguments.
+
+    A word directly behind an option is its value, unless the name of its variable says otherwise.
+    """
+    words: list[str] = []
+    previous = ""
+    for word in tokens:
+        is_value = previous.startswith("--") and "=" not in previous
+        if OPTIONS_VARIABLE_PATTERN.search(word):
+            is_value = False
+        if word.startswith("$") and not is_value and word not in words:
+            words.append(str(word))
+        previous = word
+    return [f"{word}: may hold further arguments, which are not read." for word in words]
 
 
 def _load_arguments_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:

@@ -45,7 +45,8 @@ SIZES_OF_CHECKPOINT = (
 EVALUATION_IN_FP32 = "--eval_fp32: {program} computes in FP32, whatever the mode is."
 UNNAMED_PROGRAM = "The program: the file does not name it; {program} is assumed."
 TRAINS_NOTHING = (
-    "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count."
+    "The run trains nothing: it has no optimizer and no gradients. "
+    "A plan shows the GEMMs of a backward pass too, which it does not run."
 )
 
 

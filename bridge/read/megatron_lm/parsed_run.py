@@ -98,7 +98,16 @@ class ParsedRun:
             location = f"{path}: {self.written.label}"
             sentence = f"{location}: {rule}, got {source!r:.80}. Give the log of the run."
             raise UnreadFileError(sentence, kind="all arguments come from elsewhere")
-        if not any(get_argument_fields(name) for name in values.all):
+        is_described = any(get_argument_fields(name) for name in values.all)
+        if not is_described and "yaml_cfg" in values.known:
+            location = f"{path}: {self.written.label}"
+            file = values.known["yaml_cfg"]
+            sentence = (
+                f"{location}: takes its arguments from the file of --yaml-cfg, got {file!r:.80}. "
+                "Such files are not read. Give the log of the run."
+            )
+            raise UnreadFileError(sentence, kind="its arguments stand in a file of --yaml-cfg")
+        if not is_described:
             rule = "must hold arguments of Megatron-LM's training"
             argument: object = next(iter(values.known), {})
             location = f"{path}: {self.written.label or 'arguments'}"

@@ -95,6 +95,7 @@ def make_file_reading(document: Document, choice: RunChoice) -> FileReading:
         generation=framework_arguments.effects.generation,
         notes=(*_describe_framework(written), *other.notes),
         release=_get_release(written, sections),
+        trains_nothing=parsed.is_inference,
         uncertainty=_make_uncertainty(
             parsed, document, precision, other, framework_arguments.effects
         ),

@@ -255,3 +255,10 @@ def test_fusions_and_outputs_of_stages_are_those_of_its_arguments(run_of) -> Non
 def test_a_decoupled_projection_of_linear_attention_is_named(run_of) -> None:
     run = run_of(f"#!/bin/bash\n{COMMAND} --linear_decoupled_in_proj true\n", "run.sh")
     assert any(line.startswith("linear_decoupled_in_proj=True: in_proj is two layers") for line in run.reading.lines)
+
+
+def test_a_variable_behind_an_option_is_its_value(run_of) -> None:
+    words = '--val_dataset "$VALID" --output_dir $(pwd)/out --tuner_type lora $EXTRA_ARGS "$@"'
+    run = run_of(f"#!/bin/bash\n{COMMAND} {words}\n", "run.sh")
+    sources = [one for one in run.reading.uncertainty.open_points if "may hold further arguments" in one]
+    assert [one.partition(":")[0] for one in sources] == ["$EXTRA_ARGS", "$@"]
