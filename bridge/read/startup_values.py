@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,7 @@ def apply_startup_values(
     values = apply_startup_rows(sections, reading.own_fields, target, rows)
     settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
     unknown: list[str] = []
-    for sentence in _list_unknown_values(reading, target):
+    for sentence in _list_unknown_values(reading, sections.get("model") or {}, target):
         asks_for_gpus = sentence.startswith(GPUS_SENTENCE)
         if asks_for_gpus and target.count is not None:
             continue
@@ -120,7 +120,9 @@ def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[St
     return []
 
 
-def _list_unknown_values(reading: FileReading, target: Target) -> Sequence[str]:
+def _list_unknown_values(
+    reading: FileReading, model: Mapping[str, Any], target: Target
+) -> Sequence[str]:
     """Return the sentences about values that only the run decides."""
     if reading.settings_of != MEGATRON_LM:
         return reading.uncertainty.open_points
@@ -128,7 +130,7 @@ def _list_unknown_values(reading: FileReading, target: Target) -> Sequence[str]:
 
     return [
         *reading.uncertainty.open_points,
-        *megatron_lm_start.describe_open_settings(reading.own_fields, target.count),
+        *megatron_lm_start.describe_open_settings(reading.own_fields, model, target.count),
     ]
 
 

@@ -500,3 +500,12 @@ def test_a_run_whose_arguments_stand_in_a_yaml_file_is_refused_with_its_name(tmp
     code, out = answered(tmp_path, "torchrun pretrain_gpt.py --yaml-cfg a.yaml\n", "check", capsys=capsys)
     assert code == 2
     assert "takes its arguments from the file of --yaml-cfg, got 'a.yaml'" in out
+
+
+def test_a_launch_of_too_few_ranks_names_those_that_the_layout_needs(tmp_path):
+    layout = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2"
+    points = read(tmp_path, f"{RUN} {layout}").reading.uncertainty.open_points
+    (sentence,) = (point for point in points if point.startswith("The number of GPUs"))
+    assert "The layout needs a multiple of 16: with 8 Megatron stops at the start. Add --target h100x16" in sentence
+    points = read(tmp_path, f"{RUN} --tensor-model-parallel-size 8").reading.uncertainty.open_points
+    assert "Add --target h100x8, for example." in " ".join(points)

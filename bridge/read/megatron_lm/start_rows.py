@@ -15,7 +15,7 @@ from functools import partial
 
 from bridge.errors import RunConfigError
 from bridge.model.hybrid_pattern import HybridPattern
-from bridge.model.layout import ParallelLayout
+from bridge.model.layout import ParallelLayout, read_parallel_layout
 from bridge.preflight.file_reading import MODE_REASON
 from bridge.read.startup_rows import (
     StartupRow,
@@ -34,6 +34,10 @@ VALIDATE_SOURCE = f"{ARGUMENTS_SOURCE}: validate_args"
 GPUS_WITHOUT_TARGET = (
     "The number of GPUs: the run has {ranks}, and no target states it. "
     "Add --target h100x{ranks}, for example."
+)
+TOO_FEW_GPUS = (
+    "The number of GPUs: the run has {ranks}, and no target states it. The layout needs a multiple "
+    "of {least}: with {ranks} Megatron stops at the start. Add --target h100x{counted}, for example."
 )
 GPUS_NOT_STATED = (
     "The number of GPUs: the file does not state it; "
@@ -350,16 +354,27 @@ def find_stated_ranks(own_fields: Mapping[str, object]) -> int | None:
     return ranks
 
 
-def describe_open_settings(own_fields: Mapping[str, object], gpus: int | None) -> Iterator[str]:
+def describe_open_settings(
+    own_fields: Mapping[str, object], model: Mapping[str, object], gpus: int | None
+) -> Iterator[str]:
     """Yield sentences about settings that the arguments do not decide. Each begins with the setting.
 
     Args:
         own_fields: Dotted key of an argument that is no field of a config -> its value.
+        model: The section of the model.
         gpus: GPUs of the run's target; None if no target is stated.
     """
     yield "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE."
-    ranks = own_fields.get(WORLD_SIZE_KEY)
-    if gpus is None and ranks is not None:
-        yield GPUS_WITHOUT_TARGET.format(ranks=ranks)
-    elif gpus is None:
+    if gpus is not None:
+        return
+    ranks = find_stated_ranks(own_fields)
+    if ranks is None:
         yield GPUS_NOT_STATED
+        return
+    layout, _ = read_parallel_layout(model)
+    least = layout.fit_to_world_size(None).world_size
+    counted = layout.fit_to_world_size(ranks).world_size
+    if counted == ranks:
+        yield GPUS_WITHOUT_TARGET.format(ranks=ranks)
+    else:
+        yield TOO_FEW_GPUS.format(ranks=ranks, least=least, counted=counted)
