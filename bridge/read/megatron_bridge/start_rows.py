@@ -196,6 +196,7 @@ START_ROWS: tuple[StartupRow, ...] = (
         because="comm_overlap",
         source=f"{OVERLAP_SOURCE}: _get_model_comm_overlap_cfgs",
     ),
+    _make_overlap_row("model.defer_embedding_wgrad_compute", False),
     _make_overlap_row("model.overlap_p2p_comm", _is_interleaved),
     _make_overlap_row(
         "model.batch_p2p_comm",
