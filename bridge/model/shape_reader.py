@@ -354,7 +354,7 @@ class _ShapeReader:
 
         The field is a number N, a list, or the expression of a list. For experts, N means every Nth
         layer, beginning with the first. For linear attention, N means all layers except every Nth
-        layer.
+        layer. Megatron divides by N, so that -N means the same as N.
 
         Args:
             name: The field.
@@ -367,7 +367,7 @@ class _ShapeReader:
             frequency = int(value)
         elif isinstance(value, str):
             frequency = parse_list_expression(value)
-        if isinstance(frequency, int) and frequency >= 1:
+        if isinstance(frequency, int) and frequency != 0:
             if is_linear_attention:
                 return tuple(number % frequency != 0 for number in range(1, layers + 1))
             return tuple(number % frequency == 0 for number in range(layers))

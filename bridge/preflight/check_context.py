@@ -91,6 +91,11 @@ class CheckContext(RunContext):
         """Return whether an owner's value before the sync is stated, or a known default."""
         return self.run.is_value_before_sync_known(path)
 
+    @property
+    def is_mode_known(self) -> bool:
+        """Whether something states the mode of the run, or a known program sets it."""
+        return self.mode_decider is None
+
     # -- the model ---------------------------------------------------------------------------------
 
     @tracked_property

@@ -128,6 +128,11 @@ class RuleContext(ConfigFacts):
         """
         return True
 
+    @property
+    def is_mode_known(self) -> bool:
+        """Whether the mode of the run is known. The mode can be unknown only in a check."""
+        return True
+
     @tracked_property
     def reasons_without_effect(self) -> dict[str, str]:
         """Field of the precision without effect in this run -> the reason."""

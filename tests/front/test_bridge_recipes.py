@@ -260,6 +260,13 @@ def test_a_function_of_elsewhere_that_gets_the_container_may_change_its_precisio
         run.require_mode()
 
 
+def test_a_mode_that_nothing_states_replaces_no_value(recipe: Recipe) -> None:
+    statements = "cfg.mixed_precision = tuned()\ncfg.model.pipeline_dtype = torch.bfloat16"
+    report = check(of_function(recipe, statements))
+    assert not report.context.is_mode_known
+    assert [finding.id for finding in report.findings if finding.id == "PB123"] == []
+
+
 def test_rows_of_single_modules_that_are_not_read_leave_the_run_without_a_plan(recipe: Recipe) -> None:
     run = of_function(recipe, "cfg.model.quant_recipe = tuned('modules.yaml')")
     assert run.reading.uncertainty.no_plan_reason is not None

@@ -77,6 +77,8 @@ def test_a_frequency_of_expert_layers_is_a_number_a_list_or_its_expression():
         assert require_shape({**experts, "moe_layer_freq": frequency}).kinds == wanted
     for every_second in (2, "2"):
         assert require_shape({**experts, "moe_layer_freq": every_second}).kinds == wanted[::-1]
+    assert require_shape({**experts, "moe_layer_freq": -2}).kinds == wanted[::-1]
+    assert set(require_shape({**experts, "moe_layer_freq": -1}).kinds) == {"transformer_moe"}
     assert parse_list_expression("([0]*2+[1])") == [0, 0, 1]
     assert parse_list_expression("2") is None
     assert set(require_shape(experts).kinds) == {"transformer_moe"}

@@ -33,6 +33,7 @@ BEARING = {
     "padding_free": "train.micro_batch_size",
     "attention_head_type": "model.num_query_groups",
     "use_checkpoint_args": "model.num_layers",
+    "use_legacy_models": "model.num_layers",
 }
 HARMLESS = (
     *("rollout_batch_size", "rollout_num_gpus_per_engine", "sglang_expert_parallel_size", "vllm_tensor_parallel_size"),

@@ -8,7 +8,7 @@ from bridge.precision.statements import get_ambiguous_fields, get_recipe_name
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import no_effect, sync_error, sync_info, sync_warning, warning
 from bridge.rules.run_context import RunContext
-from bridge.rules.sync_row import SyncRow
+from bridge.rules.sync_row import MODE, SyncRow
 from bridge.rules.topics.precision.mode import MODE_NAMES
 from bridge.rules.violation import Violation
 from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELD_NAMES, SHARED_SETTINGS, SharedSetting
@@ -30,6 +30,8 @@ def find_replaced_values(context: RunContext) -> Iterator[Violation]:
         is_overridden = row.verdict == "override" and row.replaces_set_value
         is_replaced = is_overridden or (row.changes and _is_stated_by_hand(context, row))
         if not is_replaced or not context.is_value_before_sync_known(row.path):
+            continue
+        if row.by == MODE and not context.is_mode_known:
             continue
         rule = f"the recipe states {row.new!r} and wins over the owner's own value"
         if row.verdict not in ("override", "set"):
