@@ -145,7 +145,7 @@ def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> No
     te = {"model": dict(DENSE, attention_softmax_in_fp32=False), "target": H100}
     assert severities({**te, "precision": "bf16_mixed"}, "PB445") == ["info"]
     (finding,) = (one for one in check(run_of({**te, "precision": "bf16_mixed"})).findings if one.id == "PB445")
-    assert finding.remedy == "Leave it, which changes nothing; or set model.transformer_impl=local."
+    assert finding.remedy == "Leave it, which changes nothing."
     assert severities({**te, "precision": {"bf16": True, "attention_softmax_in_fp32": False}}, "PB445") == ["warning"]
     counts = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
     saved = {"precision": dict(CURRENT_ALL, **counts), "model": DENSE, "target": H100}

@@ -12,6 +12,7 @@ start_rows.py              values that a framework sets when the run starts
 yaml_reader_registry.py    `read_framework`: a YAML file, by the reader of its framework
 launch_reader_registry.py  `maybe_read_script`: a launch script, by the reader of its framework
 nemo_rl.py, verl.py, ms_swift.py, roll.py  frameworks whose settings are a tree
+npu.py                     the variables by which a run is known to train on NPUs of Ascend
 primus.py, flagscale.py, miles.py     frameworks whose settings are Megatron-LM's arguments
 primus_bridge.py           experiments of Primus on Megatron Bridge, whose recipe is a function
 primus_presets.py          `PrimusPresets`: the module and model files of a clone of Primus

@@ -15,11 +15,13 @@ from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading
+from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_options import GENERATION_PURPOSE
 from bridge.read.framework.framework_table import FrameworkTable, load_framework_table
 from bridge.read.framework.hf_config import MCORE_BRIDGE
+from bridge.read.framework.npu import NPU_CHANGES, find_npu_variable
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launch import Launch
@@ -29,6 +31,7 @@ from bridge.read.text.document import Document
 from bridge.read.text.hydra_overrides import parse_override_value
 from bridge.read.text.repository_files import find_repository_file
 from bridge.target.fields import OWNER_FIELDS, TE_ADAPTER
+from bridge.target.versions import parse_version
 
 TABLE_NAME = "ms_swift"
 
@@ -49,8 +52,14 @@ MODE_DEPENDENT_SETTINGS = (
 )
 MODE_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """Value of `torch_dtype` -> the mode that it becomes where none is stated."""
+RELEASE_ON_NPU = MegatronRelease(
+    version=parse_version("0.16.1"),
+    reason="the nearest known release to 0.16.0, which ms-swift's guide to NPUs of Ascend installs",
+)
+"""Source: docs/source_en/BestPractices/NPU-support.md."""
 
 # Sentences.
+TRAINS_ON_NPU = f"{{name}} is set, which NPUs of Ascend alone read: {NPU_CHANGES}"
 CONVERTS_A_CHECKPOINT = (
     "{path}: starts megatron {command}, which converts a checkpoint and trains nothing. "
     "Give the command that trains."
@@ -285,8 +294,15 @@ def _build_reading(
         tree.sections.setdefault(owner_name, {})
     if decider is not None:
         tree.opened = {**dict.fromkeys(MODE_DEPENDENT_SETTINGS, decider), **tree.opened}
+    npu_variable = find_npu_variable(environment)
+    if npu_variable is not None:
+        tree.unknown.append(TRAINS_ON_NPU.format(name=npu_variable))
+        tree.uncounted.append(npu_variable)
     known = ("moe_router_dtype", "moe_grouped_gemm")
     reading = build_reading_from_tree(table, tree, checkpoint, known=known)
+    release = reading.release
+    if npu_variable is not None:
+        release = RELEASE_ON_NPU
     granularity = str(arguments.get("recompute_granularity"))
     open_settings = _describe_open_settings(arguments, environment, checkpoint)
     uncertainty = replace(
@@ -300,6 +316,7 @@ def _build_reading(
         reading,
         own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
+        release=release,
         uncertainty=uncertainty,
     )
 
@@ -492,6 +509,8 @@ def _describe_open_settings(
                 mode=MODE_OF_DTYPE[dtype], dtype=dtype, source=checkpoint.source
             )
         )
+    if find_npu_variable(environment) is not None:
+        return sentences
     gpus = arguments.get(TRAINING_GPUS_KEY)
     if gpus is not None:
         sentences.append(NUMBER_OF_GPUS.format(stated=f"{TRAINING_GPUS_KEY}={gpus}", all=gpus))

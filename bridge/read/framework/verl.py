@@ -22,6 +22,7 @@ from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
+from bridge.read.framework.npu import NPU_CHANGES, find_npu_variable
 from bridge.read.framework.reading_from_tree import build_reading_from_tree
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.framework_fields import list_all_framework_fields
@@ -106,8 +107,6 @@ OPTIMIZER_DTYPES = {
 
 NPU = "npu"
 """Value of `trainer.device` for the NPUs of Ascend."""
-NPU_VARIABLES = ("HCCL_", "ASCEND_")
-"""Beginnings of the names of variables that the libraries of NPUs of Ascend alone read."""
 RELEASE_ON_NPU = MegatronRelease(
     version=parse_version("0.16.1"),
     reason="the nearest known release to core_r0.16.0, which verl's guide to NPUs of Ascend installs",
@@ -132,10 +131,7 @@ ACTOR_NOT_KNOWN = (
     "Its strategy is not known from here. Give a run of the strategy megatron."
 )
 DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
-TRAINS_ON_NPU = (
-    "trainer.device=npu: MindSpeed changes Megatron Core for NPUs of Ascend. Its changes are not read, and no "
-    "target has such a device."
-)
+TRAINS_ON_NPU = f"trainer.device=npu: {NPU_CHANGES}"
 NPU_VARIABLE_IS_SET = (
     "{name} is set, which NPUs of Ascend alone read: the run counts as one with trainer.device=npu."
 )
@@ -245,12 +241,12 @@ def _write_unstated_device(values: ConfigTree, launch: Launch) -> list[str]:
     """
     if get_dotted_value(values, DEVICE_KEY) is not None:
         return []
-    for name in launch.environment:
-        if name.startswith(NPU_VARIABLES):
-            device = HydraOverride(key=DEVICE_KEY, value=NPU)
-            apply_hydra_overrides(values, [device], is_complete=False)
-            return [NPU_VARIABLE_IS_SET.format(name=name)]
-    return []
+    name = find_npu_variable(launch.environment)
+    if name is None:
+        return []
+    device = HydraOverride(key=DEVICE_KEY, value=NPU)
+    apply_hydra_overrides(values, [device], is_complete=False)
+    return [NPU_VARIABLE_IS_SET.format(name=name)]
 
 
 def _is_group(key: str) -> bool:

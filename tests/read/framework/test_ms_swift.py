@@ -70,6 +70,20 @@ def test_bf16_reduces_in_fp32_whatever_is_stated(run_of, words: str, is_fp32: bo
     assert bool(run.section("ddp").get("grad_reduce_in_fp32")) is is_fp32
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["ASCEND_RT_VISIBLE_DEVICES=0,1", "HCCL_CONNECT_TIMEOUT=9", "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"],
+)
+def test_a_run_on_npus_has_no_gpus_and_the_release_of_megatron_core_of_its_guide(run_of, variable: str) -> None:
+    run = run_of(f"#!/bin/bash\n{variable} {COMMAND} --bf16 true\n", "run.sh")
+    name = variable.partition("=")[0]
+    lines = " ".join(run.reading.lines)
+    assert "h100" not in lines
+    assert f"{name} is set, which NPUs of Ascend alone read: MindSpeed changes Megatron Core" in lines
+    assert str(run.reading.release.version) == "0.16.1"
+    assert name in run.prediction.unread_options
+
+
 def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) -> None:
     text = (
         "ENV: {NVTE_FUSED_ATTN: '1'}\nmodel: org/a-model\ndataset: [d]\nsplit_dataset_ratio: 0.01\n"

@@ -98,7 +98,7 @@ RULES = (
         setting="attention_softmax_in_fp32",
         when=find_softmax_dtype_unread_by_te,
         message="has no effect: Transformer Engine's attention does not read it",
-        remedies=("{remedy}", "set model.transformer_impl=local"),
+        remedies=("{remedy}",),
         source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
     ),
     no_effect(
