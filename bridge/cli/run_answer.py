@@ -79,9 +79,12 @@ def answer_branches(
         print_text: Prints the answer about a run as text.
 
     Returns:
-        The largest exit code.
+        The largest exit code of the answered branches. If all branches are refused, the exit code
+        of a refusal.
     """
-    answers, codes = [], [0]
+    answers: list[dict[str, Any]] = []
+    codes: list[int] = []
+    refused_codes: list[int] = []
     runs = read_branches(args)
     for run in runs:
         if len(runs) > 1 and not args.json:
@@ -96,12 +99,13 @@ def answer_branches(
         except RunConfigError as error:
             if len(runs) == 1:
                 raise
+            refused_codes.append(error.exit_code)
             answers.append(answer_to_dict(run, {"refused": str(error)}))
             if not args.json:
                 print(f"  {error}")
     if args.json:
         print_branches_json(answers)
-    return max(codes)
+    return max(codes or refused_codes)
 
 
 def print_branches_json(answers: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from bridge.target.fields import OWNER_FIELDS, list_known_releases
 from bridge.target.versions import Version, get_installed_version
 
 EVERY_FIELD_REASON = "the file has every field of Megatron, and none that came later"
+NO_NEWER_FIELD_REASON = "every known release has the fields of the file"
 
 
 def infer_release(
@@ -45,7 +46,8 @@ def infer_release(
     if not is_complete and (installed is None or installed >= releases[newest_index]):
         return make_installed_release(installed, INSTALLED_FOR_OPEN_FILE)
     if not newest_field:
-        return MegatronRelease(version=releases[0], reason=EVERY_FIELD_REASON)
+        reason = EVERY_FIELD_REASON if is_complete else NO_NEWER_FIELD_REASON
+        return MegatronRelease(version=releases[0], reason=reason)
     previous = releases[newest_index - 1]
     reason = f"{newest_field} stands in the file, and {previous} does not have it"
     return MegatronRelease(version=releases[newest_index], reason=reason)

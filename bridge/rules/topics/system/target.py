@@ -217,9 +217,7 @@ def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
 
 def find_memory_overflow(context: RunContext) -> Violation | None:
     """Return a violation if the fullest rank needs more memory than the GPU has."""
-    if context.memory_overflow is not None:
-        return context.memory_overflow
-    return None
+    return context.memory_overflow
 
 
 def find_unplanned_model(context: RunContext) -> Iterator[Violation]:
