@@ -83,9 +83,9 @@ def list_schedule_steps(
         stage: Number of the stage, from 0.
         stages: Stages of the pipeline.
         chunks: Model chunks of each stage.
-        group_size: See `Workload`.
-        micro_batches: See `Workload`.
-        is_combined: See `Workload`.
+        group_size: Micro-batches that a chunk runs before the next chunk. None: as many as stages.
+        micro_batches: Micro-batches of a step on a rank. None: as many as fill the pipeline.
+        is_combined: Whether the forward of a micro-batch runs beside the backward of another.
     """
     group = group_size or stages
     num_warmup = stages - stage - 1

@@ -76,7 +76,7 @@ def load_documents(
         form: The name of the language, for messages.
         error: The class of the errors for refused text.
         may_repeat: Whether a key with a scalar value may occur twice. Then the last value is used.
-        repeated: A function that gets key, last value and line of each repeated key.
+        repeated: List to which key, last value and line of each repeated key are appended.
     """
     try:
         _check_bounds(text, path, error)

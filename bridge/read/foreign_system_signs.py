@@ -38,7 +38,6 @@ DOCUMENT_KINDS = MappingProxyType(
 SYSTEM_TITLES = {
     "megatron-lm": "Megatron-LM",
     "megatron-bridge": "Megatron Bridge",
-    "nemo1": "NeMo 1.x",
     "nemo2": "NeMo 2.x",
     "huggingface": "Hugging Face TrainingArguments",
 }

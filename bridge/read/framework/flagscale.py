@@ -131,9 +131,9 @@ def _read_experiment(config: Mapping[str, Any], path: Path, name: str) -> FileRe
         sentence = NO_ARGUMENTS_FILE.format(path=path, group=ARGUMENTS_GROUP, name=name)
         raise UnreadFileError(sentence, kind="its file is not found") from None
     program = None
-    entrypoint = str(get_dotted_value(config, ENTRYPOINT_KEY))
-    if PurePosixPath(entrypoint).name not in GPT_PROGRAMS:
-        program = ExperimentProgram(name=entrypoint, experiment=path, names_file=True)
+    entrypoint = get_dotted_value(config, ENTRYPOINT_KEY)
+    if entrypoint is not None and PurePosixPath(str(entrypoint)).name not in GPT_PROGRAMS:
+        program = ExperimentProgram(name=str(entrypoint), experiment=path, names_file=True)
     reading = _read_arguments(content, file, program, [])
     own_fields = dict(reading.own_fields)
     ranks = _count_ranks(config)

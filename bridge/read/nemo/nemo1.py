@@ -317,10 +317,9 @@ def _map_settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
         builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=why)
 
 
-TITLE = f"{TABLE.title}, read as {TABLE.version}"
 SYSTEM = System(
     name="nemo1",
-    title=TITLE,
+    title=TABLE.title,
     version=TABLE.version,
     export=export,
     import_=import_,

@@ -6,8 +6,8 @@
     delayed.py    `DelayedScaling`: scales from the amaxes of earlier steps
     operand.py    `make_operand`: a matrix -> `GemmOperand`, without codes on the way
     gemm.py       `multiply_operands`: two operands -> the result in BF16
-    quantise.py   `quantise`: a tensor -> codes and scales (`Quantised` in quantised.py), for storage
-                  and comparisons
+    quantise.py   `choose_tensor_scale`: the scale of a tensorwise operand, for operand.py; `quantise`:
+                  a tensor -> codes and scales (`Quantised` in quantised.py), for storage and comparisons
 
 Below them, dispatch.py gives each pass over memory to tiles.py (plain torch) or, by the choice of
 native.py, to kernel.py. It calls kernel.c (the same bits, faster), which kernel_build.py compiles.

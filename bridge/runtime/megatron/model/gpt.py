@@ -195,7 +195,7 @@ def build_gpt(
         ddp: DDP config.
         device: Device of the weights.
         seed: Seed of the weights, which are equal in every parallel layout.
-        backend: Name of the backend of the GEMMs.
+        backend: The implementation of the linear layers.
         phases: Model configs of the phases of a precision schedule.
 
     Raises:
