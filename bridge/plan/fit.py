@@ -97,7 +97,10 @@ class FitReport:
     usable_bytes: int
     options: tuple[FitOption, ...]
     declared_ranks: int | None = None
-    """The number of GPUs that the options need. None: they fit on the GPUs that the run has."""
+    """The number of GPUs that the run declares, if an option needs another number (`FitOption.ranks`).
+
+    None: all options fit on the declared GPUs.
+    """
     global_batch_size: int | None = None
     """The samples of a step, which replicas and micro-batches divide.
 

@@ -317,7 +317,7 @@ def _write_override(sections: dict[str, object], override: HydraOverride, key: s
 
 
 def _close_settings(open_values: dict[str, str], key: str) -> None:
-    """Remove a setting, and those below it, from the late values."""
+    """Remove a setting, and the settings below it, from the open values."""
     for open_key in list(open_values):
         if f"{open_key}.".startswith(f"{key}."):
             del open_values[open_key]

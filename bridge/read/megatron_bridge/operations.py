@@ -22,7 +22,7 @@ from bridge.read.megatron_bridge.values import (
 )
 
 MAX_RESULT_SIZE = 4096
-"""Most elements of a list, or characters of a text, that an operation makes."""
+"""Most elements of a list, or characters of a text, that `*` and `range` make."""
 
 
 class UnknownValue(Exception):  # noqa: N818  it is no fault: the result is open
