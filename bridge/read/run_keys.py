@@ -67,7 +67,7 @@ def add_malformed_sections(
 
 
 def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> None:
-    """Add each unknown section of a run to the problems.
+    """Refuse the problems so far, and then add each unknown section of a run to them.
 
     Args:
         problems: The problems so far.

@@ -59,7 +59,7 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
         resumed_at: Step of the checkpoint that the run resumed from, or 0.
 
     Raises:
-        RunConfigError: A sink cannot be opened.
+        RunConfigError: MLflow or Weights & Biases cannot be opened.
     """
     if config.tensorboard:
         yield _open_tensorboard(run_dir, resumed_at)
@@ -254,7 +254,7 @@ def open_metrics(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> It
         config: The logging section.
 
     Raises:
-        RunConfigError: A sink cannot be opened.
+        RunConfigError: MLflow or Weights & Biases cannot be opened.
     """
     path = run_dir / METRICS_FILE
     folder = RunFolder(run_dir)

@@ -27,7 +27,10 @@ from bridge.runtime.megatron.patching import Patch, apply_patches
 from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 
 MAX_SAMPLED_VALUES = 2**16
-"""A sample of a larger result has at least this many elements."""
+"""Size of a sample: a strided sample of a larger result has from one to two times as many elements.
+
+The sample of an expert's result has at most this many.
+"""
 
 CapturedResults = dict[GemmLocation, torch.Tensor]
 """GEMM -> sample of its result, (elements,) in FP32 on the CPU."""
